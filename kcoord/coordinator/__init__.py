@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group coordinator: a pure core (`group`), the runtime around it (`runtime`), and the routing (`service`)."""
+"""The pure cores of the group coordinator (`group`) and of the transaction coordinator (`transaction`)."""

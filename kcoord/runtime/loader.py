@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuilds a state machine from its log, a slice at a time, so that loading a long log does not hold up other shards.
+"""Rebuilds a state machine from its snapshot and its log.
 
-Records of unknown types or versions are counted, logged once each and skipped. Damage is never skipped: the load fails
-and names the offset. Records of transactions and transaction markers are replayed in their place in the log; what a
-record of a transaction is worth before its marker is up to the state machine.
+The caller passes a slice of the log at a time, so that a long log does not delay other shards.
+
+* A record of an unknown type or version is skipped and counted. Each type and version is logged once.
+* Damage is never skipped: the load fails, and the error names the shard and the offset.
+* Records of transactions, and transaction markers, are replayed in the order of the log. The state machine decides
+  whether a transaction's records count before its marker arrives.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ _NOT_PLAIN: Final = _COMPRESSION_BITS | TRANSACTIONAL_BIT | CONTROL_BIT
 
 @runtime_checkable
 class HasBatchReplay(Protocol):
-    """A state machine that can take common records without objects being made of them, for quick loading."""
+    """A state machine that can replay batches of common records without an object per record, which is faster."""
 
     def batch_replay(self) -> Callable[[bytes, int], bool]:
-        """A function of an uncompressed batch and its number of records, for one load. It replays them all, or returns
-        False: then `replay` has to, for each of them, whatever has been replayed already.
+        """Returns a function for one load, which is called with an uncompressed batch and its number of records.
+
+        The function replays all records and returns True. If any record needs `replay`, it returns False. The caller
+        then replays the whole batch record by record; replaying some of them twice is harmless.
         """
 
 
@@ -43,12 +48,13 @@ def _batch_replay_of(machine: object) -> Callable[[bytes, int], bool]:
 
 
 class LoadError(Exception):
-    """A batch of the log could not be read or replayed."""
+    """A batch of the log or a chunk of the snapshot cannot be decoded or replayed."""
 
 
 class Loader(Generic[M]):
-    """Brings a state machine to where its log ends: first the chunks of a snapshot, if there is one, then the batches
-    behind it. After a LoadError the machine is worth nothing.
+    """Replays into a state machine the chunks of its snapshot, if there is one, and then the batches after it.
+
+    After a LoadError the state machine is incomplete and must be dropped.
     """
 
     def __init__(
@@ -56,9 +62,9 @@ class Loader(Generic[M]):
     ) -> None:
         self.machine = machine
         self.next_offset = end_offset
-        """Where the log ends: that can lie beyond the last batch that compaction left."""
+        """The end of the log. It can be greater than the end of the last batch, because compaction removes batches."""
         self.read_offset = 0
-        """Where to read on."""
+        """The offset from which to read next."""
         self._shard_id = shard_id
         self._batch_replay = _batch_replay_of(machine)
         self._serde = serde
@@ -68,12 +74,16 @@ class Loader(Generic[M]):
     def replay(self, batches: Iterable[tuple[BatchHeader, bytes]]) -> None:
         """Replays batches of the log in order."""
         for header, data in batches:
+            assert header.next_offset > self.read_offset, (
+                f"R-8: shard {self._shard_id} replays the batch at offset {header.base_offset} "
+                f"after everything below {self.read_offset}"
+            )
             self._replay_batch(header, data)
             self.read_offset = header.next_offset
         self.next_offset = max(self.next_offset, self.read_offset)
 
     def restore(self, chunk: Chunk) -> None:
-        """Takes a part of the state out of a snapshot."""
+        """Replays one chunk of a snapshot. Raises LoadError if it is malformed or of an unknown kind."""
         if chunk.kind == RECORDS:
             self._replay_batch(decode_header(chunk.data), chunk.data)
             return
@@ -86,7 +96,7 @@ class Loader(Generic[M]):
             raise LoadError(f"shard {self._shard_id}: the snapshot has a part of the unknown kind {chunk.kind}")
 
     def _replay_batch(self, header: BatchHeader, data: bytes) -> None:
-        """Of control batches only transaction markers mean something to a state machine."""
+        """Replays one batch. Of the control records only transaction markers are passed to the state machine."""
         if not header.attributes & _NOT_PLAIN and self._batch_replay(data, header.records_count):
             self._statistics.records_loaded += header.records_count
             return

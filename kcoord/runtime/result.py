@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation on a replicated state machine takes and gives: the contract between the pure core and its runtime.
+"""The contract between a replicated state machine and its runtime: contexts, results, records, timers and tasks.
 
-An operation reads state and returns a CoordinatorResult; `replay` of the result's records is the only thing that
-changes hard state. Effects (timers, background tasks, completions of earlier requests) are plain data, so that they
-can be compared, printed and replayed.
+An operation reads the state and returns a CoordinatorResult. Only `StateMachine.replay` of the result's records changes
+the state that the log has to rebuild. Effects (timers, background tasks, completions of earlier requests) are plain
+data, so that they can be compared, printed and replayed. `kcoord.runtime.shard_set` describes the order of all this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.messages import ControlRecordTypeSchema, EndTxnMarker, Message
 
 T = TypeVar("T")
 
-MAX_BATCH_BYTES: Final = 1_048_588
-"""The most that the records of a result may take in the log: Kafka's default of `message.max.bytes`."""
+DescribableTopics: TypeAlias = Callable[[Iterable[str]], set[str]]
+"""Returns those of the topics that a client may describe. It is called in a thread."""
 
+MAX_BATCH_BYTES: Final = 1_048_588
+"""The maximum size of a result's records in the log: Kafka's default of `message.max.bytes`."""
 
 NO_CREATION_LIMIT: Final = 2**63 - 1
+"""A new group may have any creation time."""
 
 
 class Producer(NamedTuple):
-    """A transactional producer, as record batches name it."""
+    """Id and epoch of a transactional producer, as in the header of a record batch."""
 
     producer_id: int
     producer_epoch: int
@@ -34,11 +37,12 @@ class Producer(NamedTuple):
 
 @dataclass(slots=True)
 class CoordinatorRecord:
-    """One record of a state machine's log; `value` None is a tombstone, `key` None is usual in the metadata log alone.
+    """One record of a state machine's log.
 
-    `value_version` is the version in which `value` is written. `reason` says, in a record header, why a tombstone was
-    written; replay uses it for metrics only. A record with a `producer` is part of that producer's
-    transaction: it counts once the transaction's marker, itself such a record, says that it was committed.
+    If `value` is None, the record is a tombstone. `key` is None only in the metadata log. `value` is written in version
+    `value_version`. `reason` is the reason for a tombstone; it is stored in a record header, and replay uses it for
+    metrics only. A record with a `producer` is part of that producer's transaction and counts once the transaction is
+    committed. The transaction's marker has the same producer.
     """
 
     key: Message | None
@@ -47,30 +51,30 @@ class CoordinatorRecord:
     producer: Producer | None = None
     reason: str = ""
     serialized: tuple[bytes | None, bytes | None] | None = field(default=None, compare=False, repr=False)
-    """Key and value in bytes, where a background task has made them already."""
+    """Key and value in bytes, if a background task has already serialized the record."""
 
     @property
     def is_control(self) -> bool:
-        """Whether it is written as a control record."""
+        """True if the record is written as a control record."""
         return type(self.key) is ControlRecordTypeSchema
 
 
 def new_end_transaction_marker(producer: Producer, coordinator_epoch: int, *, committed: bool) -> CoordinatorRecord:
-    """The control record that ends the producer's transaction in one log; it is the only record of its result."""
+    """Returns the control record that ends the producer's transaction in one log. Its result has no other record."""
     control_type = ControlRecordType.COMMIT if committed else ControlRecordType.ABORT
     key = ControlRecordTypeSchema(type=control_type)
     return CoordinatorRecord(key, EndTxnMarker(coordinator_epoch=coordinator_epoch), 0, producer)
 
 
 class TimerKind(StrEnum):
-    """The kinds of timers and tasks of one state machine: each lists its own in a subclass.
+    """The kinds of timers and tasks of one state machine. Every state machine has its own subclass.
 
-    Members are strings, so that keys with them are hashed without a call of Python.
+    Members are strings, because Python hashes a string without calling Python code.
     """
 
 
 class TimerKey(NamedTuple):
-    """Names one timer of a state machine. Arming the same key again replaces its deadline."""
+    """Names one timer or task of a state machine. Arming a timer again replaces its deadline."""
 
     kind: TimerKind
     group_id: str = ""
@@ -79,7 +83,7 @@ class TimerKey(NamedTuple):
 
 @dataclass(slots=True)
 class Schedule:
-    """Arm (or re-arm) the timer `key`; it fires as `StateMachine.fire_timer` at or after `deadline_ms`."""
+    """Arms or re-arms the timer `key`. It fires as `StateMachine.fire_timer` at or after `deadline_ms`."""
 
     key: TimerKey
     deadline_ms: int
@@ -87,17 +91,17 @@ class Schedule:
 
 @dataclass(slots=True)
 class Cancel:
-    """Disarm the timer `key`; nothing happens where it is not armed."""
+    """Disarms the timer `key`, if it is armed."""
 
     key: TimerKey
 
 
 @dataclass(slots=True)
 class Task:
-    """Background work outside the state machine. Its value comes back as `StateMachine.complete_task`.
+    """Background work outside the state machine. Its outcome is passed to `StateMachine.complete_task`.
 
-    A task with the key of a running one is not started again. `when_durable` holds it back until the records of its
-    result are on disk.
+    A task is dropped if another task with its key is running. With `when_durable` it starts only when the records of
+    its result are durable.
     """
 
     key: TimerKey
@@ -107,16 +111,14 @@ class Task:
 
 @dataclass(slots=True)
 class Completion:
-    """Answers an earlier request whose own result was PENDING; `token` is the `OperationContext.token` of that
-    request.
-    """
+    """The response to an earlier request whose result was PENDING. `token` is the token of that request's context."""
 
     token: Hashable
     response: object
 
 
 class Pending:
-    """The response of an operation whose answer a later result's Completion will give."""
+    """The response of an operation that is answered later, by a Completion in another result."""
 
     __slots__ = ()
 
@@ -129,40 +131,40 @@ PENDING: Final = Pending()
 
 @dataclass(slots=True)
 class OperationContext:
-    """Everything an operation needs besides state and request: the shell's clock, identifiers and facts about the
-    caller.
-    """
+    """What an operation needs besides state and request: the time, identifiers, and facts about the client."""
 
     now_ms: int
     api_version: int = 0
     client_id: str = ""
     client_host: str = ""
     candidate_id: str = ""
-    """A fresh random identifier (22 characters of URL-safe base64) that an operation may use, for example as a
-    member id.
+    """A fresh random identifier (22 characters of URL-safe base64) that an operation may use, for example as member id.
     """
     token: Hashable = None
-    """What a Completion of this request must name; unique among the requests under way."""
+    """Identifies this request in a Completion. Unique among the requests in flight."""
     creation_limit_ms: int = NO_CREATION_LIMIT
     """The latest creation time that a new group may have (KIP-1327, `group.creation_limits`)."""
+    describable: DescribableTopics | None = field(default=None, compare=False, repr=False)
+    """The topics that a regular expression of the client may match; None if it may match all topics."""
 
 
 @dataclass(slots=True)
 class EncodedRecords:
-    """Records of a task's outcome, already in the form of the log. `replay` changes the state machine just as the
-    replay of each of them would.
-    """
+    """Records of a task's outcome that are already encoded for the log."""
 
     count: int
+    """The number of records."""
     body: bytes
-    """As `kcoord_protocol.record_batch.encode_records` makes it."""
+    """The records as `kcoord_protocol.record_batch.encode_records` encodes them."""
     replay: Callable[[], None]
+    """Changes the state machine exactly as replaying the records one by one does."""
 
 
 @dataclass(slots=True)
 class CoordinatorResult(Generic[T]):
-    """Records to append atomically, the response, and effects, all as data. Either all records are part of the same
-    transaction or none is part of any.
+    """The response of an operation, the records to append atomically, and effects, all as data.
+
+    Either all records are part of the same transaction, or no record is part of a transaction.
     """
 
     response: T
@@ -171,23 +173,26 @@ class CoordinatorResult(Generic[T]):
     tasks: list[Task] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
     encoded: EncodedRecords | None = None
-    """Records that come before `records`, in the same batch; only the end of a task gives such, never without others.
+    """Records that precede `records` in the same batch. Only the result of a task has them, and `records` is not empty
+    then.
     """
     is_refusable: bool = False
-    """Whether the result can be dropped where its records cannot be written: nothing but their replay, and the effects
-    above, would have changed the state. Operations on classic groups do more than that.
+    """True if the result can be dropped when its records cannot be written, because only replay and the effects above
+    change the state. Operations on classic groups also change the state directly, so they are not refusable.
     """
 
 
 class PackedRecords(Protocol):
-    """The records and timers of a common result in the bytes of the log: a runtime appends them without looking inside.
+    """The records and the timer of a frequent kind of result, encoded for the log. The runtime never decodes them.
 
-    The same contract as with CoordinatorRecord: `encode_records` gives what the result stands for, and `replay` changes
-    the state machine just as its replay would. `count` is the number of records.
+    The contract of CoordinatorRecord holds: `encode_records` returns the bytes of the records, and `replay` changes the
+    state machine exactly as replaying them one by one does.
     """
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """The number of records."""
+        ...
 
     @property
     def timestamp_ms(self) -> int: ...
@@ -196,24 +201,26 @@ class PackedRecords(Protocol):
     def timer(self) -> Schedule | None: ...
 
     def encode_records(self, first_delta: int) -> bytes:
-        """For a batch that has so many records already."""
+        """Encodes the records for a batch that already has `first_delta` records."""
         ...
 
     def replay(self) -> None: ...
 
 
 class StateMachine(Protocol):
-    """What the runtime drives. `replay` decides nothing and never fails on what compaction removed."""
+    """The state behind the log of one shard. The runtime calls it, and calls are never concurrent.
+
+    `replay` applies a record without checking or deciding anything. It accepts logs from which compaction has removed
+    any superseded records.
+    """
 
     def replay(self, record: CoordinatorRecord) -> None: ...
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
-        """Called once after all records were replayed: arms the timers and starts the tasks of the state that was
-        found.
-        """
+        """Arms the timers and starts the tasks of the loaded state. Called once, after all records were replayed."""
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
-        """A timer reached its deadline (and is disarmed now)."""
+        """Handles a timer that has reached its deadline. The timer is already disarmed."""
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
-        """A task ended with `value`, or failed with an exception as `value`."""
+        """Handles the end of a task. `value` is its result, or the exception with which it failed."""

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records to bytes and back, in the framing of Kafka's coordinator logs and of its metadata log, the batches that the
-records of whole results are collected in until a shard's log takes them, and the partition whose log that is.
+"""Serializes records, collects them in batches for a shard's log, and maps group ids to partitions.
 
-A record of an unknown type or version gives None: it was written by a newer release, and whoever reads the log counts
-and skips it (KIP-915 does the same for downgrades). Bytes that contradict their own type and version are an error
-instead.
+Records are framed as in Kafka's coordinator logs or in its metadata log. A record of an unknown type or version is
+deserialized to None: a newer release wrote it, and readers of the log count and skip it (as KIP-915 does for
+downgrades). Bytes that contradict their own type and version raise DecodeError.
 
-A result is atomic, and a batch is what recovery keeps or drops as a whole, so a result never spans two batches. A batch
-belongs to one producer, so records of a transaction, and its marker, have batches of their own. Sizes are checked with
-a cheap upper bound; only if that bound exceeds the limit is the exact size looked at.
+A result is atomic, and recovery keeps or drops whole batches, so a result never spans two batches. A batch belongs to
+one producer, so the records of a transaction and its marker have batches of their own. Sizes are checked with a cheap
+upper bound. The exact size is computed only if the bound exceeds the limit.
 """
 
 from __future__ import annotations
@@ -80,21 +79,24 @@ _METADATA_FRAME: Final = encode_uvarint(_METADATA_FRAME_VERSION)
 
 
 class RecordSerde(Protocol):
-    """How the records of one kind of log look in bytes."""
+    """The format of the records in one kind of log."""
 
-    def serialize(self, record: CoordinatorRecord) -> SerializedRecord: ...
+    def serialize(self, record: CoordinatorRecord) -> SerializedRecord:
+        """Returns the key and the value of the record in bytes."""
+        ...
 
     def deserialize(self, key: bytes | None, value: bytes | None) -> CoordinatorRecord | None:
-        """The record, or None for one of an unknown type or version. DecodeError where the bytes are malformed."""
+        """Returns the record, or None if its type or version is unknown. Raises DecodeError for malformed bytes."""
 
     def describe(self, key: bytes | None, value: bytes | None) -> str:
-        """Type and version of a record that could not be deserialized, for a log line."""
+        """Returns type and version of a record of an unknown type or version, for a log line."""
 
 
 class CoordinatorSerde:
     """Kafka's coordinator records: an int16 type before the key, an int16 version before the value.
 
-    `names` are the record types of the log without `Key` and `Value`; each log numbers its types on its own.
+    `names` are the record types of the log, without the suffixes `Key` and `Value`. Every log has its own numbers for
+    its types.
     """
 
     def __init__(self, names: Iterable[str] = GROUP_RECORDS) -> None:
@@ -104,7 +106,8 @@ class CoordinatorSerde:
             classes = key_class, message_class(f"{name}Value")
             self._types[key_class.api_key] = classes
             if name == "OffsetCommit":
-                self._types[0] = classes  # as old Kafka releases number them; the key is the same
+                # Old Kafka releases write committed offsets with type 0. The key is the same.
+                self._types[0] = classes
         self._type_prefixes = {key_class: _INT16.pack(key_class.api_key) for key_class, _ in self._types.values()}
 
     def serialize(self, record: CoordinatorRecord) -> SerializedRecord:
@@ -176,7 +179,7 @@ def _int16(data: bytes, what: str) -> int:
 
 
 def _metadata_header(value: bytes) -> tuple[int, int, int, int]:
-    """Frame version, record type, record version, and where the record starts."""
+    """Returns the frame version, the record type, the record version, and the position of the record."""
     try:
         frame_version, position = decode_uvarint(value, 0)
         record_type, position = decode_uvarint(value, position)
@@ -186,18 +189,18 @@ def _metadata_header(value: bytes) -> tuple[int, int, int, int]:
     return frame_version, record_type, version, position
 
 
-# Lengths, deltas, flags and the reason of a tombstone around a record's key and value take at most this much.
 _RECORD_OVERHEAD_BOUND_BYTES: Final = 72
-
+"""The maximum size of the lengths, deltas, flags and the reason of a tombstone around a record's key and value."""
 
 REASON_HEADER: Final = "kcoord.reason"
-"""The record header that says why a tombstone was written. Kafka skips it."""
+"""The record header with the reason for a tombstone. Kafka ignores it."""
 
 
 class BatchStamp(NamedTuple):
-    """What sets the batch of one result apart: the transaction that it is part of or ends, or reasons of tombstones.
+    """The properties of a result that needs a batch of its own: its transaction, or the reasons for its tombstones.
 
-    `reasons` has one entry per record, "" for none.
+    The batch is part of the transaction of `producer`, or ends it if `is_control`. `reasons` has one entry per record,
+    "" for a record without a reason.
     """
 
     producer: Producer | None
@@ -206,18 +209,22 @@ class BatchStamp(NamedTuple):
 
 
 def stamp_of(records: Sequence[CoordinatorRecord]) -> BatchStamp | None:
-    """The stamp of the batch for a result's records, None for records that may share one with others."""
+    """Returns the stamp for the batch of a result's records, or None if they may share a batch with other results."""
     first = records[0]
     if first.producer is None:
         reasons = tuple(record.reason for record in records)
         return BatchStamp(None, reasons=reasons) if any(reasons) else None
-    assert all(record.producer == first.producer for record in records), "one result, one transaction"
-    assert len(records) == 1 or not first.is_control, "a marker has a batch of its own"
+    assert all(record.producer == first.producer for record in records), (
+        f"R-12: the records of a result belong to {len({record.producer for record in records})} transactions"
+    )
+    assert len(records) == 1 or not first.is_control, (
+        f"R-13: a result has a transaction marker in {len(records)} records"
+    )
     return BatchStamp(first.producer, first.is_control)
 
 
 def serialize_control(record: CoordinatorRecord) -> SerializedRecord:
-    """A transaction marker, which looks the same in all logs."""
+    """Serializes a transaction marker, whose format is the same in all logs."""
     key, value = record.key, record.value
     assert isinstance(key, ControlRecordTypeSchema)
     assert isinstance(value, EndTxnMarker)
@@ -225,7 +232,7 @@ def serialize_control(record: CoordinatorRecord) -> SerializedRecord:
 
 
 class OpenBatch:
-    """A batch that still takes results; its records carry the time of its first one."""
+    """A batch to which results can be added. All its records have the timestamp of its first result."""
 
     __slots__ = ("_records", "base_offset", "size_bound_bytes", "stamp", "timestamp_ms")
 
@@ -236,17 +243,22 @@ class OpenBatch:
         self.size_bound_bytes = BATCH_OVERHEAD_BYTES
         self._records: list[SerializedRecord] = []
 
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record."""
+        return self.base_offset + len(self._records)
+
     def add(self, records: list[SerializedRecord], bound_bytes: int) -> None:
-        """Takes one result; `bound_bytes` is its `size_bound_bytes`."""
+        """Adds the records of one result. `bound_bytes` is their `size_bound_bytes`."""
         self._records += records
         self.size_bound_bytes += bound_bytes
 
     def takes(self, stamp: BatchStamp | None, bound_bytes: int, max_batch_bytes: int) -> bool:
-        """Whether a result may join. A stamped one never does: its batch is its own, as a transaction's is in Kafka."""
+        """True if a result fits into this batch. A stamped result has a batch of its own, as transactions in Kafka."""
         return stamp is None and self.stamp is None and self.size_bound_bytes + bound_bytes <= max_batch_bytes
 
     def encode(self, compression: Compression = Compression.NONE) -> bytes:
-        """A marker is never compressed, as in Kafka."""
+        """Returns the batch in bytes. A transaction marker is never compressed, as in Kafka."""
         if self.stamp is None:
             return encode_batch_from_parts(
                 self._records, base_offset=self.base_offset, timestamp_ms=self.timestamp_ms, compression=compression
@@ -282,7 +294,7 @@ class OpenBatch:
 
 
 class PackedBatch:
-    """As OpenBatch, of results whose records are bytes already."""
+    """A batch of results whose records are already encoded."""
 
     __slots__ = ("_bodies", "base_offset", "count", "size_bytes", "timestamp_ms")
 
@@ -293,13 +305,19 @@ class PackedBatch:
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self._bodies: list[bytes] = []
 
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record."""
+        return self.base_offset + self.count
+
     def add(self, body: bytes, count: int) -> None:
-        """Takes records of one result, which were encoded to stand behind `self.count` others."""
+        """Adds the records of one result. They were encoded for their place after `self.count` other records."""
         self._bodies.append(body)
         self.count += count
         self.size_bytes += len(body)
 
     def encode(self, compression: Compression = Compression.NONE) -> bytes:
+        """Returns the batch in bytes."""
         return encode_batch_around(
             b"".join(self._bodies),
             self.count,
@@ -310,7 +328,7 @@ class PackedBatch:
 
 
 def size_bound_bytes(records: list[SerializedRecord]) -> int:
-    """At least as much as these records take in a batch."""
+    """Returns an upper bound of the size of these records in a batch."""
     size = _RECORD_OVERHEAD_BOUND_BYTES * len(records)
     for key, value in records:
         if key is not None:
@@ -321,9 +339,7 @@ def size_bound_bytes(records: list[SerializedRecord]) -> int:
 
 
 def check_size(records: list[SerializedRecord], bound_bytes: int, max_batch_bytes: int) -> None:
-    """Refuses a result that does not fit into one batch, as Kafka refuses a batch beyond the topic's
-    `max.message.bytes`.
-    """
+    """Raises MESSAGE_TOO_LARGE if a result does not fit into one batch, as Kafka does above `max.message.bytes`."""
     if bound_bytes + BATCH_OVERHEAD_BYTES <= max_batch_bytes:
         return
     size_bytes = len(encode_batch_from_parts(records, base_offset=0, timestamp_ms=0))
@@ -333,9 +349,9 @@ def check_size(records: list[SerializedRecord], bound_bytes: int, max_batch_byte
 
 
 class WriteBuffer:
-    """The batches that are to be written to a shard's log next, with final offsets.
+    """The batches that the next append of a shard will write, with their final offsets.
 
-    `add` and `pack` are given the offset of their first record, and say whether a batch began.
+    `add` and `pack` get the offset of their first record, and return whether they began a batch.
     """
 
     __slots__ = ("_batches", "_compression", "_max_batch_bytes", "base_offset")
@@ -349,8 +365,13 @@ class WriteBuffer:
     def __len__(self) -> int:
         return len(self._batches)
 
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record. The buffer is not empty."""
+        return self._batches[-1].next_offset
+
     def add(self, records: list[SerializedRecord], stamp: BatchStamp | None, next_offset: int, now_ms: int) -> bool:
-        """Adds a result, to the last batch if that takes it."""
+        """Adds a result to the last batch if it fits there, otherwise to a new batch. True if it began a batch."""
         bound_bytes = size_bound_bytes(records)
         batch = self._batches[-1] if self._batches else None
         if isinstance(batch, OpenBatch) and batch.takes(stamp, bound_bytes, self._max_batch_bytes):
@@ -362,7 +383,10 @@ class WriteBuffer:
         return True
 
     def pack(self, packed: PackedRecords, next_offset: int) -> bool | None:
-        """Adds to the last batch, if that is one of packed results and has room; None where no batch has."""
+        """Adds a packed result to the last batch, if that has packed results and space, otherwise to a new batch.
+
+        Returns True if it began a batch, and None, without any change, if the result is larger than a batch may be.
+        """
         batches = self._batches
         batch = batches[-1] if batches else None
         if type(batch) is PackedBatch:
@@ -378,22 +402,28 @@ class WriteBuffer:
         return True
 
     def add_batch(self, batch: OpenBatch | PackedBatch) -> None:
+        """Adds a batch, whose first offset follows the last one of the buffer."""
         if not self._batches:
             self.base_offset = batch.base_offset
+        else:
+            assert batch.base_offset == self.next_offset, (
+                f"R-15: a batch begins at offset {batch.base_offset}, but the one before it ends at {self.next_offset}"
+            )
         self._batches.append(batch)
 
     def take(self) -> bytes:
-        """All batches as they are written; the buffer is empty then."""
+        """Encodes and removes all batches."""
         data = b"".join([batch.encode(self._compression) for batch in self._batches])
         self._batches.clear()
         return data
 
     def clear(self) -> None:
+        """Drops all batches."""
         self._batches.clear()
 
 
 def java_string_hash(text: str) -> int:
-    """The signed 32-bit hash that Java gives a string: base 31 over its UTF-16 code units."""
+    """Returns Java's `String.hashCode`: a signed 32-bit number, base 31 over the UTF-16 code units."""
     value = 0
     if text.isascii():
         for unit in text.encode("ascii"):
@@ -407,11 +437,10 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def partition_for(group_id: str, partitions: int) -> int:
-    """The partition of the internal topic, and so the shard, of a group id or transactional id: the absolute value of
-    its hash, modulo the number of partitions.
+    """Returns the partition of the internal topic, and so the shard, of a group id or transactional id.
 
-    Kafka's clients ask any broker and every broker has to answer alike, so the hash is Java's. The smallest int32 has
-    no absolute value in Java; Kafka takes 0 for it (observed in Kafka 4.3.1's folders).
+    It is the absolute value of the id's hash, modulo the number of partitions. All brokers must agree on it, so the
+    hash is Java's. The smallest int32 has no absolute value in Java; Kafka uses 0 (observed in Kafka 4.3.1's folders).
     """
     value = java_string_hash(group_id)
     return 0 if value == _INT32_MIN else abs(value) % partitions

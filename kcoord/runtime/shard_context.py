@@ -1,10 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One shard: a state machine, its log's offsets, and everything that waits for that log.
+"""One shard: a state machine, the offsets of its log, and everything that waits for that log.
 
-State runs ahead of the disk and replies wait for it. A result is serialized and checked first, then it gets its offsets
-and is replayed, so that a refused result changes nothing. After a failed write or a broken invariant the memory is
-thrown away and rebuilt from the log. Where the disk is full, the state that was rebuilt is read but not written for a
-while: heartbeats and reads go on.
+Theory of operation
+-------------------
+The state in memory is ahead of the log, and responses wait for the log. An operation passes these steps in one call:
+
+1. The operation reads the state and returns a CoordinatorResult. An error of Kafka rejects the request.
+2. The records are serialized and their size is checked. An error here also rejects the request, and nothing has
+   changed yet.
+3. The records get the next offsets and join the last batch of the write buffer, or begin a batch. A batch never has a
+   part of a result, because recovery keeps or drops whole batches.
+4. The state machine replays the records. From here on, later operations see the result.
+5. The effects are applied: timers are armed, tasks are started, and earlier requests get their responses.
+6. The response leaves at once if the log has everything in the state. Otherwise it waits for the offset that was next
+   when it was made, because the operation may have read records up to there. Reads and errors wait too.
+
+The write buffer is written as one append, and a shard has at most one append in flight. Records that arrive meanwhile
+are collected for the next append, so the log has the batches in the order of their offsets. When an append is
+`written`, the durable offset moves to its end, and the waiting responses leave in order.
+
+A shard fails after a write with an unknown outcome, a failed replay, and an AssertionError in an operation. Then the
+state machine, the buffer, timers and tasks are dropped, and every waiting request gets NOT_COORDINATOR. The shard is
+loaded from its log again (`kcoord.runtime.shard_loads`), but not before the append in flight has ended. A crash of the
+process has the same effect: whatever was not written is lost, and no response to it has left.
+
+If the disk was full, the loaded shard is read-only for a while. Heartbeats and reads work, and results with records are
+refused.
 """
 
 from __future__ import annotations
@@ -67,13 +88,13 @@ T = TypeVar("T")
 _TIMER_RETRY_MS: Final = 500
 _LINGER: Final = TimerKey(ShardTimer.LINGER)
 _MAX_TASK_BYTES: Final = 64 * 1024 * 1024
-"""The most that the result of a task may take in the log. It is one batch, however many members a group has whose
-target changes; Kafka's limit of a message is one for requests of clients.
+"""The maximum size of a task's result in the log. The result is one batch, even if it changes the target assignment of
+every member of a large group. Kafka's limit for messages applies to requests of clients only.
 """
 
 
 class ShardContext(Generic[M]):
-    """See the module's text. `machine` is there exactly while the shard is ACTIVE."""
+    """One shard. `machine` is set if and only if the shard is ACTIVE. The module docstring has the order of steps."""
 
     __slots__ = (
         "_buffer",
@@ -123,11 +144,11 @@ class ShardContext(Generic[M]):
         self._running_tasks: dict[TimerKey, Task] = {}
         self._buffer = WriteBuffer(max_batch_bytes, compression)
         self.next_offset = 0
-        """The offset of the next record."""
+        """The offset of the next record. The state in memory has all records before it."""
         self.durable_offset = 0
-        """Everything before it is durable."""
+        """The log has all records before this offset."""
         self.grown_bytes = 0
-        """By how much the log has grown, durably, since the last snapshot."""
+        """The bytes that were written to the log since the last snapshot."""
         self._in_flight: Append | None = None
         self._full_disk = FullDisk()
 
@@ -135,34 +156,41 @@ class ShardContext(Generic[M]):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the disk is behind the state."""
+        """True if the state has records that are not durable yet."""
         return self.next_offset != self.durable_offset
 
     @property
     def running_tasks(self) -> int:
-        """Background tasks that are started or to be started."""
+        """The number of background tasks that run or wait to be started."""
         return len(self._running_tasks)
 
     @property
     def is_writing(self) -> bool:
+        """True if an append is in flight."""
         return self._in_flight is not None
 
     def is_read_only(self, now_ms: int) -> bool:
-        """Whether the disk was full a moment ago. What has to be written is refused until it is time to try again."""
+        """True if a write found the disk full a short time ago. Results with records are refused for a while."""
         return now_ms < self._full_disk.until_ms
 
     def move_to(self, state: ShardState) -> None:
-        assert state in NEXT_STATES[self.state], f"shard {self.shard_id}: {self.state.value} to {state.value}"
+        assert state in NEXT_STATES[self.state], (
+            f"R-1: shard {self.shard_id} cannot go from {self.state.value} to {state.value}"
+        )
         self.state = state
 
     def begin_load(self) -> None:
-        assert not self.is_writing, "a log is read again only when no write is under way"
+        assert not self.is_writing, f"R-2: shard {self.shard_id} is loaded while an append of it is in flight"
         self.move_to(ShardState.LOADING)
 
     def activate(self, machine: M, next_offset: int, now_ms: int) -> bool:
-        """The machine holds all of the log, which ends at `next_offset`; its timers and tasks start now. False where
-        that failed.
+        """Makes the shard ACTIVE with a machine that has replayed its log up to the end, `next_offset`.
+
+        The machine's timers and tasks start. Returns False if `on_loaded` failed; the shard is FAILED then.
         """
+        assert not self._buffer, (
+            f"R-16: shard {self.shard_id} becomes active with {len(self._buffer)} unwritten batches"
+        )
         self.move_to(ShardState.ACTIVE)
         self.machine = machine
         self.next_offset = self.durable_offset = next_offset
@@ -170,25 +198,33 @@ class ShardContext(Generic[M]):
             return True
         if self.machine is not None:
             self._stop(ShardState.FAILED)
-        # Not to be loaded again at once: it would only fail again.
+        # The caller schedules the next load after a delay. Loading at once would only fail again.
         self._outbox.failed = [shard_id for shard_id in self._outbox.failed if shard_id != self.shard_id]
         return False
 
     def unavailable(self) -> KafkaError:
-        """Why no operation can run now."""
+        """Returns the error for requests while the shard is not ACTIVE."""
         if self.state in (ShardState.INITIAL, ShardState.LOADING):
             return KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS)
         return KafkaError(Errors.NOT_COORDINATOR)
 
     def fail(self, reason: str, error: BaseException | None) -> None:
-        """Gives up what is in memory. The shard can be loaded again as soon as no write is under way."""
-        _logger.error("Shard %d failed and has to be loaded again: %s", self.shard_id, reason, exc_info=error)
+        """Drops the state in memory. The shard is loaded again as soon as no append is in flight."""
+        _logger.error("Shard %d failed and is loaded again from its log: %s", self.shard_id, reason, exc_info=error)
         self._stop(ShardState.FAILED)
         if not self.is_writing:
             self._offer_load()
 
+    def broken(self, error: AssertionError) -> None:
+        """Fails the shard after an assertion of an invariant failed. Logs the error if the shard is not ACTIVE."""
+        self._statistics.invariants_broken += 1
+        if self.machine is not None:
+            self.fail("an invariant is broken", error)
+        else:
+            _logger.error("An invariant of shard %d is broken: %s", self.shard_id, error, exc_info=error)
+
     def close(self) -> None:
-        """Answers everybody who waits; a write that is under way goes on, its outcome is of no interest any more."""
+        """Fails all waiting requests. An append in flight continues, but its outcome no longer matters."""
         self._stop(ShardState.CLOSED)
 
     def _stop(self, state: ShardState) -> None:
@@ -211,55 +247,71 @@ class ShardContext(Generic[M]):
         request: R,
         context: OperationContext,
     ) -> T | DeferredReply:
-        """Runs an operation, also one that only reads.
+        """Runs an operation, which may also be one that only reads.
 
-        Returns its response, or raises its KafkaError, if it depends on nothing that is still to be written. Otherwise
-        returns a DeferredReply, which a later `Ready` holds. A result that is PENDING is completed by `context.token`.
+        If all records in the state are durable, returns the operation's response or raises its KafkaError. Otherwise
+        returns a DeferredReply, which a later `Ready` contains. A PENDING result is answered by a Completion with
+        `context.token`.
         """
         machine = self.machine
         if machine is None:
             raise self.unavailable()
         try:
-            result = operation(machine, context, request)
-            records = self._serialize(result.records) if result.records else None
-        except KafkaError as error:
-            return self._answer_error(error)
-        except AssertionError as error:
-            self.fail("an operation found a broken invariant", error)
-            raise KafkaError(Errors.NOT_COORDINATOR) from error
-        except Exception:
-            self._statistics.operations_failed += 1
-            _logger.exception("An operation on shard %d failed", self.shard_id)
-            return self._answer_error(KafkaError(Errors.UNKNOWN_SERVER_ERROR))
-        if records is not None:
-            if context.now_ms < self._full_disk.until_ms:
-                return self._refuse_write(is_refusable=result.is_refusable)
-            self._append_and_replay(machine, result.records, records, context.now_ms)
-        response = result.response
-        if response is PENDING:
-            reply = self._pending[context.token] = DeferredReply(PENDING)
+            try:
+                result = operation(machine, context, request)
+                records = self._serialize(result.records) if result.records else None
+            except KafkaError as error:
+                return self._answer_error(error)
+            except AssertionError:
+                raise
+            except Exception:
+                self._statistics.operations_failed += 1
+                _logger.exception("An operation on shard %d failed", self.shard_id)
+                return self._answer_error(KafkaError(Errors.UNKNOWN_SERVER_ERROR))
+            if records is not None:
+                if context.now_ms < self._full_disk.until_ms:
+                    return self._refuse_write(is_refusable=result.is_refusable)
+                self._append_and_replay(machine, result.records, records, context.now_ms)
+            response = result.response
+            if response is PENDING:
+                reply = self._add_pending(context.token)
+                self._apply_effects(result)
+                return reply
             self._apply_effects(result)
+            if self.next_offset == self.durable_offset:
+                return response
+            reply = DeferredReply(response)
+            self._deferred.add(self.next_offset, reply)
             return reply
-        self._apply_effects(result)
-        if self.next_offset == self.durable_offset:
-            return response
-        reply = DeferredReply(response)
-        self._deferred.add(self.next_offset, reply)
+        except AssertionError as error:
+            self.broken(error)
+            raise KafkaError(Errors.NOT_COORDINATOR) from error
+
+    def _add_pending(self, token: Hashable) -> DeferredReply:
+        """Returns the reply of a request that a later Completion answers."""
+        assert token not in self._pending, f"R-14: two requests of shard {self.shard_id} wait with the token {token!r}"
+        reply = self._pending[token] = DeferredReply(PENDING)
         return reply
 
     def append_packed(self, packed: PackedRecords, waiter: Waiter) -> bool:
-        """Appends and replays what an operation on this shard's machine has just given. `waiter` hears when it is
-        durable, or of the failure of the shard; False where nothing has happened.
+        """Appends and replays a packed result, which was computed from the machine's present state.
+
+        `waiter` is settled when the result is durable, or fails with the shard. Returns False, without any change, if
+        the shard is not ACTIVE or the result does not fit into a batch.
         """
         if self.machine is None:
             return False
-        has_begun = self._buffer.pack(packed, self.next_offset)
-        if has_begun is None:
-            return False  # no batch has room
-        if has_begun:
-            self._batch_began(packed.timestamp_ms)
-        self._appended(packed.count)
-        self._deferred.add(self.next_offset, waiter)
+        try:
+            has_begun = self._buffer.pack(packed, self.next_offset)
+            if has_begun is None:
+                return False
+            if has_begun:
+                self._batch_began(packed.timestamp_ms)
+            self._appended(packed.count)
+            self._deferred.add(self.next_offset, waiter)
+        except AssertionError as error:
+            self.broken(error)
+            return False
         try:
             packed.replay()
         except Exception as error:
@@ -271,14 +323,18 @@ class ShardContext(Generic[M]):
         return True
 
     def defer(self, waiter: Waiter) -> bool:
-        """Whether an answer that was read off the state must wait for the disk; `waiter` hears when it need not."""
+        """True if a response that was read from the state has to wait. `waiter` is settled when it may leave."""
         if self.next_offset == self.durable_offset:
             return False
-        self._deferred.add(self.next_offset, waiter)
+        try:
+            self._deferred.add(self.next_offset, waiter)
+        except AssertionError as error:
+            self.broken(error)
+            self._outbox.replies.append(Refusal(waiter, KafkaError(Errors.NOT_COORDINATOR)))
         return True
 
     def _answer_error(self, error: KafkaError) -> DeferredReply:
-        """An error may rest on records that are not durable yet, so it waits for them like any answer."""
+        """Raises the error, or defers it: it may depend on records that are not durable yet, like any response."""
         if self.next_offset == self.durable_offset:
             raise error
         reply = DeferredReply(error)
@@ -286,7 +342,7 @@ class ShardContext(Generic[M]):
         return reply
 
     def _refuse_write(self, *, is_refusable: bool) -> DeferredReply:
-        """There is no space for a result. Where it cannot be dropped, the shard fails as it would by writing it."""
+        """Rejects a result while the disk is full. If the result cannot be dropped, the shard fails."""
         error = KafkaError(Errors.NOT_COORDINATOR)
         if is_refusable:
             return self._answer_error(error)
@@ -294,9 +350,9 @@ class ShardContext(Generic[M]):
         raise error
 
     def fire(self, key: TimerKey, now_ms: int) -> None:
-        """A timer of this shard is due. Where its operation fails, it is tried again a little later."""
+        """Runs the operation of a timer that is due. If the operation fails, the timer is armed again."""
         machine = self.machine
-        assert machine is not None, "only an active shard has timers"
+        assert machine is not None, f"R-3: a timer of shard {self.shard_id} fires while it is {self.state.value}: {key}"
         self.timers.fired(key)
         if key is _LINGER:
             self._offer_write()
@@ -306,7 +362,7 @@ class ShardContext(Generic[M]):
             self.timers.schedule(key, now_ms + _TIMER_RETRY_MS)
 
     def complete_task(self, task: Task, value: object, context: OperationContext) -> None:
-        """A task has ended. The outcome of one that was started before the shard was loaded again is dropped."""
+        """Passes the outcome of a task to the machine, unless the shard was loaded again since the task started."""
         machine = self.machine
         if machine is None or self._running_tasks.get(task.key) is not task:
             return
@@ -323,7 +379,7 @@ class ShardContext(Generic[M]):
         context: OperationContext,
         max_bytes: int = 0,
     ) -> bool:
-        """Runs an operation that nobody waits for; False where it failed."""
+        """Runs an operation of the runtime itself, without a waiting request. Returns False if it failed."""
         machine = self.machine
         assert machine is not None
         try:
@@ -332,7 +388,7 @@ class ShardContext(Generic[M]):
             max_bytes -= 0 if encoded is None else len(encoded.body)
             records = self._serialize(result.records, max_bytes) if result.records else None
         except AssertionError as error:
-            self.fail("an operation found a broken invariant", error)
+            self.broken(error)
             return False
         except Exception:
             self._statistics.operations_failed += 1
@@ -364,27 +420,30 @@ class ShardContext(Generic[M]):
         now_ms: int,
         encoded: EncodedRecords | None = None,
     ) -> None:
-        """From here on the result has happened."""
-        if encoded is None:
-            self._append(serialized, stamp_of(records), now_ms)
-        else:
-            batch = PackedBatch(self.next_offset, now_ms)
-            batch.add(encoded.body, encoded.count)
-            batch.add(encode_records(serialized, batch.count), len(serialized))
-            self._buffer.add_batch(batch)
-            self._batch_began(now_ms)
-            self._appended(batch.count)
+        """Gives the records their offsets and replays them. Raises KafkaError if that failed the shard."""
         try:
+            if encoded is None:
+                self._append(serialized, stamp_of(records), now_ms)
+            else:
+                batch = PackedBatch(self.next_offset, now_ms)
+                batch.add(encoded.body, encoded.count)
+                batch.add(encode_records(serialized, batch.count), len(serialized))
+                self._buffer.add_batch(batch)
+                self._batch_began(now_ms)
+                self._appended(batch.count)
             if encoded is not None:
                 encoded.replay()
             for record in records:
                 machine.replay(record)
         except Exception as error:
-            self.fail("replaying a result failed", error)
+            if isinstance(error, AssertionError):
+                self.broken(error)
+            else:
+                self.fail("replaying a result failed", error)
             raise KafkaError(Errors.NOT_COORDINATOR) from error
 
     def _apply_effects(self, result: CoordinatorResult[T]) -> None:
-        """Arms timers, starts tasks and answers earlier requests, after the result's records were replayed."""
+        """Arms timers, starts tasks and answers earlier requests. The result's records were replayed before."""
         timers = self.timers
         for effect in result.timers:
             if type(effect) is Schedule:
@@ -423,7 +482,10 @@ class ShardContext(Generic[M]):
         self._statistics.records_appended += count
 
     def _batch_began(self, now_ms: int) -> None:
-        """The first batch of a write may linger, for more results to join it. When a second one begins, it is full."""
+        """Offers the buffer for writing. The first batch may linger until more results join it or it is full.
+
+        A second batch begins when the first is full, or a result needs a batch of its own. Then lingering ends.
+        """
         if len(self._buffer) == 1:
             if self._linger_ms > 0:
                 self.timers.schedule(_LINGER, now_ms + self._linger_ms)
@@ -434,14 +496,22 @@ class ShardContext(Generic[M]):
             self._offer_write()
 
     def _offer_write(self) -> None:
-        """What was collected may be written: now, or when the write ends that is under way."""
+        """Makes the next `poll` write the buffer. If an append is in flight, `written` does this later."""
         if self._in_flight is None:
             self._outbox.writable.append(self.shard_id)
 
     def take_append(self) -> Append | None:
-        """Everything that was collected, as one write; None where there is nothing, or a write is under way."""
+        """Returns the whole buffer as one append. Returns None if the buffer is empty or an append is in flight."""
         buffer = self._buffer
         if not buffer or self._in_flight is not None:
+            return None
+        try:
+            assert buffer.base_offset == self.durable_offset and buffer.next_offset == self.next_offset, (
+                f"R-5: shard {self.shard_id} appends the offsets {buffer.base_offset} to {buffer.next_offset}, "
+                f"but {self.durable_offset} to {self.next_offset} are not durable"
+            )
+        except AssertionError as error:
+            self.broken(error)
             return None
         self._statistics.batches_appended += len(buffer)
         append = Append(self.shard_id, buffer.base_offset, self.next_offset, buffer.take())
@@ -450,13 +520,17 @@ class ShardContext(Generic[M]):
         return append
 
     def written(self, append: Append) -> None:
-        """The append that was under way is durable: its replies may leave, and what came meanwhile is written next."""
+        """Releases the responses that waited for this append, and offers the records of the meantime for writing."""
         offset = self.end_append(append)
         self._full_disk.refusal_ms = 0
         self.grown_bytes += len(append.data)
         if self.state is not ShardState.ACTIVE:
             self._offer_load()
             return
+        assert self.durable_offset <= offset <= self.next_offset, (
+            f"R-6: the durable offset of shard {self.shard_id} moves from {self.durable_offset} to {offset}, "
+            f"and the next offset is {self.next_offset}"
+        )
         self.durable_offset = offset
         self._deferred.release(offset, self._outbox.replies)
         while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
@@ -465,7 +539,7 @@ class ShardContext(Generic[M]):
             self._outbox.writable.append(self.shard_id)
 
     def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
-        """Nothing is known about the append that was under way: the shard has to be loaded again."""
+        """Fails the shard, because the log may have the append in flight or not. Reading the log decides."""
         self.end_append(append)
         self._full_disk.note(error, now_ms)
         if self.state is ShardState.ACTIVE:
@@ -474,8 +548,8 @@ class ShardContext(Generic[M]):
             self._offer_load()
 
     def end_append(self, append: Append) -> int:
-        """The append is no longer under way, however it ended. Returns its end."""
-        assert self._in_flight is append, f"shard {self.shard_id}: this append is not under way"
+        """Marks the append as ended, with whatever outcome. Returns its end offset."""
+        assert self._in_flight is append, f"R-4: {append} of shard {self.shard_id} has ended, but is not in flight"
         self._in_flight = None
         return append.next_offset
 
@@ -484,8 +558,9 @@ class ShardContext(Generic[M]):
             self._outbox.failed.append(self.shard_id)
 
     def expire_replies(self, now_ms: int, timeout_ms: int) -> None:
-        """Refuses who has waited for the log longer than the timeout. What they asked for may still happen; Kafka
-        gives its clients the same error.
+        """Fails the requests that have waited for the log longer than the timeout.
+
+        Their records may still become durable. Kafka returns the same error in this case.
         """
         waiters = self._deferred.overdue(self.next_offset, now_ms, now_ms - timeout_ms)
         self._outbox.replies += (Refusal(waiter, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)) for waiter in waiters)

@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shards of one set and how each is loaded: in turn, a slice at a time, and again after a failure.
+"""Loads the shards of one set: in order, a slice at a time, and again after a failure.
 
 Theory of operation
 -------------------
-A shard that is to be loaded waits in a queue, in order, until the log has room for it (`loads_at_a_time`) and nothing
-else of the shard is under way. Then the log is asked to open it, the chunks of its snapshot are restored a slice per
-poll, and the log is asked for batches until it says that the end is reached. So a long log does not hold up others.
+A shard to load waits in a queue until fewer than `loads_at_a_time` loads run and no append and no earlier load of the
+shard is in flight. Then `poll` returns these requests, one at a time for each load:
 
-A load that fails is tried again after a while, which doubles with each failure in a row; these times are deadlines of
-the set's timers, as those of the state machines are. A snapshot that a machine cannot restore costs one attempt: the
-next one reads the whole log. A shard whose disk is full can be read, so it is loaded at once, but not again and again.
+1. `open`: the log is claimed and opened. The outcome is `opened`, `held` (the earlier owner still has it; the next
+   attempt follows soon), `failed` or `fenced`.
+2. The chunks of the snapshot, if there is one, are restored in memory, one slice per `poll`.
+3. `read`, repeated until a `read` outcome has the end of the log. Every outcome replays one slice.
+4. The shard becomes ACTIVE. It runs `on_loaded` and then `catch_up`, before any request.
+
+Slices keep a long log from delaying requests of other shards.
+
+If a load fails, the next attempt follows after a delay that doubles with every failure in a row. These delays are
+timers of the set. If a machine cannot restore its snapshot, the whole log is read at once, without a delay. A shard
+that failed because the disk is full can still be read, so it is loaded at once, but at most every 250 ms.
+
+A shard may be closed during its load. `_drop_load` forgets the load then. If the log still owes an outcome, the load is
+kept in `_overtaken`, and the shard counts as busy until the outcome arrives: it is neither opened nor released before.
 """
 
 from __future__ import annotations
@@ -39,27 +49,31 @@ R = TypeVar("R")
 FIRST_RELOAD_MS: Final = 1_000
 LONGEST_RELOAD_MS: Final = 60_000
 LOAD_SLICE_BYTES: Final = 256 * 1024
-"""How much of a snapshot or log is replayed before others have their turn."""
+"""The size of the slice of a snapshot or log that is replayed at once."""
 SET_TIMERS: Final = -1
-"""In the place of a shard's number: the timers of the set itself."""
+"""Stands for the shard number in the timers of the set itself."""
 _FULL_DISK_RELOAD_MS: Final = 250
 _HELD_CHECK_MS: Final = 50
 
 
 @dataclass(slots=True)
 class _Loading(Generic[M]):
-    """A load under way. `is_asked`: the log was asked for something and has not answered yet."""
+    """A load in progress. `is_asked` is True while the log has a request of the load without an outcome."""
 
     load: Load
     is_asked: bool = False
     opened: OpenedLog | None = None
     loader: Loader[M] | None = None
     chunks: Iterator[Chunk] | None = None
+    broken: AssertionError | None = None
+    """The broken invariant for which the next `poll` ends the load."""
 
 
 class ShardLoads(Generic[M]):
-    """See the module's text. `make_machine` makes the empty state machine into which a shard's log is replayed. A write
-    waits for `linger_ms` for others to join it.
+    """The shards of one set and their loads. ShardSet adds ownership, operations and appends.
+
+    `make_machine` makes the empty state machine into which a shard's log is replayed. An append waits for up to
+    `linger_ms` for more results.
     """
 
     def __init__(
@@ -79,9 +93,9 @@ class ShardLoads(Generic[M]):
         self.name = name
         self.statistics = Statistics()
         self.catch_up: Callable[[M, OperationContext, None], CoordinatorResult[None]] | None = None
-        """An operation that each machine runs as soon as its log is replayed, before any request."""
+        """An operation that every machine runs when its log is replayed, before any request."""
         self.append_observers: list[Callable[[Append], None]] = []
-        """Called with each append that has become durable, before the answers that wait for it leave."""
+        """Called with every append that has become durable, before the replies that wait for it leave."""
         self.first_reload_ms = first_reload_ms
         self.longest_reload_ms = longest_reload_ms
         self._make_machine = make_machine
@@ -97,55 +111,59 @@ class ShardLoads(Generic[M]):
         self._skipped: set[str] = set()
         self.snapshots = ShardSnapshots(self._shards, serde)
         self.shard_ids: Collection[int] = range(0)
-        """The shards that are owned, in ascending order; none before the internal topic exists."""
+        """The owned shards, in ascending order. Empty until the internal topic exists."""
         self.count = configured_shards
-        """How many shards there are in the cluster."""
+        """The number of shards in the cluster."""
         self.topic_id: bytes | None = None
-        """The internal topic whose shards are owned."""
+        """The id of the internal topic."""
         self._releasing: dict[Release, bool] = {}
-        """Shards that are being given away, in order, and whether the log was asked for it."""
+        """The releases in progress, in order. The value is True if `poll` has returned the release."""
         self._has_released = False
         self._is_closing = False
         self._queued: dict[int, bool] = {}
-        """Shards that wait to be opened, and whether a snapshot may be used."""
+        """The shards that wait to be opened. The value is True if a snapshot may be used."""
         self._loads: dict[int, _Loading[M]] = {}
         self._overtaken: set[Load] = set()
-        """Loads that nobody waits for any more, whose outcome the log still owes."""
+        """Dropped loads whose outcome has not arrived yet."""
         self._distrusted: set[int] = set()
-        """Shards whose snapshot hid damage in the log."""
+        """The shards whose snapshot hid damage in the log. Their snapshots are not used until a new one is saved."""
         self._reload_ms: dict[int, int] = {}
         self._last_failed_ms: dict[int, int] = {}
         self._closes: list[int] = []
         self._active: list[Load] = []
         self._may_have_log_work = False
-        """False if there are no loads, closes or releases. Whoever adds some sets it; `has_ready` asks in each turn."""
+        """False if there are no loads, closes and releases. `has_ready` reads it in every turn of the event loop.
+
+        Code that adds a load, close or release sets it.
+        """
 
     def state(self, shard_id: int) -> ShardState:
+        """Returns the state of a shard. It is INITIAL if the shard was never owned."""
         shard = self._shards.get(shard_id)
         return shard.state if shard is not None else ShardState.INITIAL
 
     def machine(self, shard_id: int) -> M | None:
-        """The state machine of an active shard, to look at."""
+        """Returns the state machine of an ACTIVE shard, for reading only. None if the shard is not ACTIVE."""
         shard = self._shards.get(shard_id)
         return shard.machine if shard is not None else None
 
     def active(self, shard_id: int) -> ShardContext[M] | None:
-        """A shard that can run operations; its `machine` is there. For what need not go through `run`."""
+        """Returns a shard if it is ACTIVE, for callers that do not need `run`."""
         shard = self._shards.get(shard_id)
         return shard if shard is not None and shard.machine is not None else None
 
     def is_writing(self, shard_id: int) -> bool:
-        """Whether an append of the shard is under way, also of one that has been closed."""
+        """True if an append of the shard is in flight, even if the shard is closed."""
         shard = self._shards.get(shard_id)
         return shard is not None and shard.is_writing
 
     @property
     def is_loading(self) -> bool:
-        """Whether a shard is being loaded, or waits for its first attempt or its next one that is due."""
+        """True if a shard is being loaded or waits in the queue. Shards that wait for a delay do not count."""
         return bool(self._queued or self._loads)
 
     def claim(self, shard_ids: Iterable[int]) -> None:
-        """Loads shards that are owned, also those that others had claimed."""
+        """Puts owned shards into the queue of loads, also those whose logs other processes had claimed."""
         for shard_id in shard_ids:
             shard = self._context(shard_id)
             if shard.machine is None and shard_id not in self._loads:
@@ -165,7 +183,7 @@ class ShardLoads(Generic[M]):
         end_offset: int = 0,
         chunks: Iterable[Chunk] = (),
     ) -> None:
-        """Loads a shard in one go, from what is at hand. Raises LoadError if it cannot be."""
+        """Loads a shard in one step, from the given chunks and batches. Raises LoadError if that fails."""
         shard = self._context(shard_id)
         shard.begin_load()
         self._drop_load(shard_id)
@@ -200,24 +218,32 @@ class ShardLoads(Generic[M]):
 
     def _activate(self, shard: ShardContext[M], loader: Loader[M], now_ms: int) -> None:
         if not shard.activate(loader.machine, loader.next_offset, now_ms):
-            raise LoadError(f"shard {shard.shard_id}: the state that its log holds cannot be started")
+            raise LoadError(f"shard {shard.shard_id}: the log was replayed, but its timers and tasks cannot be started")
 
     def opened(self, load: Load, opened: OpenedLog) -> None:
-        """The log of the shard is claimed and open."""
+        """Begins to replay a log that was claimed and opened."""
         loading = self._answered(load)
         if loading is None:
             return
-        self._shards[load.shard_id].begin_load()
-        loading.opened = opened
-        loading.loader = self._new_loader(load.shard_id, opened.end_offset)
-        load.offset = opened.start_offset
-        if opened.snapshot is not None:
-            load.offset = opened.snapshot.offset
-            loading.chunks = iter(opened.snapshot.chunks)
-        loading.loader.read_offset = load.offset
+        try:
+            self._shards[load.shard_id].begin_load()
+            loading.opened = opened
+            loading.loader = self._new_loader(load.shard_id, opened.end_offset)
+            load.offset = opened.start_offset
+            snapshot = opened.snapshot
+            if snapshot is not None:
+                assert snapshot.end_offset <= opened.end_offset, (
+                    f"R-11: the snapshot of shard {load.shard_id} has records up to offset {snapshot.end_offset}, "
+                    f"but the log ends at {opened.end_offset}"
+                )
+                load.offset = snapshot.offset
+                loading.chunks = iter(snapshot.chunks)
+            loading.loader.read_offset = load.offset
+        except AssertionError as error:
+            loading.broken = error
 
     def read(self, load: Load, batches: Iterable[tuple[BatchHeader, bytes]], now_ms: int, *, is_end: bool) -> None:
-        """The next batches of the log, perhaps the last ones."""
+        """Replays the next batches of the log. If they are the last ones (`is_end`), the shard becomes ACTIVE."""
         loading = self._answered(load)
         if loading is None:
             return
@@ -227,6 +253,10 @@ class ShardLoads(Generic[M]):
         try:
             loader.replay(batches)
             load.offset = loader.read_offset
+            assert loader.read_offset <= opened.end_offset, (
+                f"R-9: the log of shard {load.shard_id} ended at offset {opened.end_offset} when it was claimed, "
+                f"but has batches up to {loader.read_offset}"
+            )
             if not is_end:
                 return
             self._activate(shard, loader, now_ms)
@@ -242,19 +272,22 @@ class ShardLoads(Generic[M]):
             self._run_unanswered(shard, self.catch_up, None, now_ms)
 
     def held(self, load: Load, now_ms: int) -> None:
-        """Another owner still has the log: it has not heard of the change yet, or is closing it."""
+        """Schedules another attempt, because the earlier owner still has the log.
+
+        The owner does not know of the change yet, or is closing the log.
+        """
         if self._answered(load) is not None:
             del self._loads[load.shard_id]
             self._timers.schedule(_reload_key(load.shard_id), now_ms + _HELD_CHECK_MS)
 
     def failed(self, load: Load, error: Exception, now_ms: int) -> None:
-        """The log cannot be opened or read."""
+        """Schedules another attempt, because the log cannot be opened or read."""
         loading = self._answered(load)
         if loading is not None:
             self._not_loaded(loading, error, now_ms)
 
     def _answered(self, load: Load) -> _Loading[M] | None:
-        """The load that an outcome is of; None if it was overtaken."""
+        """Returns the load to which an outcome belongs, or None if the load was dropped."""
         loading = self._loads.get(load.shard_id)
         if loading is None or loading.load is not load:
             self._overtaken.discard(load)
@@ -263,12 +296,17 @@ class ShardLoads(Generic[M]):
         return loading
 
     def _not_loaded(self, loading: _Loading[M], error: Exception, now_ms: int) -> None:
-        """The shard is FAILED if its log was open; before, clients still hear that it is being loaded."""
+        """Ends a failed load and schedules the next attempt.
+
+        The shard becomes FAILED if its log was open. Otherwise it stays LOADING, and requests get
+        COORDINATOR_LOAD_IN_PROGRESS.
+        """
         load = loading.load
         self._loads.pop(load.shard_id, None)
         self._may_have_log_work = True
-        if isinstance(error, LoadError) and loading.opened is not None and loading.opened.snapshot is not None:
-            _logger.warning("A snapshot of %s is not used, the whole log is read: %s", self.name, error)
+        opened = loading.opened
+        if isinstance(error, LoadError | AssertionError) and opened is not None and opened.snapshot is not None:
+            _logger.warning("Cannot use a snapshot of %s, reading the whole log instead: %s", self.name, error)
             self._queued[load.shard_id] = False
             return
         shard = self._shards[load.shard_id]
@@ -279,8 +317,10 @@ class ShardLoads(Generic[M]):
         self._reload_later(load.shard_id, now_ms)
 
     def _on_failed(self, shard_id: int, now_ms: int) -> None:
-        """Nothing of a failed shard is under way any more. A full disk can be read: there the shard is loaded at once,
-        but not again and again. A shard that was claimed meanwhile has its turn already.
+        """Closes the log of a failed shard, which has no append in flight any more, and schedules a load.
+
+        If the disk is full, the shard can be read, so there is almost no delay. A shard that was claimed meanwhile is
+        in the queue already.
         """
         if self._shards[shard_id].state is not ShardState.FAILED:
             return
@@ -298,7 +338,7 @@ class ShardLoads(Generic[M]):
     def _reload_later(self, shard_id: int, now_ms: int) -> None:
         delay_ms = self._reload_ms.get(shard_id, self.first_reload_ms)
         self._reload_ms[shard_id] = min(delay_ms * 2, self.longest_reload_ms)
-        _logger.warning("Shard %d of %s is loaded again in %.0f s", shard_id, self.name, delay_ms / 1000)
+        _logger.warning("Loading shard %d of %s again in %.0f s", shard_id, self.name, delay_ms / 1000)
         self._timers.schedule(_reload_key(shard_id), now_ms + delay_ms)
 
     def _drop_load(self, shard_id: int) -> None:
@@ -312,7 +352,10 @@ class ShardLoads(Generic[M]):
         return self.is_writing(shard_id) or any(load.shard_id == shard_id for load in self._overtaken)
 
     def _go_on(self, loading: _Loading[M], now_ms: int) -> Load | None:
-        """Restores a slice of the snapshot. Once it is through, the log is read."""
+        """Restores a slice of the snapshot. After the last slice, returns the load for the next read of the log."""
+        if loading.broken is not None:
+            self._not_loaded(loading, loading.broken, now_ms)
+            return None
         loader = loading.loader
         if loading.is_asked or loader is None:
             return None
@@ -330,21 +373,22 @@ class ShardLoads(Generic[M]):
         return loading.load
 
     def damaged(self, shard_id: int, reason: str) -> None:
-        """The part of the log that was not read because of a snapshot is damaged: the shard ends as it would without
-        the snapshot, and is loaded from its log alone from now on.
+        """Fails a shard with damage in the part of its log that was not read, because the shard has a snapshot.
+
+        From now on the shard is loaded from its log alone, so it fails as it would without a snapshot.
         """
         _logger.error("The log of shard %d of %s is damaged: %s", shard_id, self.name, reason)
         self._distrusted.add(shard_id)
         self.fail_shard(shard_id, reason)
 
     def fail_shard(self, shard_id: int, reason: str) -> None:
-        """The shard ends as after a failed append."""
+        """Fails a shard, if it is ACTIVE, as a failed append does."""
         shard = self.active(shard_id)
         if shard is not None:
             shard.fail(reason, None)
 
     def _collect_loads(self, ready: Ready, now_ms: int) -> None:
-        """What the log is to be asked for: at most one thing per load."""
+        """Adds the requests for the log to `ready`, at most one for each load."""
         ready.closes, self._closes = self._closes, []
         ready.active, self._active = self._active, []
         loads = [self._go_on(loading, now_ms) for loading in list(self._loads.values())]
@@ -361,7 +405,7 @@ class ShardLoads(Generic[M]):
         ready.opens = opens
 
     def _can_load(self) -> bool:
-        """Whether there is something to be asked that waits for nothing."""
+        """True if a request for the log can be made now."""
         if self._closes or self._active or not all(loading.is_asked for loading in self._loads.values()):
             return True
         return len(self._loads) < self._loads_at_a_time and not all(map(self._is_busy, self._queued))
@@ -376,7 +420,7 @@ class ShardLoads(Generic[M]):
         try:
             shard.run(operation, request, OperationContext(now_ms))
         except KafkaError as error:
-            _logger.error("Shard %d of %s did not take an update: %s", shard.shard_id, self.name, error)
+            _logger.error("An update of shard %d of %s failed: %s", shard.shard_id, self.name, error)
 
 
 def _reload_key(shard_id: int) -> TimerKey:

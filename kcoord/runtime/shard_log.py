@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a shard as the shard set sees it: what it asks for, and how that can end.
+"""The log of a shard: the requests of the shard set, and their outcomes.
 
 Theory of operation
 -------------------
-The shard set (`kcoord.runtime.shard_set`) does no IO. `ShardSet.poll` returns a `Ready`, and its owner passes what is
-in it to a `ShardLog`. A method of the log returns at once. Its outcome is a call of the shard set, now or later, with
-the object that the request was made with: that object is the ticket.
+The shard set (`kcoord.runtime.shard_set`) does no IO. `ShardSet.poll` returns a `Ready`, and its owner passes the
+requests in it to a `ShardLog`. Every method of the log returns at once. The outcome of a request is a call of the shard
+set, now or later, with the request's object: that object is the ticket. All calls are made in one thread.
 
     request of the shard set      outcomes (methods of ShardSet)
     open(load)                    opened, held, failed or fenced
@@ -15,22 +15,22 @@ the object that the request was made with: that object is the ticket.
     release(release)              released
     close(shard_id)               none
 
-What each kind of log has to keep:
+The contract of every kind of log:
 
-* A claim is exclusive. From `opened` on nobody else can append to the shard's log, and the log ends at the `end_offset`
-  that `opened` was given: whatever an earlier owner had appended is below it, or will never be there.
-* `read` returns whole batches in the order of the log. The last call of `read` for a load says that the end is reached.
-* The shard set has at most one append of a shard under way. Appends of several shards may share one request.
-* `written`: the batches are as durable as the log promises, also after this process ends. Answers leave now.
-* `unknown`: the batches may be in the log or not, and may still get there. The shard drops its state, answers everybody
-  who waits with NOT_COORDINATOR, and answers nothing else until it has claimed and read its log again. A log that can
-  find out, by repeating the same append, does that first.
-* `fenced`: another owner has claimed the log, and the batches are not in it. The shard is closed: it answers
-  NOT_COORDINATOR, and it is not loaded again before `ShardSet.claim` or a change of leaders asks for it.
-* Offsets are those of the shard set: it counts records from the `end_offset` of `opened`. A log in which other records
-  lie between (claims, markers of another coordinator) keeps the difference to itself, also in snapshots.
-* After `close` and after `release` the claim may be given up. The shard set asks for them only while no append and no
-  load of the shard is under way.
+* A claim is exclusive. After `opened`, no other process can append to the shard's log. The log ends at the `end_offset`
+  that was passed to `opened`: the batches of an earlier owner are below it, or never reach the log.
+* `read` passes whole batches, in the order of the log. The last `read` of a load has `is_end`.
+* The shard set has at most one append of a shard in flight. Appends of several shards may share one request.
+* `written`: the batches are as durable as the log promises, even if this process ends. The responses leave now.
+* `unknown`: the batches may be in the log or not, and may still arrive there. The shard drops its state and answers
+  every waiting request with NOT_COORDINATOR. It serves no request until it has claimed and read its log again. A log
+  that can learn the outcome by repeating the append does so before it calls `unknown`.
+* `fenced`: another process has claimed the log, and the batches are not in it. The shard is closed and answers
+  NOT_COORDINATOR. It is loaded again only after `ShardSet.claim` or a change of leaders.
+* Offsets are those of the shard set, which counts its records from the `end_offset` of `opened`. If the log also has
+  other records (claims, markers of another coordinator), the log converts the offsets, also in snapshots.
+* The log may give up its claim after `close` and `release`. The shard set requests them only while no append and no
+  load of the shard is in flight.
 """
 
 from __future__ import annotations
@@ -44,29 +44,30 @@ from kcoord.runtime.snapshot import Snapshot
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One attempt to claim a shard and to read its log. `offset` is where to read on."""
+    """One attempt to claim a shard and to read its log."""
 
     shard_id: int
     with_snapshot: bool
-    """False if the snapshot was found to be wrong: the whole log is read then."""
+    """False if the snapshot cannot be used; then the whole log is read."""
     offset: int = 0
+    """The offset from which to read next."""
 
 
 @dataclass(slots=True)
 class OpenedLog:
-    """What is in a log that was claimed and opened: offsets, and the snapshot to begin with, if there is one."""
+    """A log that was claimed and opened: its offsets, and its snapshot, if there is one."""
 
     start_offset: int
     end_offset: int
     size_bytes: int = 0
     snapshot: Snapshot | None = None
     unread_bytes: int = 0
-    """With a snapshot: the size of the log behind it."""
+    """With a snapshot: the size of the log after it."""
 
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """Whole batches, `base_offset` up to before `next_offset`, for the log of one shard."""
+    """Whole batches for the log of one shard, with the offsets from `base_offset` to `next_offset` (exclusive)."""
 
     shard_id: int
     base_offset: int
@@ -76,7 +77,7 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Save:
-    """A snapshot of a shard, to be kept beside its log. All that it holds is durable in the log."""
+    """A snapshot of a shard, which is stored beside the log. All its content is durable in the log."""
 
     shard_id: int
     snapshot: Snapshot = field(repr=False)
@@ -84,20 +85,20 @@ class Save:
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Shards that others own from now on, or whose topic was deleted: then `deleted_topic_id` is its id."""
+    """Shards that other processes own from now on. If the topic was deleted, `deleted_topic_id` is its id."""
 
     shard_ids: Sequence[int]
     deleted_topic_id: bytes | None = None
 
 
 class ShardLog(Protocol):
-    """The logs of all shards of one kind. The module's text says what each method has to keep."""
+    """The logs of all shards of one kind. The module docstring has the contract of every method."""
 
     def open(self, load: Load) -> None:
         """Claims the log of a shard and opens it."""
 
     def read(self, load: Load) -> None:
-        """Reads some batches from `load.offset` on."""
+        """Reads some batches from `load.offset`."""
 
     def append(self, append: Append, now_ms: int) -> None:
         """Appends batches to the log of a shard."""
@@ -106,22 +107,22 @@ class ShardLog(Protocol):
         """Replaces the snapshot of a shard."""
 
     def release(self, release: Release) -> None:
-        """Lets go of shards for good."""
+        """Gives up shards that this process no longer owns."""
 
     def close(self, shard_id: int) -> None:
-        """Closes the log of a shard, which may be opened again."""
+        """Closes the log of a shard. The log may be opened again."""
 
     def is_empty(self, shard_id: int) -> bool:
-        """Whether nothing was ever appended for a shard: then it is active at once, and its log is not opened."""
+        """True if nothing was ever appended for a shard. Such a shard is active at once and its log is not opened."""
 
     def gained(self, shard_id: int) -> None:
-        """Another owner had the shard until now. Whether there is a log is known when that owner has let go of it."""
+        """Called when a shard moves here from another owner, which may still have the shard's log."""
 
     def tick(self, now_ms: int) -> None:
-        """Called about once a second, for periodic work."""
+        """Does periodic work. Called about once a second."""
 
     def stop(self) -> None:
-        """The process ends: nothing is begun any more."""
+        """Called when the process ends. No new work begins after it."""
 
     def finish(self, saves: Iterator[Save]) -> None:
-        """At an orderly stop, when everything is durable: keeps the last snapshots, as long as there is time."""
+        """Stores the last snapshots at an orderly stop, while time is left. All appends are durable before the call."""

@@ -1,33 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shards of one kind of state machine in one process: which are owned, their loading, operations, writes and
-snapshots. One pure object: no clock, no IO, no futures.
+"""All shards of one kind in one process: ownership, loading, operations, appends and snapshots.
+
+A shard is one partition of an internal topic with the state machine that is rebuilt from its log. A shard set is one
+plain object: it has no clock, does no IO, starts no thread, and uses no futures.
 
 Theory of operation
 -------------------
-The owner calls `run` for requests, and `poll` to hear what is to be done: log requests (`kcoord.runtime.shard_log`),
-answers, background tasks. It calls one method per outcome of a log request (`opened`, `read`, `written`, ...), and
-`complete_task` when a task ended. In between nothing happens: time is an argument, and `next_deadline_ms` says when
-`poll` has to be called at the latest. `poll` can be called at any time, and hands out everything once.
+The owner calls `run` for a request, and `poll` to get the work: requests for the logs (`kcoord.runtime.shard_log`),
+replies that may leave, and background tasks to start. It calls one method for each outcome of a log request (`opened`,
+`read`, `written`, ...), and `complete_task` when a task has ended. All these calls come from one thread, the event loop
+of the owner. A shard set does nothing between two calls. Time is an argument, and `next_deadline_ms` returns the latest
+time for the next `poll`. `poll` may be called at any time and returns every piece of work once.
 
 The life of a shard:
 
-    INITIAL -> LOADING     the shard is owned now, and waits for its turn to be opened
+    INITIAL -> LOADING     the shard is owned now and waits until its log is opened
     LOADING -> ACTIVE      the log is claimed, open and replayed; the machine's timers and tasks start
-    LOADING -> FAILED      a batch cannot be replayed
-    ACTIVE  -> FAILED      a broken invariant, damage in the log, or an append whose outcome is unknown
-    FAILED  -> LOADING     the log is open again, after a time that doubles with each failure in a row
-    any     -> CLOSED      others own the shard, its topic was deleted, or its log was claimed by others
+    LOADING -> FAILED      a batch cannot be replayed, or the loaded machine cannot be started
+    ACTIVE  -> FAILED      a broken invariant, damage in the log, or an append with an unknown outcome
+    FAILED  -> LOADING     the log is open again, after a delay that doubles with every failure in a row
+    any     -> CLOSED      another process owns the shard or has claimed its log, or the topic was deleted
     CLOSED  -> LOADING     the shard is owned again
 
 Rules:
 
-* Operations run while a shard is ACTIVE, and never before. Otherwise requests fail with COORDINATOR_LOAD_IN_PROGRESS
-  or NOT_COORDINATOR, never with a guess.
-* A shard's log is opened, or given away, only while no append and no other load of it is under way.
-* State runs ahead of the log, and answers wait for it: `poll` gives out nothing that rests on records that are not
-  durable.
-* A shard that leaves ACTIVE answers everybody who waits for it. Its memory is thrown away and comes back from the log.
-* An outcome of a load that was overtaken (the shard was given away meanwhile) is dropped.
+* Operations run only while a shard is ACTIVE. Before, requests fail with COORDINATOR_LOAD_IN_PROGRESS; while it is
+  FAILED or CLOSED, with NOT_COORDINATOR. A request is never answered from incomplete state.
+* State is ahead of the log, and responses wait for it: no response leaves before everything that its operation may have
+  read is durable. `kcoord.runtime.shard_context` has the steps of an operation.
+* Operations of one shard are ordered by the calls of `run`, and so are their records in the log. A shard has at most
+  one append in flight. Nothing orders two shards.
+* Timers and tasks change state only by operations: `poll` fires the timers that are due, at most 500 at a time.
+* A log is opened or released only while no append and no other load of its shard is in flight.
+* A shard that leaves ACTIVE fails all waiting requests and drops its state machine, timers and tasks. The state comes
+  back from the log. A crash of the process is the same event for all shards at once.
+* The outcome of a load is dropped if the shard was closed or released meanwhile.
+* Only the event loop calls a state machine. A task gets its input from the machine before it starts.
 """
 
 from __future__ import annotations
@@ -55,32 +63,31 @@ _SNAPSHOT: Final = TimerKey(ShardTimer.SNAPSHOT)
 
 
 class ShardSet(ShardLoads[M]):
-    """See the module's text. `make_machine` makes the empty state machine into which a shard's log is replayed. A write
-    waits for `linger_ms` for others to join it.
-    """
+    """All shards of one kind in one process. The module docstring has the rules, and ShardLoads the arguments."""
 
-    # Looking at shards.
+    # Queries.
 
     def active_for(self, key: str) -> ShardContext[M] | None:
-        """The shard of a group id or transactional id, if it can run operations: its `machine` is there."""
+        """Returns the shard of a group id or transactional id, or None if it is not ACTIVE."""
         shard = self._shards.get(partition_for(key, self.count))
         return shard if shard is not None and shard.machine is not None else None
 
     def active_shards(self) -> list[int]:
+        """Returns the numbers of the ACTIVE shards."""
         return [shard_id for shard_id, shard in self._shards.items() if shard.machine is not None]
 
     def offsets(self, shard_id: int) -> tuple[int, int]:
-        """(durable offset, next offset) of a shard; the state in memory is as of the second."""
+        """Returns the durable offset and the next offset of a shard. The state in memory is that of the next offset."""
         shard = self._shards[shard_id]
         return shard.durable_offset, shard.next_offset
 
     def queue_size(self, now_ms: int) -> int:
-        """Tasks that run or wait to be started, and timers that are due and have not fired."""
+        """Returns the number of tasks that run or wait to be started, plus that of timers that are due."""
         tasks = sum(shard.running_tasks for shard in self._shards.values())
         return tasks + self._timer_queue.count_due(now_ms)
 
     def is_idle(self) -> bool:
-        """Whether everything is written and handed out."""
+        """True if no append is in flight and `poll` has no replies, tasks, failures or appends."""
         outbox = self._outbox
         if outbox.replies or outbox.tasks or outbox.failed or outbox.writable:
             return False
@@ -95,7 +102,7 @@ class ShardSet(ShardLoads[M]):
         request: R,
         context: OperationContext,
     ) -> T | DeferredReply:
-        """Runs an operation on a shard: see `ShardContext.run`."""
+        """Runs an operation on a shard, as `ShardContext.run` describes."""
         shard = self._shards.get(shard_id)
         if shard is None:
             raise KafkaError(Errors.NOT_COORDINATOR)
@@ -104,31 +111,33 @@ class ShardSet(ShardLoads[M]):
     def run_on_active(
         self, operation: Callable[[M, OperationContext, R], CoordinatorResult[None]], request: R, now_ms: int
     ) -> None:
-        """Runs an operation whose answer nobody needs on every active shard, such as a metadata update."""
+        """Runs an operation, such as a metadata update, on every ACTIVE shard. Its responses are dropped."""
         for shard in self._shards.values():
             if shard.machine is not None:
                 self._run_unanswered(shard, operation, request, now_ms)
 
     def complete_task(self, shard_id: int, task: Task, value: object, context: OperationContext) -> None:
-        """A task of `Ready.tasks` ended with a value, or with an exception as value."""
+        """Passes on the outcome of a task from `Ready.tasks`: a value, or the exception with which it failed."""
         self._shards[shard_id].complete_task(task, value, context)
 
     def expire_replies(self, now_ms: int, timeout_ms: int) -> None:
-        """Answers those with COORDINATOR_NOT_AVAILABLE who have waited for their shard's log longer than the timeout.
-        It is called again and again, and times nobody's wait more exactly than that.
+        """Fails requests that have waited for their shard's log longer than the timeout.
+
+        They get COORDINATOR_NOT_AVAILABLE. The period of the calls limits how exactly the timeout is kept.
         """
         for shard in self._shards.values():
             if shard.machine is not None:
                 shard.expire_replies(now_ms, timeout_ms)
 
-    # What is owned.
+    # Ownership.
 
     def follow(
         self, topic_id: bytes | None, count: int, led: Sequence[int], empty: Collection[int], now_ms: int
     ) -> list[int]:
-        """Owns, from now on, the partitions `led` of the `count` of the internal topic, and gives the others away; all
-        of them if the topic was deleted (`topic_id` None), as Kafka lets clients do. The logs of shards in `empty` hold
-        nothing yet. Returns the shards that have to be loaded.
+        """Owns the partitions `led` of the internal topic, which has `count` partitions, and releases all others.
+
+        If the topic was deleted, as Kafka permits, `topic_id` is None and all shards are released. The logs of the
+        shards in `empty` have no records yet. Returns the shards that have to be loaded.
         """
         if topic_id is not None and topic_id == self.topic_id:
             return self._follow_leaders(led)
@@ -141,7 +150,10 @@ class ShardSet(ShardLoads[M]):
         return self.open_shards(count, led, empty, now_ms)
 
     def open_shards(self, count: int, own: Sequence[int], empty: Collection[int], now_ms: int) -> list[int]:
-        """Owns the partitions `own` of the `count` of the internal topic. Those in `empty` are active at once."""
+        """Owns the partitions `own` of the internal topic, which has `count` partitions. Returns the shards to load.
+
+        The shards in `empty` become ACTIVE at once.
+        """
         assert not self.shard_ids, "the number of shards never changes"
         self.count = count
         self._set_own(own)
@@ -163,7 +175,7 @@ class ShardSet(ShardLoads[M]):
         if lost:
             self._release(Release(lost))
         self.claim(gained)
-        _logger.info("Of %s, %d shards are led here now, %d elsewhere", self.name, len(gained), len(lost))
+        _logger.info("Leaders of %s have changed: %d shards gained, %d lost", self.name, len(gained), len(lost))
         return gained
 
     def _give_up(self, topic_id: bytes) -> None:
@@ -173,35 +185,35 @@ class ShardSet(ShardLoads[M]):
             self._release(Release(shard_ids, topic_id))
 
     def _set_own(self, own: Sequence[int]) -> None:
-        """Asked often, so it is a range or a set of keys."""
+        """Sets the owned shards, as a range or as dictionary keys: both find a number fast and are in order."""
         self.shard_ids = range(self.count) if len(own) == self.count else dict.fromkeys(own).keys()
 
     def _release(self, release: Release) -> None:
-        """Closes shards. Their logs go when nothing of them is under way any more."""
+        """Closes shards. `poll` releases their logs when no append and no load of them is in flight."""
         for shard_id in release.shard_ids:
             self.close_shard(shard_id)
         self._releasing[release] = False
         self._may_have_log_work = True
 
     def close_shard(self, shard_id: int) -> None:
-        """Ends a shard: who waits gets NOT_COORDINATOR, and so does every later operation."""
+        """Closes a shard. All waiting and all later requests get NOT_COORDINATOR."""
         shard = self._context(shard_id)
         self._drop_load(shard_id)
         if shard.state is not ShardState.CLOSED:
             shard.close()
 
     def released(self, release: Release) -> None:
-        """The logs are given away: a topic of that name, or the same shards, can be owned again."""
+        """Ends a release. The same shards, or those of a new topic of this name, can be owned again."""
         del self._releasing[release]
         self._has_released = self._may_have_log_work = True
         if release.deleted_topic_id is not None:
             _logger.warning(
-                "The topic of the %s was deleted: %d shards are given up", self.name, len(release.shard_ids)
+                "The topic of the %s was deleted: %d shards were released", self.name, len(release.shard_ids)
             )
             self.topic_id = None
 
     def _releasable(self) -> list[Release]:
-        """What can be given away now. A deleted topic goes after all that was given away before."""
+        """Returns the releases that can be requested now. That of a deleted topic waits for all earlier releases."""
         return [
             release
             for release, is_handed_out in self._releasing.items()
@@ -211,7 +223,7 @@ class ShardSet(ShardLoads[M]):
         ]
 
     def close(self) -> None:
-        """The process ends: nothing is loaded any more, and no snapshot is begun."""
+        """Stops loading and taking snapshots, because the process ends."""
         self._is_closing = True
         self._timers.cancel(_SNAPSHOT)
         for shard_id in [*self._queued, *self._loads]:
@@ -220,34 +232,46 @@ class ShardSet(ShardLoads[M]):
     # Outcomes of appends and snapshots.
 
     def written(self, append: Append) -> None:
-        """The batches are durable."""
+        """Handles an append that is durable: its replies leave with the next `poll`."""
         for observe in self.append_observers:
             try:
                 observe(append)
             except Exception:
-                _logger.exception("Publishing what shard %d of %s wrote failed", append.shard_id, self.name)
-        self._shards[append.shard_id].written(append)
+                _logger.exception("Publishing the append of shard %d of %s failed", append.shard_id, self.name)
+        shard = self._shards[append.shard_id]
+        try:
+            shard.written(append)
+        except AssertionError as error:
+            shard.broken(error)
 
     def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
-        """The batches may be in the log or not. If there is no space for them (ENOSPC), the shard can be read, and
-        refuses for a while what would have to be written.
+        """Handles an append whose batches may be in the log or not: the shard fails and is loaded again.
+
+        After an error for lack of space (ENOSPC or EDQUOT), the loaded shard is read-only for a while.
         """
-        self._shards[append.shard_id].unknown(append, error, now_ms)
+        shard = self._shards[append.shard_id]
+        try:
+            shard.unknown(append, error, now_ms)
+        except AssertionError as broken:
+            shard.broken(broken)
 
     def fenced(self, ticket: Append | Load) -> None:
-        """Another owner has claimed the log. It is not loaded again before `claim`, or a change of leaders."""
+        """Closes a shard whose log another process has claimed. It is loaded again after `claim` or `follow`."""
         shard = self._shards[ticket.shard_id]
         if isinstance(ticket, Append):
-            shard.end_append(ticket)
+            try:
+                shard.end_append(ticket)
+            except AssertionError as error:
+                shard.broken(error)
         elif self._answered(ticket) is None:
             return
-        _logger.warning("Shard %d of %s has another owner now", ticket.shard_id, self.name)
+        _logger.warning("Shard %d of %s is closed: another process has claimed its log", ticket.shard_id, self.name)
         self.close_shard(ticket.shard_id)
         self._closes.append(ticket.shard_id)
         self._may_have_log_work = True
 
     def saved(self, save: Save, now_ms: int, *, succeeded: bool) -> bool:
-        """See `ShardSnapshots.saved`."""
+        """Ends a snapshot that was written or not. Returns False if it must be removed (`ShardSnapshots.saved`)."""
         is_kept = self.snapshots.saved(save, now_ms, succeeded=succeeded)
         if is_kept and succeeded:
             self._distrusted.discard(save.shard_id)
@@ -255,13 +279,13 @@ class ShardSet(ShardLoads[M]):
         return is_kept
 
     def take_snapshots(self, now_ms: int) -> None:
-        """Called once in a while, such as once a second: takes some of the snapshots that are due."""
+        """Begins to take the snapshots that are due. Called periodically, about once a second."""
         if not self._is_closing:
             self.snapshots.take_due(now_ms)
             self._arm_snapshots()
 
     def take_snapshot(self, shard_id: int, now_ms: int) -> bool:
-        """Begins a snapshot of one shard; False if none can be made now, or another one is being taken."""
+        """Begins a snapshot of one shard. Returns False if it cannot be made now or another is being taken."""
         has_begun = self.snapshots.take(shard_id, now_ms)
         self._arm_snapshots()
         return has_begun
@@ -274,7 +298,7 @@ class ShardSet(ShardLoads[M]):
     # Time.
 
     def poll(self, now_ms: int) -> Ready:
-        """Fires the timers that are due, then hands out everything there is to do."""
+        """Fires the timers that are due, and returns all work for the owner."""
         saves = self._fire_timers(now_ms) if self._timer_queue.may_be_due(now_ms) else ()
         outbox = self._outbox
         if outbox.failed:
@@ -296,13 +320,13 @@ class ShardSet(ShardLoads[M]):
         return ready
 
     def take_replies(self) -> list[Waiter]:
-        """The answers that may leave now."""
+        """Removes and returns the replies that may leave now."""
         outbox = self._outbox
         replies, outbox.replies = outbox.replies, []
         return replies
 
     def has_ready(self, now_ms: int) -> bool:
-        """Whether `poll` would give something, or find a timer due."""
+        """True if `poll` would return any work or a timer may be due."""
         outbox = self._outbox
         if outbox.writable or outbox.replies or outbox.tasks or outbox.failed:
             return True
@@ -311,16 +335,17 @@ class ShardSet(ShardLoads[M]):
         return self._may_have_log_work and (self._can_load() or self._has_released or bool(self._releasable()))
 
     def next_deadline_ms(self) -> int | None:
-        """When `poll` has to be called at the latest, if nothing else happens."""
+        """Returns the latest time for the next `poll`, or None if no timer is armed."""
         return self._timer_queue.next_deadline_ms()
 
     def has_timer_before(self, deadline_ms: int) -> bool:
-        """False where no timer is due before; True may turn out to be one that moved on."""
+        """False if no timer is due before `deadline_ms`. True may be wrong, for a timer that was re-armed."""
         return self._timer_queue.may_have_before(deadline_ms)
 
     def _fire_timers(self, now_ms: int) -> list[Save]:
-        """Returns the snapshots that are whole. A burst of timers is spread over several polls: those left over are due
-        at once.
+        """Fires timers that are due, and returns the snapshots that are complete.
+
+        A burst of timers is spread over several polls. The timers left over are still due.
         """
         saves: list[Save] = []
         for _ in range(_MAX_TIMERS_PER_POLL):
@@ -328,7 +353,11 @@ class ShardSet(ShardLoads[M]):
             if timer is None:
                 break
             if timer.shard_id != SET_TIMERS:
-                self._shards[timer.shard_id].fire(timer.key, now_ms)
+                shard = self._shards[timer.shard_id]
+                try:
+                    shard.fire(timer.key, now_ms)
+                except AssertionError as error:
+                    shard.broken(error)
                 continue
             self._timers.fired(timer.key)
             if timer.key.kind is ShardTimer.RELOAD:
@@ -336,8 +365,11 @@ class ShardSet(ShardLoads[M]):
                 self._queued[shard_id] = shard_id not in self._distrusted
                 self._may_have_log_work = True
                 continue
-            save = self.snapshots.step(now_ms)
-            if save is not None:
-                saves.append(save)
+            try:
+                save = self.snapshots.step(now_ms)
+                if save is not None:
+                    saves.append(save)
+            except AssertionError as error:
+                self.snapshots.abandon(error)
             self._arm_snapshots()
         return saves

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the shards of one set are due for a snapshot, and how one is taken while its shard works on.
+"""Decides when the shards of one set need a snapshot, and takes it while the shard runs operations.
 
-A snapshot is taken in slices, one after another, of the shard whose log has grown most since its last one. It is saved
-once everything it may hold is durable. Nothing depends on any of it: whatever is wrong with a snapshot, the log is read
-instead.
+Theory of operation
+-------------------
+One snapshot is taken at a time, of the shard whose log has grown most since its last snapshot. It is made in slices,
+one per deadline of the shard set's snapshot timer. The state may change between two slices, so a snapshot has two
+offsets: the end of the log before the first slice, from which loading replays the log, and the end after the last
+slice. The snapshot is saved when everything before the second offset is durable. So a snapshot never has a record that
+the log could lose.
+
+If the shard is loaded again meanwhile, its machine is another object and the snapshot is dropped. A crash leaves the
+previous snapshot. Correctness never depends on a snapshot: if it is missing or unusable, the whole log is read.
 """
 
 from __future__ import annotations
@@ -21,19 +28,19 @@ from kcoord.runtime.snapshot import Chunk, HasSnapshot, Snapshot, make_chunks
 M = TypeVar("M", bound=StateMachine)
 
 LEAST_GROWTH_BYTES: Final = 1 << 20
-"""A log that grew by less is not worth a snapshot while the process runs."""
+"""While the process runs, a shard whose log grew by less gets no snapshot."""
 LEAST_GROWTH_AT_STOP_BYTES: Final = 16 << 10
 MOST_PER_TICK: Final = 8
 _SLICE_REST_MS: Final = 1
-"""Between two slices, which take a quarter of that: an answer takes several turns of the event loop, and must not wait
-for a slice in each.
+"""The pause between two slices. A slice takes a quarter of it. A response needs several turns of the event loop, and
+the pause keeps it from waiting for a slice in each of them.
 """
 _DURABLE_CHECK_MS: Final = 10
 
 
 @dataclass(slots=True)
 class _Taking(Generic[M]):
-    """The snapshot that is being taken. It is worth nothing if the shard's machine is replaced meanwhile."""
+    """The snapshot that is being taken. It is dropped if the shard's machine is replaced meanwhile."""
 
     shard_id: int
     machine: M | None
@@ -44,11 +51,11 @@ class _Taking(Generic[M]):
 
 
 class ShardSnapshots(Generic[M]):
-    """See the module's text."""
+    """Takes the snapshots of one shard set. The module docstring describes how."""
 
     def __init__(self, shards: Mapping[int, ShardContext[M]], serde: RecordSerde) -> None:
         self.step_due_ms: int | None = None
-        """When `step` is to be called next."""
+        """The time of the next `step`; None if no snapshot is being taken or it is being saved."""
         self._shards = shards
         self._serde = serde
         self._postponed_bytes: dict[int, int] = {}
@@ -57,7 +64,7 @@ class ShardSnapshots(Generic[M]):
         self._left = 0
 
     def loaded(self, shard_id: int, opened: OpenedLog) -> None:
-        """The shard is active."""
+        """Notes how much of a loaded shard's log is not in its snapshot."""
         if opened.snapshot is None:
             self._shards[shard_id].grown_bytes = opened.size_bytes
         else:
@@ -66,10 +73,11 @@ class ShardSnapshots(Generic[M]):
 
     @property
     def is_taking(self) -> bool:
+        """True if a snapshot is being taken or saved."""
         return self._taking is not None
 
     def take_due(self, now_ms: int) -> None:
-        """Takes some of the snapshots that are due, one after another."""
+        """Begins to take the snapshots that are due, at most `MOST_PER_TICK`, one after another."""
         self._left = MOST_PER_TICK
         if self._taking is None:
             self._take_next(now_ms)
@@ -84,7 +92,10 @@ class ShardSnapshots(Generic[M]):
                 self.take(shard_id, now_ms)
 
     def due(self) -> int | None:
-        """The shard that needs a snapshot most, if one does. A larger one has to pay off."""
+        """Returns the shard whose log has grown most, or None if no log has grown enough.
+
+        A log has to grow by at least the size of the last snapshot, so that large snapshots are written less often.
+        """
         shard = max(self._shards.values(), key=lambda shard: shard.grown_bytes, default=None)
         if shard is None:
             return None
@@ -92,10 +103,10 @@ class ShardSnapshots(Generic[M]):
         return shard.shard_id if shard.grown_bytes >= least else None
 
     def take(self, shard_id: int, now_ms: int) -> bool:
-        """Begins a snapshot of an active shard; False if none can be made now, or another one is being taken."""
+        """Begins a snapshot of an active shard. Returns False if it cannot be made now or another is being taken."""
         if self._taking is not None:
             return False
-        # Whatever happens, it is another shard's turn until this one has grown again.
+        # Even if this snapshot fails, other shards have precedence until this log has grown again.
         self._postponed_bytes[shard_id] = self._unsaved_bytes(shard_id)
         shard = self._shards[shard_id]
         shard.grown_bytes = 0
@@ -107,13 +118,13 @@ class ShardSnapshots(Generic[M]):
         return True
 
     def slices(self, shard_id: int) -> Iterator[list[Chunk]] | None:
-        """The chunks of a snapshot of an active shard, to be made in slices; None if there can be none now."""
+        """Returns an iterator over the slices of an active shard's snapshot, or None if it cannot be made now."""
         machine: object = self._shards[shard_id].machine
         parts = machine.snapshot() if isinstance(machine, HasSnapshot) else None
         return make_chunks(parts, self._serde) if parts is not None else None
 
     def step(self, now_ms: int) -> Save | None:
-        """Takes one slice; returns the snapshot once it is whole and durable."""
+        """Takes one slice. Returns the snapshot when it is complete and its content is durable."""
         taking = self._taking
         if taking is None:
             self.step_due_ms = None
@@ -133,13 +144,26 @@ class ShardSnapshots(Generic[M]):
         if shard.durable_offset < taking.snapshot.end_offset:
             self.step_due_ms = now_ms + _DURABLE_CHECK_MS
             return None
+        snapshot = taking.snapshot
+        assert snapshot.offset <= snapshot.end_offset <= shard.durable_offset, (
+            f"R-10: the snapshot of shard {taking.shard_id} has the state of the offsets {snapshot.offset} to "
+            f"{snapshot.end_offset}, but {shard.durable_offset} is the durable offset"
+        )
         self.step_due_ms = None
-        taking.save = Save(taking.shard_id, taking.snapshot)
+        taking.save = Save(taking.shard_id, snapshot)
         return taking.save
 
+    def abandon(self, error: AssertionError) -> None:
+        """Drops the snapshot that is being taken, and fails its shard, because an invariant is broken."""
+        if self._taking is not None:
+            shard = self._shards[self._taking.shard_id]
+            self._taking = self.step_due_ms = None
+            shard.broken(error)
+
     def saved(self, save: Save, now_ms: int, *, succeeded: bool) -> bool:
-        """A snapshot was written, or could not be. Returns False if it must be removed: the shard was loaded again, or
-        its topic deleted, while it was written.
+        """Ends a snapshot that was written, or could not be written.
+
+        Returns False if it must be removed, because the shard was loaded again or its topic was deleted meanwhile.
         """
         taking = self._taking
         if taking is None or taking.save is not save:
@@ -160,7 +184,10 @@ class ShardSnapshots(Generic[M]):
         return self._shards[shard_id].grown_bytes + self._postponed_bytes.get(shard_id, 0)
 
     def last(self, now_ms: int) -> Iterator[Save]:
-        """At an orderly stop: a snapshot of each shard whose log has grown, the most first, each taken in one go."""
+        """Yields the snapshots for an orderly stop, those of the logs that have grown most first.
+
+        Every snapshot is taken in one step. Shards that have grown by less than `LEAST_GROWTH_AT_STOP_BYTES` get none.
+        """
         saving = self._taking.shard_id if self._taking is not None and self._taking.save is not None else None
         for shard_id in sorted(self._shards, key=self._unsaved_bytes, reverse=True):
             if self._unsaved_bytes(shard_id) < LEAST_GROWTH_AT_STOP_BYTES:

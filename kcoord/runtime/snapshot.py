@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snapshot of a state machine as chunks of bytes, made in slices while the machine works on, and the way back.
+"""The snapshot of a state machine as chunks of bytes.
 
-A state machine hands out records that bring the state about again, and packed bytes for what there is too much of. The
-records go into ordinary record batches, so that they are read as a log is.
+A state machine yields the parts of its snapshot: records that rebuild the state, and packed bytes for state that needs
+too many records. The records are stored in ordinary record batches, so that loading replays them like a log. The parts
+are made in slices, and the state machine runs operations between two slices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kcoord.runtime.serde import RecordSerde, SerializedRecord, size_bound_bytes
 from kcoord_protocol.record_batch import encode_batch_from_parts
 
 RECORDS: Final = 0
-"""The kind of a chunk that is a record batch. All other kinds are the state machine's."""
+"""The kind of a chunk that is a record batch. The state machine defines all other kinds."""
 
 _SLICE_PARTS: Final = 25
 _BATCH_BYTES: Final = 64 * 1024
@@ -24,7 +25,7 @@ _BATCH_BYTES: Final = 64 * 1024
 
 @dataclass(slots=True)
 class PackedState:
-    """Bytes that only the state machine understands. `kind` is 1 or more, and another one for each format."""
+    """Bytes in a format of the state machine. `kind` identifies the format and is at least 1."""
 
     kind: int
     data: bytes
@@ -35,21 +36,21 @@ SnapshotPart: TypeAlias = CoordinatorRecord | PackedState
 
 @runtime_checkable
 class HasSnapshot(Protocol):
-    """A state machine whose loading need not begin with the first record of its log."""
+    """A state machine that can be loaded from a snapshot and the log after it."""
 
     def snapshot(self) -> Iterator[SnapshotPart] | None:
-        """The parts, made one by one from the state as it is then; None while there is state that they cannot hold.
+        """Returns an iterator that makes the parts one by one, or None while a snapshot cannot hold all of the state.
 
-        The state may change between two parts. All parts together, and then every record from the first part on, give
-        the state: each record says all there is to say about its key.
+        The state may change between two parts. Replaying all parts, and then every record appended since the first
+        part was made, gives the state, because every record has the complete value of its key.
         """
 
     def restore(self, part: PackedState) -> bool:
-        """Takes back what `snapshot` gave out; False where the kind is unknown. ValueError where it is malformed."""
+        """Restores a part from `snapshot`. Returns False for an unknown kind. Raises ValueError for malformed bytes."""
 
 
 class Chunk(NamedTuple):
-    """One run of bytes of a snapshot."""
+    """One part of a snapshot in bytes."""
 
     kind: int
     data: bytes
@@ -57,7 +58,10 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Snapshot:
-    """A state: `chunks`, then the log from `offset` on, which must reach at least `end_offset`."""
+    """A state: the `chunks`, and then the log from `offset`, which must reach at least `end_offset`.
+
+    `offset` is the end of the log when the snapshot was begun, `end_offset` when its last chunk was made.
+    """
 
     offset: int
     end_offset: int
@@ -70,7 +74,7 @@ class Snapshot:
 
 
 def make_chunks(parts: Iterator[SnapshotPart], serde: RecordSerde) -> Iterator[list[Chunk]]:
-    """The chunks, after each slice of work those that it gave, possibly none: others may have their turn in between."""
+    """Yields the chunks of each slice of work, possibly none. Other work may run between two slices."""
     pending: list[SerializedRecord] = []
     chunks: list[Chunk] = []
     for number, part in enumerate(parts, 1):

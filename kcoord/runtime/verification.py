@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards the first write of a transaction into one log (KIP-890): between asking the transaction coordinator and
-writing, the transaction may have ended, and then the write must not happen any more.
+"""Guards the first write of a transaction to one log (KIP-890).
 
-A ticket is taken before the coordinator is asked, and a transaction marker voids the tickets of its producer. All of it
-is soft state: without a ticket the producer is asked to begin again.
+The transaction may end between the question to its coordinator and the write. The write must fail then, or it would
+become part of a transaction that nobody ends.
+
+The writer takes a ticket before it asks the coordinator. A transaction marker voids the tickets of its producer. The
+first write without a valid ticket fails with INVALID_TXN_STATE. Tickets are not stored: a restart voids all of them.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ class Verifications:
         return len(self._tickets)
 
     def start(self, producer_id: int) -> int:
-        """A ticket for one write."""
+        """Returns a ticket for one write."""
         ticket = next(self._numbers)
         self._tickets.setdefault(producer_id, set()).add(ticket)
         return ticket
 
     def holds(self, producer_id: int, ticket: int) -> bool:
-        """Whether no marker came since the ticket was taken."""
+        """True if no marker of the producer's transaction arrived since the ticket was taken."""
         return ticket in self._tickets.get(producer_id, ())
 
     def finish(self, producer_id: int, ticket: int) -> None:
-        """The write was made, or given up."""
+        """Removes the ticket of a write that was made or abandoned."""
         tickets = self._tickets.get(producer_id)
         if tickets is not None:
             tickets.discard(ticket)
@@ -42,5 +44,5 @@ class Verifications:
                 del self._tickets[producer_id]
 
     def end(self, producer_id: int) -> None:
-        """The producer's transaction has ended."""
+        """Voids all tickets of the producer, whose transaction has ended."""
         self._tickets.pop(producer_id, None)

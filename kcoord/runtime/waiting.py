@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shards of one set wait for, and what they have ready: timers, replies that rest on records which are not
-durable yet, and the outbox from which the next `poll` takes.
+"""The parts of a shard that wait: timers, replies that wait for the log, and the outbox that `poll` empties.
 
-Timers are data: a key and a deadline, no closures and no clock. Re-arming is cheap, because session timers move with
-every heartbeat: the new deadline is stored in the timer, and the heap learns of it only when its old entry comes up.
-Timers with equal deadlines fire in the order in which they were put into the heap, so that runs can be repeated.
+Replies wait in one queue per shard, in the order of offsets. A reply leaves when every record that its operation may
+have read is durable.
+
+Timers are data: a key and a deadline, without closures and without a clock. All shards of a set share one heap.
+Re-arming is cheap, because every heartbeat moves a session timer: only the deadline in the timer changes. The timer's
+heap entry keeps the old time, and when that time comes, the entry is pushed again with the new deadline. An entry is
+valid if its time is the timer's `queued_ms`. Timers with equal deadlines fire in the order in which they were put into
+the heap, so that runs can be repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ _LONGEST_REFUSAL_MS: Final = 8000
 
 
 class ShardState(Enum):
-    """The life of a shard; operations run in ACTIVE alone."""
+    """The states of a shard. Operations run only in ACTIVE. `kcoord.runtime.shard_set` describes the transitions."""
 
     INITIAL = "Initial"
     LOADING = "Loading"
@@ -50,26 +54,28 @@ NEXT_STATES: Final = {
 
 
 class Waiter(ABC):
-    """Waits for records to be durable. The shard set calls neither method itself: it hands waiters out in `Ready`."""
+    """Waits for records to become durable. The shard set calls neither method: it returns waiters in `Ready`."""
 
     __slots__ = ()
 
     @abstractmethod
     def settle(self) -> None:
-        """The records are durable: an answer that rests on them may leave."""
+        """Called when the records are durable. A response that depends on them may leave."""
 
     @abstractmethod
     def fail(self, error: KafkaError) -> None:
-        """The shard failed before that."""
+        """Called if the shard fails before the records are durable."""
 
 
 def _to_nobody(value: object) -> None:
-    """Nobody waits for the answer."""
+    """Drops the response. No client waits for it."""
 
 
 class DeferredReply(Waiter):
-    """The answer to an operation, which has to wait. Whoever ran the operation sets `deliver`: it gets the response, or
-    a KafkaError for an expected failure.
+    """The response of an operation that has to wait for the log.
+
+    The caller of the operation sets `deliver`, which is called with the response, or with a KafkaError for an expected
+    failure.
     """
 
     __slots__ = ("deliver", "value")
@@ -86,7 +92,7 @@ class DeferredReply(Waiter):
 
 
 class Refusal(Waiter):
-    """Settles a waiter by failing it."""
+    """Fails another waiter when it is settled. So failures leave in the same queue as responses."""
 
     __slots__ = ("_error", "_waiter")
 
@@ -102,9 +108,9 @@ class Refusal(Waiter):
 
 
 class DeferredReplies:
-    """The waiters of one shard that wait until everything their operation could have seen is durable.
+    """The waiters of one shard. A waiter waits until everything that its operation may have read is durable.
 
-    Offsets only grow, so a queue in arrival order is also a queue in order of offsets.
+    The next offset never falls, so the order of arrival is also the order of offsets.
     """
 
     __slots__ = ("_queue", "_seen")
@@ -112,21 +118,25 @@ class DeferredReplies:
     def __init__(self) -> None:
         self._queue: deque[tuple[int, Waiter]] = deque()
         self._seen: deque[tuple[int, int]] = deque()
-        """When `overdue` was called, and the end of the log then."""
+        """The times at which `overdue` was called, with the shard's next offset at that time."""
 
     def add(self, offset: int, waiter: Waiter) -> None:
-        """`waiter` is settled once everything before `offset` is durable."""
-        self._queue.append((offset, waiter))
+        """Adds a waiter that is released when everything before `offset` is durable."""
+        queue = self._queue
+        assert not queue or queue[-1][0] <= offset, f"R-7: a reply waits for {offset} after one for {queue[-1][0]}"
+        queue.append((offset, waiter))
 
     def release(self, durable_offset: int, replies: list[Waiter]) -> None:
-        """Moves all that waited for at most `durable_offset`, in order."""
+        """Moves the waiters for offsets up to `durable_offset` to `replies`, in order."""
         queue = self._queue
         while queue and queue[0][0] <= durable_offset:
             replies.append(queue.popleft()[1])
 
     def overdue(self, next_offset: int, now_ms: int, since_ms: int) -> list[Waiter]:
-        """Removes all that were there at `since_ms`, as far as calls of this have seen: it is called again and again.
-        Returns them in order.
+        """Removes and returns, in order, the waiters that already waited at `since_ms`.
+
+        Waiters have no time of their own. Periodic calls of this method note the next offset, so the age of a waiter is
+        known only as exactly as the period.
         """
         self._seen.append((now_ms, next_offset))
         waiters: list[Waiter] = []
@@ -135,7 +145,7 @@ class DeferredReplies:
         return waiters
 
     def drain(self) -> list[Waiter]:
-        """Removes all and returns them in order."""
+        """Removes all waiters and returns them in order."""
         waiters = [waiter for _, waiter in self._queue]
         self._queue.clear()
         self._seen.clear()
@@ -143,8 +153,9 @@ class DeferredReplies:
 
 
 class FullDisk:
-    """How long a shard refuses what would have to be written, after a write that found no space. The time doubles with
-    each such write, until a write succeeds and sets `refusal_ms` to 0.
+    """The time for which a shard refuses results with records after a write found no space.
+
+    The time doubles with every such write, up to a limit. After a successful write the shard sets `refusal_ms` to 0.
     """
 
     __slots__ = ("refusal_ms", "until_ms")
@@ -154,7 +165,7 @@ class FullDisk:
         self.until_ms = 0
 
     def note(self, error: OSError, now_ms: int) -> None:
-        """A write failed."""
+        """Begins a refusal if a write failed because there is no space."""
         if error.errno in _NO_SPACE:
             self.refusal_ms = min(max(2 * self.refusal_ms, _FIRST_REFUSAL_MS), _LONGEST_REFUSAL_MS)
             self.until_ms = now_ms + self.refusal_ms
@@ -162,19 +173,20 @@ class FullDisk:
 
 @dataclass(slots=True)
 class Statistics:
-    """What the shards of one set did, for metrics."""
+    """Counters of all shards of one set, for metrics."""
 
     records_appended: int = 0
     batches_appended: int = 0
     bytes_appended: int = 0
     operations_failed: int = 0
+    invariants_broken: int = 0
     records_loaded: int = 0
     records_skipped: int = 0
 
 
 @dataclass(slots=True)
 class Outbox:
-    """What the shards of one set have for the next `poll`."""
+    """What the next `poll` returns or handles, for all shards of one set."""
 
     replies: list[Waiter] = field(default_factory=list)
     tasks: list[tuple[int, Task]] = field(default_factory=list)
@@ -183,21 +195,24 @@ class Outbox:
 
 
 class Ready:
-    """What the owner has to do now: requests of the log, answers that may leave, and tasks to start. It is made anew in
-    each turn, so what is rare is an attribute of the class until there is some.
+    """The work of the owner after a `poll`: requests for the log, replies that may leave, and tasks to start.
+
+    Every turn of the event loop makes an instance. Rare fields are therefore attributes of the class and set only if
+    they have content.
     """
 
     saves: Sequence[Save] = ()
     has_log_work = False
-    """Whether any of the following may be there."""
+    """True if any of the following fields may have content."""
     closes: Sequence[int] = ()
     releases: Sequence[Release] = ()
     opens: Sequence[Load] = ()
     reads: Sequence[Load] = ()
     has_released = False
-    """Shards were given away: a topic of that name, or the same shards, can be owned again (`ShardSet.follow`)."""
+    """True if shards were released. They, or those of a new topic of this name, can be owned again (`ShardSet.follow`).
+    """
     active: Sequence[Load] = ()
-    """Loads that ended well; their shards answer from now on."""
+    """Loads that succeeded. Their shards are ACTIVE."""
 
     def __init__(self, replies: list[Waiter], tasks: list[tuple[int, Task]], appends: list[Append]) -> None:
         self.replies = replies
@@ -206,7 +221,7 @@ class Ready:
 
 
 class ShardTimer(TimerKind):
-    """The timers of a shard's own, which no state machine hears of."""
+    """The timers of the runtime itself. State machines do not see them."""
 
     LINGER = "shard-linger"
     RELOAD = "shard-reload"
@@ -214,7 +229,7 @@ class ShardTimer(TimerKind):
 
 
 class Timer:
-    """One timer of one shard. `queued_ms` is the position of its valid heap entry, at or before the deadline."""
+    """One timer of one shard. `queued_ms` is the time of its valid heap entry, which is never after the deadline."""
 
     __slots__ = ("deadline_ms", "key", "queued_ms", "shard_id")
 
@@ -225,8 +240,9 @@ class Timer:
         self.queued_ms = deadline_ms
 
     def rearm(self, deadline_ms: int) -> bool:
-        """Moves the deadline, without asking the queue; False where that has to be asked: the timer is not armed any
-        more, or would come before its heap entry.
+        """Moves the deadline without a change of the heap.
+
+        Returns False if that is impossible: the timer is not armed, or the deadline is before its heap entry.
         """
         if not 0 <= self.queued_ms <= deadline_ms:
             return False
@@ -248,16 +264,16 @@ class TimerQueue:
         return self._armed
 
     def add(self, timer: Timer) -> None:
-        """Takes in a newly armed timer."""
+        """Adds a timer that was just armed."""
         self._armed += 1
         self._push(timer)
 
     def advance(self, timer: Timer) -> None:
-        """The deadline of an armed timer moved to before its heap entry, which becomes void."""
+        """Adds an entry for an armed timer whose deadline is now before its heap entry. The old entry becomes void."""
         self._push(timer)
 
     def disarm(self, timer: Timer) -> None:
-        """The timer's heap entry becomes void; void entries are swept out once they outnumber the others."""
+        """Voids the timer's heap entry. Void entries are removed when they outnumber the valid entries."""
         self._armed -= 1
         timer.deadline_ms = timer.queued_ms = _DISARMED
         if len(self._heap) > 2 * self._armed + _SLACK:
@@ -265,25 +281,25 @@ class TimerQueue:
             heapify(self._heap)
 
     def next_deadline_ms(self) -> int | None:
-        """When the next timer is due."""
+        """Returns the earliest deadline, or None if no timer is armed."""
         self._settle()
         return self._heap[0][0] if self._heap else None
 
     def may_be_due(self, now_ms: int) -> bool:
-        """Whether the heap begins with an entry that has come up; its timer may have moved on since."""
+        """False if no timer is due. True if the first heap entry is due, whose timer may have a later deadline now."""
         return bool(self._heap) and self._heap[0][0] <= now_ms
 
     def may_have_before(self, deadline_ms: int) -> bool:
-        """Whether the heap begins with an entry before that; its timer may have moved on since."""
+        """False if no timer is due before `deadline_ms`. True may be wrong, as for `may_be_due`."""
         return bool(self._heap) and self._heap[0][0] < deadline_ms
 
     def count_due(self, now_ms: int) -> int:
-        """How many timers are due, for metrics."""
+        """Returns the number of timers that are due, for metrics. Reads the whole heap."""
         valid = {timer for queued_ms, _, timer in self._heap if queued_ms == timer.queued_ms}
         return sum(timer.deadline_ms <= now_ms for timer in valid)
 
     def pop_due(self, now_ms: int) -> Timer | None:
-        """Disarms and returns the first timer whose deadline has come."""
+        """Removes and returns the first timer that is due. Returns None if no timer is due."""
         if not self.may_be_due(now_ms):
             return None
         self._settle()
@@ -298,7 +314,7 @@ class TimerQueue:
         heappush(self._heap, (timer.deadline_ms, next(self._numbers), timer))
 
     def _settle(self) -> None:
-        """Drops void entries at the top, and moves those of re-armed timers to where they belong now."""
+        """Makes the first heap entry valid: drops void entries and pushes those of re-armed timers again."""
         heap = self._heap
         while heap:
             queued_ms, _, timer = heap[0]
@@ -310,7 +326,7 @@ class TimerQueue:
 
 
 class ShardTimers:
-    """The timers of one shard by key; its heap is shared with the other shards."""
+    """The timers of one shard by key. The heap is shared with the other shards."""
 
     __slots__ = ("_queue", "_shard_id", "_timers")
 
@@ -323,7 +339,7 @@ class ShardTimers:
         return len(self._timers)
 
     def schedule(self, key: TimerKey, deadline_ms: int) -> Timer:
-        """Arms the timer, or moves it; `Timer.rearm` of the result is the quick way to move it further."""
+        """Arms the timer or moves its deadline. `Timer.rearm` of the result is a faster way to a later deadline."""
         timer = self._timers.get(key)
         if timer is None:
             timer = self._timers[key] = Timer(self._shard_id, key, deadline_ms)
@@ -335,25 +351,27 @@ class ShardTimers:
         return timer
 
     def cancel(self, key: TimerKey) -> None:
+        """Disarms the timer, if it is armed."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             self._queue.disarm(timer)
 
     def deadline_ms(self, key: TimerKey) -> int | None:
-        """The deadline of an armed timer."""
+        """Returns the deadline of the timer, or None if it is not armed."""
         timer = self._timers.get(key)
         return timer.deadline_ms if timer is not None else None
 
     def deadlines(self) -> dict[TimerKey, int]:
-        """All armed timers, in the order in which they were first armed."""
+        """Returns the deadlines of all armed timers, in the order in which the timers were first armed."""
         return {key: timer.deadline_ms for key, timer in self._timers.items()}
 
     def fired(self, key: TimerKey) -> None:
-        """The queue has popped this timer."""
+        """Forgets a timer that `TimerQueue.pop_due` returned."""
         timer = self._timers.pop(key)
         timer.deadline_ms = timer.queued_ms = _DISARMED
 
     def clear(self) -> None:
+        """Disarms all timers of the shard."""
         for timer in self._timers.values():
             self._queue.disarm(timer)
         self._timers.clear()

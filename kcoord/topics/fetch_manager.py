@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch requests from arrival to response: reads the partitions, and parks a request whose `min_bytes` are not there
-yet (long poll).
+"""Fetch requests from arrival to response.
+
+Reads the partitions, and parks a request whose `min_bytes` are not there yet (long poll).
 
 States of a request:
 
@@ -19,11 +20,11 @@ Nothing here is stored. After a crash the clients send their requests again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from kcoord.runtime.shard_log import Append
 from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
@@ -45,7 +46,19 @@ def check_isolation_level(level: int) -> None:
         raise KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"Unknown isolation level {level}.")
 
 
+def replica_id(request: FetchRequest, api_version: int) -> int:
+    """Returns the id of the broker that sends the request, -1 if a consumer sends it."""
+    return request.replica_state.replica_id if api_version >= _OLDEST_VERSION_WITH_REPLICA_STATE else request.replica_id
+
+
+_OLDEST_VERSION_WITH_REPLICA_STATE = 15
 _OLDEST_VERSION_WITH_LEADER_HINT = 16
+
+
+ReadableTopics: TypeAlias = Callable[[set[str]], set[str]]
+"""Returns those of the topics that a client may read."""
+Throttle: TypeAlias = Callable[[FetchResponse], int]
+"""Counts a response. Returns for how many milliseconds to throttle the client; the response is then withheld."""
 
 
 @dataclass(slots=True)
@@ -85,6 +98,9 @@ class FetchParameters(NamedTuple):
     replica_id: int
     api_version: int
     candidate_session_id: int
+    hidden: Collection[str]
+    """Topics that the client may not read, whether they exist or not."""
+    throttle: Throttle | None
 
 
 class CompletedFetch(NamedTuple):
@@ -159,14 +175,23 @@ class FetchManager:
         return len(self._parked)
 
     def fetch(
-        self, request: FetchRequest, api_version: int, now_ms: int, *, token: Hashable, candidate_session_id: int
+        self,
+        request: FetchRequest,
+        api_version: int,
+        now_ms: int,
+        *,
+        token: Hashable,
+        candidate_session_id: int,
+        readable: ReadableTopics | None = None,
+        throttle: Throttle | None = None,
     ) -> FetchResponse | None:
         """Returns the response, or None if the request is parked under `token`."""
         try:
             context = self.sessions.open(request, api_version, now_ms)
         except KafkaError as error:
             return FetchResponse(error_code=error.error)
-        parameters = self._parameters(request, api_version, candidate_session_id)
+        hidden = self._hidden(context, readable) if readable is not None else ()
+        parameters = self._parameters(request, api_version, candidate_session_id, hidden, throttle)
         reading = self._read(context, parameters, now_ms)
         enough = reading.answer_now or not reading.watched or reading.total_bytes >= parameters.min_bytes
         if enough or request.max_wait_ms <= 0:
@@ -273,22 +298,41 @@ class FetchManager:
     def _respond(
         self, context: FetchContext, parameters: FetchParameters, reading: _Reading, now_ms: int
     ) -> FetchResponse:
-        return self.sessions.respond(
+        response = self.sessions.respond(
             context, reading.answers, candidate_session_id=parameters.candidate_session_id, now_ms=now_ms
         )
+        if parameters.throttle is None or response.error_code or not (throttle_ms := parameters.throttle(response)):
+            return response
+        return self.sessions.withhold(context, response, throttle_ms)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _parameters(self, request: FetchRequest, api_version: int, candidate_session_id: int) -> FetchParameters:
+    def _hidden(self, context: FetchContext, readable: ReadableTopics) -> set[str]:
+        names = {
+            self._source.topic_name(partition.topic_id) if context.uses_topic_ids else partition.topic
+            for partition in context.partitions
+        }
+        topics = {name for name in names if name is not None}
+        return topics - readable(topics)
+
+    def _parameters(
+        self,
+        request: FetchRequest,
+        api_version: int,
+        candidate_session_id: int,
+        hidden: Collection[str],
+        throttle: Throttle | None,
+    ) -> FetchParameters:
         max_bytes = min(request.max_bytes, self._max_bytes)
-        replica_id = request.replica_state.replica_id if api_version >= 15 else request.replica_id
         return FetchParameters(
             max_bytes,
             min(request.min_bytes, max_bytes),
             request.isolation_level,
-            replica_id,
+            replica_id(request, api_version),
             api_version,
             candidate_session_id,
+            hidden,
+            throttle,
         )
 
     def _read(self, context: FetchContext, parameters: FetchParameters, now_ms: int) -> _Reading:
@@ -299,7 +343,7 @@ class FetchManager:
         reading = _Reading()
         missing: list[tuple[FetchPartition, FetchResponse.PartitionData]] = []
         for partition in context.partitions:
-            error = self._resolve(partition, context)
+            error = self._resolve(partition, context, parameters.hidden)
             if error is not Errors.NONE:
                 missing.append((partition, error_data(partition.partition, error)))
                 continue
@@ -309,8 +353,11 @@ class FetchManager:
         reading.answers.extend(missing)
         return reading
 
-    def _resolve(self, partition: FetchPartition, context: FetchContext) -> Errors:
-        """Fills in the topic's name by its id, or the id by the name; returns the error if the partition is unknown."""
+    def _resolve(self, partition: FetchPartition, context: FetchContext, hidden: Collection[str]) -> Errors:
+        """Fills in the topic's name by its id, or the id by the name.
+
+        Returns the error if the partition is unknown, or its topic hidden.
+        """
         if context.uses_topic_ids:
             name = self._source.topic_name(partition.topic_id)
             if name is None:
@@ -318,6 +365,8 @@ class FetchManager:
             partition.topic = name
         else:
             partition.topic_id = self._source.topic_id(partition.topic) or ZERO_UUID
+        if partition.topic in hidden:
+            return Errors.TOPIC_AUTHORIZATION_FAILED
         exists = self._source.has_partition(partition.topic, partition.partition)
         return Errors.NONE if exists else Errors.UNKNOWN_TOPIC_OR_PARTITION
 

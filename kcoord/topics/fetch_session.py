@@ -226,6 +226,18 @@ class FetchSessions:
                 self._move_to_end(session, partition)
         return build_response(session.session_id, changed, context.uses_topic_ids)
 
+    def withhold(self, context: FetchContext, response: FetchResponse, throttle_ms: int) -> FetchResponse:
+        """Returns an empty response in place of `response`. The next response has all that this one would have."""
+        if context.session is None:
+            self._sessions.pop(response.session_id, None)
+            return FetchResponse(throttle_time_ms=throttle_ms)
+        withheld = {(topic.topic, data.partition_index) for topic in response.responses for data in topic.partitions}
+        for partition in context.partitions:
+            if (partition.topic, partition.partition) in withheld:
+                # An unknown offset differs from that of the next response, so the partition is part of it.
+                partition.high_watermark = -1
+        return FetchResponse(throttle_time_ms=throttle_ms, session_id=context.session.session_id)
+
     def _move_to_end(self, session: FetchSession, partition: FetchPartition) -> None:
         """Serves a partition that returned data last next time, so that a busy partition cannot starve the others."""
         key: PartitionKey = (partition.topic_id if session.uses_topic_ids else partition.topic, partition.partition)

@@ -47,6 +47,7 @@ class LeaderEpochs:
             return False
         while self.entries and self.entries[-1].start_offset >= start_offset:
             self.entries.pop()
+        assert epoch > self.latest_epoch, f"P-6: leader epoch {epoch} follows epoch {self.latest_epoch}"
         self.entries.append(EpochEntry(epoch, start_offset))
         return True
 

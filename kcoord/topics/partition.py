@@ -6,7 +6,8 @@ There is one replica, so the high watermark is the end of the log. Everything ru
 The life of the log:
 
 * *Unopened*: nothing is read before the first use. `open` loads the log and its state.
-* *Open*: appends, reads, deletions. A failed sync, or a failed write whose bytes cannot be removed, fails the log.
+* *Open*: appends, reads, deletions. A failed sync, or a failed write whose bytes cannot be removed, fails the log, and
+  so does an append that finds a broken invariant.
   `fail` then abandons it, and the partition is unopened again: the next use opens the log with recovery.
   After any other failed write, such as on a full disk, the log stays open.
 * *Failed*: the log is corrupt, the topic is deleted, or another broker leads. Every request gets an error, and nothing
@@ -200,8 +201,13 @@ class Partition:
 
     def _load(self, now_ms: int) -> OpenLog:
         log = self._log_dir.open_log(self.topic, self.index, self.log_config, now_ms)
-        opened = load(log, self.files, now_ms)
-        self._assign_epoch(opened)
+        try:
+            opened = load(log, self.files, now_ms)
+            self._assign_epoch(opened)
+        except BaseException:
+            # The next request opens the log again, and a log is open only once.
+            log.abandon()
+            raise
         return opened
 
     def _assign_epoch(self, opened: OpenLog) -> None:
@@ -211,11 +217,12 @@ class Partition:
     def fail(self, error: Exception) -> KafkaError:
         """Returns the error for a failed write. A log that is not usable after it is abandoned.
 
-        The next use opens and recovers such a log.
+        The next use opens and recovers such a log. After a broken invariant it also rebuilds the state from the log.
         """
         if self._open is None or self._open.is_news(error):
             _logger.error("Writing to %s-%d failed: %s", self.topic, self.index, error)
-        if self._open is not None and self._open.log.failure is not None:
+        is_broken = isinstance(error, AssertionError)
+        if self._open is not None and (is_broken or self._open.log.failure is not None):
             self._open.log.abandon()
             self._open = None
         return KafkaError(Errors.KAFKA_STORAGE_ERROR, f"Writing to {self.topic}-{self.index} failed: {error}")
@@ -318,6 +325,9 @@ class Partition:
 
     def _replay_marker(self, opened: OpenLog, header: BatchHeader, data: bytes) -> None:
         aborted = replay(opened.producers, header, data)
+        assert header.producer_id not in opened.producers.open_transactions, (
+            f"P-4: the transaction of producer {header.producer_id} is open after its marker"
+        )
         if aborted is not None:
             self.files.append_aborted(opened.segment_base_of(aborted.last_offset), aborted)
 
@@ -348,16 +358,31 @@ class Partition:
         replay_batch: Callable[[], None],
         now_ms: int,
     ) -> None:
+        log, producers = opened.log, opened.producers
+        # The first offsets of open transactions. Most partitions have none, and the last stable offset is the log end.
+        unstable = producers.open_transactions
+        stable_offset = next(iter(unstable.values())) if unstable else base_offset
         try:
-            info = opened.log.append(data, now_ms=now_ms)
+            assert base_offset == log.end_offset, (
+                f"P-1: a batch begins at {base_offset}, the log ends at {log.end_offset}"
+            )
+            info = log.append(data, now_ms=now_ms)
             opened.is_disk_full = False
             if info.rolled:
                 self._take_snapshot(opened, base_offset)
             replay_batch()
+            end_offset = log.end_offset
+            assert producers.end_offset == end_offset, (
+                f"P-2: the producer state ends at {producers.end_offset}, the log at {end_offset}"
+            )
+            if unstable:
+                assert stable_offset <= opened.last_stable_offset <= end_offset, (
+                    f"P-3: the last stable offset goes from {stable_offset} to {opened.last_stable_offset}"
+                )
             opened.unflushed_records += records_count
             if opened.unflushed_records >= self.config.flush_messages:
                 self.flush(opened, now_ms)
-        except (OSError, StorageError) as error:
+        except (OSError, StorageError, AssertionError) as error:
             raise self.fail(error) from error
 
     def _take_snapshot(self, opened: OpenLog, offset: int) -> None:
@@ -446,6 +471,7 @@ class Partition:
         result.records = self._read_log(log, request.fetch_offset, max_bytes, end, whole_first_batch)
         if read_committed:
             next_offset = _next_offset(result.records, request.fetch_offset)
+            assert next_offset <= stable, f"P-5: a read_committed fetch goes to {next_offset}, above {stable}"
             result.aborted_transactions = opened.producers.aborted_between(request.fetch_offset, next_offset)
         return result
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The byte formats of `<offset>.snapshot` (producer state at an offset) and `<base offset>.txnindex` (aborted
-transactions), as Kafka writes them.
+"""The byte formats of producer snapshots and transaction indexes, as Kafka writes them.
+
+`<offset>.snapshot` has the producer state at an offset. `<base offset>.txnindex` has the aborted transactions.
 
 A snapshot holds only the last batch of a producer. After a restart, a duplicate of an older batch therefore fails with
 OUT_OF_ORDER_SEQUENCE_NUMBER instead of being recognised.

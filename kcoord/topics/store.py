@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All topic partitions that a broker leads: follows the metadata image, routes requests to partitions, and does the
-periodic work.
+"""All topic partitions that a broker leads.
+
+Follows the metadata image, routes requests to partitions, and does the periodic work.
 
 Who calls what: the metadata log's owner calls `on_metadata_update` with every new image, request handlers call the
 methods under "requests", and a timer calls `tick`. All calls come from the event loop and are synchronous, so a call

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure core of the group coordinator: state and request in, records and response out; no clock, no randomness,
-no IO.
+"""The pure core of the group coordinator. `shard` maps state and request to records and response.
+
+It has no clock, no randomness and no IO.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to groups and offsets, by the names of KIP-496's meters and Kafka's group coordinator metrics."""
+"""Counters of groups and offsets, named after KIP-496's meters and Kafka's group coordinator metrics."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class GroupCounters:
-    """Counted by replay of live records; loading a log changes no counter. Shards may share one object, so that the
-    sums never decrease when a shard is loaded again.
+    """Counts live records as they are replayed; loading a log changes no counter.
+
+    Shards may share one object, so that the sums never decrease if a shard is loaded again.
     """
 
     offset_commits: int = 0
-    """Partitions, as in Kafka, not requests; also those of transactions, which count when they are written."""
+    """Committed partitions, not requests, as in Kafka. Commits in a transaction count when they are written."""
     offset_expirations: int = 0
     """Offsets that KIP-211 removed."""
     offset_deletions: int = 0
-    """Offsets that OffsetDelete requests removed. As in Kafka, those that go with their group or topic do not count."""
+    """Offsets that OffsetDelete removed. As in Kafka, those deleted with their group or topic do not count."""
     consumer_group_rebalances: int = 0
     """Group epochs of consumer groups."""
     classic_rebalances_completed: int = 0
-    """Generations of classic groups that got their assignments."""
+    """Generations of classic groups that received their assignments."""
     consumer_rebalances_completed: int = 0
     """Group epochs that all members of a consumer group have reached."""

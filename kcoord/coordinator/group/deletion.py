@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes together: a group with its offsets, the offsets of a topic, what has expired. Each tombstone says why."""
+"""Deleting groups and offsets: on request, with their topic, and by expiry.
+
+Everything is deleted by tombstones, one per record key, each with its reason. All tombstones of one operation are in
+one atomic batch, so a crash never leaves a deleted group with a part of its offsets. If the tombstones of a
+DeleteGroups request do not fit into a batch, the request fails. On request and with its topic, a pending offset of an
+open transaction is deleted too; the marker then does not restore it. Expiry skips partitions with pending offsets and
+does not delete their group.
+
+If a group is deleted by its own tombstones but still has offsets, replay keeps it as a group without members
+(`replay`), since offsets are only found through their group.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +29,14 @@ from kcoord_protocol.messages import DeleteGroupsResponse
 
 
 class Deletion:
-    """Reads a shard's offsets; `pending` are those of transactions under way."""
+    """Makes the tombstones of a shard. `pending` are the offsets of open transactions."""
 
     def __init__(self, offsets: CommittedOffsets, pending: TransactionalOffsets) -> None:
         self._offsets = offsets
         self._pending = pending
 
     def of_topic(self, topic: str) -> Iterator[CoordinatorRecord]:
-        """The offsets of a topic that is gone, of all groups."""
+        """Yields the tombstones of all groups' offsets of a deleted topic."""
         for group_id, partitions in self._offsets.of_topic(topic):
             for partition in partitions:
                 yield records.new_offset_commit_tombstone(group_id, topic, partition, TombstoneReason.TOPIC_DELETE)
@@ -37,7 +47,7 @@ class Deletion:
     def of_groups(
         self, groups: Mapping[str, Group], group_ids: Iterable[str]
     ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
-        """KIP-229: an empty group goes with its offsets; one result per distinct id."""
+        """Deletes empty groups with their offsets (KIP-229); returns one result per distinct id."""
         tombstones: list[CoordinatorRecord] = []
         results = []
         for group_id in dict.fromkeys(group_ids):
@@ -55,7 +65,7 @@ class Deletion:
         return CoordinatorResult(results, tombstones, is_refusable=True)
 
     def of_group(self, group: Group) -> list[CoordinatorRecord]:
-        """A group and its offsets, those within transactions too."""
+        """Returns the tombstones of a group and all its offsets, including pending ones."""
         tombstones = [
             records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.GROUP_DELETE)
             for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())
@@ -69,7 +79,7 @@ class Deletion:
         return tombstones + _group_alone(group, TombstoneReason.GROUP_DELETE)
 
     def of_all_expired(self, expiration: Expiration, groups: Iterable[Group]) -> list[CoordinatorRecord]:
-        """KIP-211. If it returns MAX_TOMBSTONES or more, there may be others."""
+        """Returns tombstones of expired offsets and groups (KIP-211). MAX_TOMBSTONES or more: there may be others."""
         tombstones: list[CoordinatorRecord] = []
         for group in groups:
             tombstones += self._of_expired(expiration, group)
@@ -78,8 +88,9 @@ class Deletion:
         return tombstones
 
     def _of_expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
-        """What has expired, at most MAX_TOMBSTONES at a time, and with the last offset an empty group. Where
-        it is not known since when a group is empty, it is since now.
+        """Returns tombstones of the group's expired offsets, at most MAX_TOMBSTONES, and of the group if none is left.
+
+        If the time the group became empty is unknown, a record with the current time is returned instead.
         """
         offsets = self._offsets.of_group(group.group_id)
         if offsets and isinstance(group, ConsumerGroup) and expiration.is_empty_since_unknown(group):
@@ -99,6 +110,7 @@ class Deletion:
 
 
 def _group_alone(group: Group, reason: TombstoneReason) -> list[CoordinatorRecord]:
+    assert group.is_empty(), f"G-12: group {group.group_id} would be deleted although it has members"
     if isinstance(group, ConsumerGroup):
         return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes, reason)
     return [records.new_classic_group_tombstone(group.group_id, reason)]

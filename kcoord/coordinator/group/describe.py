@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConsumerGroupDescribe, DescribeGroups and ListGroups: a group with its epochs, members, current and target
-assignments (KIP-848 ConsumerGroupDescribe API).
-"""
+"""ConsumerGroupDescribe (KIP-848), DescribeGroups and ListGroups."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ MEMBER_TYPE_CONSUMER: Final = 1
 def consumer_group(
     groups: Mapping[str, Group], group_id: str, image: MetadataImage, assignors: Sequence[str]
 ) -> ConsumerGroupDescribeResponse.DescribedGroup:
-    """GROUP_ID_NOT_FOUND for what is no consumer group.
+    """Describes a consumer group; GROUP_ID_NOT_FOUND for any other group.
 
-    Members stand in descending order of their ids: any order will do, and Kafka's own request test sees this one.
+    Members are in descending order of their ids. The protocol has no order, but Kafka's own request test expects this.
     """
     if not group_id:
         return ConsumerGroupDescribeResponse.DescribedGroup(error_code=Errors.INVALID_GROUP_ID)
@@ -64,7 +62,7 @@ def _member(
 
 
 def _owned(member: ConsumerGroupMember) -> Mapping[bytes, Collection[int]]:
-    """What the member may still be working on: it owns what it is asked to revoke until it says otherwise."""
+    """Returns all partitions that the member owns, including those that it has yet to revoke."""
     topic_ids = member.assigned.keys() | member.pending_revocation.keys()
     return {
         topic_id: member.assigned.get(topic_id, {}).keys() | member.pending_revocation.get(topic_id, {}).keys()
@@ -75,7 +73,7 @@ def _owned(member: ConsumerGroupMember) -> Mapping[bytes, Collection[int]]:
 def _assignment(
     assigned: Mapping[bytes, Collection[int]], image: MetadataImage
 ) -> ConsumerGroupDescribeResponse.Assignment:
-    """Topics that no longer exist have no name to show and are left out."""
+    """Returns the assignment with topic names. Deleted topics have no name and are omitted."""
     topics = []
     for topic_id, partitions in sorted(assigned.items()):
         topic = image.topics_by_id.get(topic_id)
@@ -91,8 +89,9 @@ def _assignment(
 def classic_group(
     groups: Mapping[str, Group], group_id: str, api_version: int
 ) -> DescribeGroupsResponse.DescribedGroup:
-    """DescribeGroups: groups that are not classic ones are Dead to this API. Metadata is shown only of a complete
-    generation, the last assignments always (Kafka 4.3.1).
+    """Describes a classic group for DescribeGroups; any other group is Dead to this API.
+
+    Member metadata is shown only if the group is Stable, the last assignments always (Kafka 4.3.1).
     """
     group = groups.get(group_id)
     if not isinstance(group, ClassicGroup):
@@ -119,7 +118,7 @@ def classic_group(
 
 
 def _no_classic_group(group_id: str, text: str, api_version: int) -> DescribeGroupsResponse.DescribedGroup:
-    """Before version 6 a group that is not there is a Dead one without error."""
+    """Describes a missing group as Dead; from version 6 on with GROUP_ID_NOT_FOUND."""
     response = DescribeGroupsResponse.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
     if api_version >= 6:
         response.error_code = Errors.GROUP_ID_NOT_FOUND
@@ -130,7 +129,7 @@ def _no_classic_group(group_id: str, text: str, api_version: int) -> DescribeGro
 def listed_groups(
     groups: Mapping[str, Group], states_filter: list[str], types_filter: list[str]
 ) -> list[ListGroupsResponse.ListedGroup]:
-    """ListGroups: case does not matter in the filters. Ids descend, as members do in `consumer_group`."""
+    """Returns the groups that match both filters, which ignore case. Ids descend, as in `consumer_group`."""
     states, types = ({name.lower() for name in names} for names in (states_filter, types_filter))
     listed = []
     for group_id, group in sorted(groups.items(), reverse=True):

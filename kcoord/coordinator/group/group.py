@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What groups of both protocols have in common: id, type, state; timers and background tasks.
+"""What groups of both protocols have in common: id, type, state, and the keys of their timers and background tasks.
 
-Timers and tasks have keys, under which they are armed and started. Whichever timer of a consumer group's member fires,
-the member is removed.
+Scheduling a timer with the same key again replaces it. Every timer of a consumer group's member removes the member.
 """
 
 from __future__ import annotations
@@ -34,11 +33,14 @@ class GroupState(Enum):
 
 
 class Group(Protocol):
-    """What the shard asks of a group of any type."""
+    """The interface of a group of any type to its shard."""
 
     group_id: str
     version: object
-    """Another object after every change that the answer to a heartbeat or commit could show; compared by identity."""
+    """Becomes another object with every change that may change the response to a heartbeat or commit.
+
+    Compared by identity.
+    """
 
     @property
     def type(self) -> GroupType: ...
@@ -51,10 +53,10 @@ class Group(Protocol):
         """`consumer`, another classic protocol type, or "" for a group that only holds offsets."""
 
     def is_empty(self) -> bool:
-        """Whether the group has no members, so that it may be deleted (KIP-229)."""
+        """True if the group has no members, so that it may be deleted (KIP-229)."""
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Whether a live member consumes `topic`, so that its offsets may not be deleted (KIP-496)."""
+        """True if a member subscribes to `topic`, so that its offsets may not be deleted (KIP-496)."""
 
 
 class GroupTimer(TimerKind):
@@ -81,19 +83,20 @@ MEMBER_TIMERS: Final = (
     GroupTimer.CLASSIC_MEMBER_SYNC,
 )
 OFFSETS_EXPIRATION: Final = TimerKey(GroupTimer.OFFSETS_EXPIRATION)
+"""The timer of the expiry check, every offsets.retention.check.interval.ms."""
 
-# Functions of (group id, member id), or of the group id alone. `partial` makes a key without a Python function, and
-# every heartbeat makes one.
+# Functions of (group id, member id), or of the group id alone. Every heartbeat makes a key, and `partial` makes it
+# without calling a Python function.
 session_timer: Final = partial(TimerKey, GroupTimer.SESSION)
 """The member has been silent for its session timeout."""
 rebalance_timer: Final = partial(TimerKey, GroupTimer.REBALANCE)
 """The member has not revoked its partitions within its rebalance timeout."""
 classic_join_timer: Final = partial(TimerKey, GroupTimer.CLASSIC_MEMBER_JOIN)
-"""The classic member was told to rejoin and has not done so within its rebalance timeout."""
+"""The classic member was asked to rejoin and has not done so within its rebalance timeout."""
 classic_sync_timer: Final = partial(TimerKey, GroupTimer.CLASSIC_MEMBER_SYNC)
-"""The classic member has joined and not fetched its assignment within its rebalance timeout."""
+"""The classic member has joined and has not sent SyncGroup within its rebalance timeout."""
 downgrade_timer: Final = partial(TimerKey, GroupTimer.DOWNGRADE)
-"""Only classic members may be left: the group follows them once what is under way is replayed."""
+"""Checks whether only classic members are left; fires at once, after the records of the operation are replayed."""
 heartbeat_timer: Final = partial(TimerKey, GroupTimer.CLASSIC_HEARTBEAT)
 """The member of a classic group has been silent for its session timeout."""
 

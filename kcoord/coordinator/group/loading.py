@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The soft state of groups after their shard was loaded: timers, and what is known to be complete."""
+"""The soft state of groups after their shard was loaded: timers and completed epochs.
+
+Deadlines are not in the log. A member therefore gets its whole timeout again after each load; it is never removed early
+because of a crash.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from kcoord.runtime.result import Cancel, Schedule
 def timers_after_load(
     config: BrokerConfig, image: MetadataImage, groups: Iterable[Group], now_ms: int
 ) -> Iterator[Schedule | Cancel]:
-    """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout.
+    """Yields the timers: a session timeout per member, and a rebalance timeout per member that is revoking.
 
     A downgrade that a crash interrupted continues.
     """

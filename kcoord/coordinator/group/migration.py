@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Online conversion of a group with members between the protocols (KIP-848 Supporting Online Consumer Group Upgrade).
 
-Upgrade: the first member of the consumer protocol finds a classic group; epochs go on from its generation and
-everybody keeps the last assignment. What a cooperative member says it still owns beyond that is left to it until it
-has said that it gave it up. Downgrade: the last member of the consumer protocol has gone; the classic members
-that are left become a classic group. It rebalances at once, unless everybody has what the target assignment says.
+**Upgrade.** A member of the consumer protocol joins a classic group. Its classic members become classic members of a
+consumer group (`consumer.classic_members`). The group epoch continues from the generation, and each member keeps its
+last assignment. A cooperative member may own partitions beyond that; it keeps them as pending revocation until it no
+longer lists them as owned. Requests that wait at a barrier of the classic group fail with REBALANCE_IN_PROGRESS.
 
-Both steps of a downgrade that follow the replay of its records are timers that fire at once: the conversion after the
-last member came back with the classic protocol, and the rebalance. `unfinished` arms them again after a load.
+**Downgrade.** The last member of the consumer protocol leaves, is removed, or joins again with the classic protocol.
+The remaining members become a classic group with the group epoch as generation and what they own as assignments. If
+members left, or the group was not Stable, it rebalances at once.
+
+**Order and crashes.** All records of a conversion, the tombstones of the old group first, are in one atomic batch, so
+after a crash the group has either protocol. Two steps of a downgrade come after a replay and are timers that fire at
+once: the conversion itself if the last member joined again with the classic protocol, and the rebalance. Timers are
+lost in a crash; `unfinished` schedules them again when the shard is loaded.
+
+**What must hold.** Epochs and generations never fall across a conversion. No member gets a partition that another one
+may still own.
 """
 
 from __future__ import annotations
@@ -48,7 +57,7 @@ CUSTOM_ASSIGNOR_TEXT: Final = (
     "Cannot upgrade classic group {} to consumer group because an unsupported custom assignor is in use. "
     "Please refer to the documentation or switch to a default assignor before re-attempting the upgrade."
 )
-"""Kafka's words: the one reason whose text clients are known to compare."""
+"""Kafka's text, byte for byte, because clients compare it."""
 
 
 def remove_members(
@@ -59,24 +68,24 @@ def remove_members(
     members: Sequence[ConsumerGroupMember],
     reason: records.EpochReason,
 ) -> CoordinatorResult[None]:
-    """The members leave the group, or the group becomes a classic one without them (KIP-848 Downgrade)."""
+    """Removes the members; converts the group to a classic one if only classic members remain (KIP-848 Downgrade)."""
     if can_downgrade(config, group, members):
         return downgrade(config, image, group, now_ms, members)
     return removal.remove_members(config, image, group, members, reason, now_ms)
 
 
 def policy_allows(config: BrokerConfig, direction: str) -> bool:
-    """Whether group.consumer.migration.policy allows `upgrade` or `downgrade` of groups with members."""
+    """True if group.consumer.migration.policy allows `direction`: `upgrade` or `downgrade` of groups with members."""
     return config.group_consumer_migration_policy.lower() in (direction, "bidirectional")
 
 
 def upgrade(
     config: BrokerConfig, image: MetadataImage, group: ClassicGroup, now_ms: int, creation_time_ms: int
 ) -> tuple[ConsumerGroup, CoordinatorResult[object]]:
-    """The consumer group that the classic group becomes, and the records, timers and answers of the conversion.
+    """Returns the consumer group, and the records, timers and completions of the conversion.
 
-    The classic group itself stays as it is until the records are replayed, so a join that fails after all costs
-    nothing. Raises GROUP_ID_NOT_FOUND, as Kafka does, with the reason where the group cannot be converted.
+    The classic group stays unchanged until the records are replayed, so the join may still fail without effect.
+    Raises GROUP_ID_NOT_FOUND with the reason, as Kafka does, if the group cannot be converted.
     """
     members = _members_to_upgrade(config, image, group)
     group_id, epoch = group.group_id, max(group.generation, 1)
@@ -85,7 +94,7 @@ def upgrade(
     new = ConsumerGroup(group_id)
     new.group_epoch = new.assignment_epoch = epoch
     new.creation_time_ms = creation_time_ms
-    # An interrupted rebalance leaves members without what they should have. No hash: the next step is a new target.
+    # An interrupted rebalance leaves members without their new assignments. A hash of 0 forces a new target next.
     new.metadata_hash = metadata_hash(image, names) if was_settled else 0
     result: CoordinatorResult[object] = CoordinatorResult(
         None, [records.new_classic_group_tombstone(group_id, MIGRATION)]
@@ -114,7 +123,7 @@ def upgrade(
 
 def _members_to_upgrade(config: BrokerConfig, image: MetadataImage, group: ClassicGroup) -> list[ConsumerGroupMember]:
     if not policy_allows(config, "upgrade"):
-        raise _refused(group, "group.consumer.migration.policy does not allow it")
+        raise _refused(group, f"group.consumer.migration.policy={config.group_consumer_migration_policy} forbids it")
     if not group.uses_consumer_protocol():
         raise _refused(group, f"its protocol type is {group.protocol_type!r}, not 'consumer'")
     if len(group.members) > config.group_consumer_max_size:
@@ -156,12 +165,17 @@ def _upgraded(image: MetadataImage, group: ClassicGroup, member: ClassicMember) 
 def _owned_beyond(
     image: MetadataImage, group: ClassicGroup, members: Sequence[ConsumerGroupMember]
 ) -> Mapping[tuple[bytes, int], str]:
-    """Partitions that no member has been assigned and a cooperative one said it owned when it joined -> its id.
+    """Returns unassigned partitions that a cooperative member listed as owned when it joined -> its member id.
 
-    It has not been told to give them up, or it has and nobody knows. Of several the one of the latest generation
-    counts.
+    The member may still own them: it revokes them only with its next assignment. If several members list a partition,
+    the one with the latest generation counts.
     """
-    assigned = {(topic_id, each) for member in members for topic_id, some in member.assigned.items() for each in some}
+    assigned = {
+        (topic_id, partition)
+        for member in members
+        for topic_id, partitions in member.assigned.items()
+        for partition in partitions
+    }
     claims: dict[tuple[bytes, int], tuple[int, str]] = {}
     for member in group.members.values():
         subscription = consumer_protocol.read_subscription(member.metadata(_protocol_of(group, member)))
@@ -169,8 +183,8 @@ def _owned_beyond(
             continue
         claim = subscription.generation_id, member.member_id
         for topic in subscription.owned_partitions:
-            known = image.topics.get(topic.topic)
-            keys = [(known.id, partition) for partition in topic.partitions] if known is not None else []
+            existing = image.topics.get(topic.topic)
+            keys = [(existing.id, partition) for partition in topic.partitions] if existing is not None else []
             for key in keys:
                 if key not in assigned and (key not in claims or claims[key][0] < claim[0]):
                     claims[key] = claim
@@ -180,7 +194,7 @@ def _owned_beyond(
 def _with_owned(
     members: Sequence[ConsumerGroupMember], owned: Mapping[tuple[bytes, int], str]
 ) -> list[ConsumerGroupMember]:
-    """The members, of whom some have yet to revoke what they own beyond their assignment."""
+    """Returns the members; those in `owned` have these partitions pending revocation."""
     pending: dict[str, dict[bytes, dict[int, int]]] = {}
     epochs = {member.member_id: member.member_epoch for member in members}
     for (topic_id, partition), member_id in owned.items():
@@ -211,7 +225,7 @@ def _classic_timers_to_cancel(group: ClassicGroup) -> list[Schedule | Cancel]:
 
 
 def _interrupted_requests(group: ClassicGroup) -> list[Completion]:
-    """Whoever waits at a barrier of the classic group is sent back to join again."""
+    """Fails the waiting JoinGroup and SyncGroup requests of the classic group, so that their members join again."""
     completions = []
     for member in group.members.values():
         if member.join_token is not None:
@@ -225,7 +239,7 @@ def _interrupted_requests(group: ClassicGroup) -> list[Completion]:
 
 
 def can_downgrade(config: BrokerConfig, group: ConsumerGroup, leaving: Sequence[ConsumerGroupMember] = ()) -> bool:
-    """Whether, without `leaving`, only members of the classic protocol are left, and the group may follow them."""
+    """True if, without `leaving`, only members of the classic protocol are left and the group may be downgraded."""
     gone = {member.member_id for member in leaving}
     left = [member for member in group.members.values() if member.member_id not in gone]
     return (
@@ -243,10 +257,10 @@ def downgrade(
     now_ms: int,
     leaving: Sequence[ConsumerGroupMember] = (),
 ) -> CoordinatorResult[None]:
-    """The classic group that is left when the last member of the consumer protocol has gone.
+    """Returns the records and timers that convert the group, without `leaving`, to a classic group.
 
-    It begins Stable at the group epoch with what each member owns. A group that has to rebalance has no leader in its
-    record, until the rebalance elects one; an immediate timer starts it, once the records are replayed.
+    The classic group is Stable at the group epoch, and its assignments are what each member owns. If it has to
+    rebalance, its record has no leader, and a timer that fires at once starts the rebalance.
     """
     group_id = group.group_id
     gone = {member.member_id for member in leaving}
@@ -279,7 +293,7 @@ def _rebalance_at_once(group_id: str, now_ms: int) -> Schedule:
 
 
 def unfinished(config: BrokerConfig, group: ConsumerGroup | ClassicGroup, now_ms: int) -> Schedule | None:
-    """The timer that the group's downgrade still depends on, if any."""
+    """Returns the timer that an interrupted downgrade of the group needs, if any."""
     if isinstance(group, ConsumerGroup):
         return Schedule(downgrade_timer(group.group_id), now_ms) if can_downgrade(config, group) else None
     is_without_leader = group.state is GroupState.STABLE and group.leader is None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only constructors of coordinator records.
+"""Constructs the records of the group coordinator; no other module does.
 
-Record types, keys and values are Kafka's (`schemas/coordinator_records`); a tombstone deletes what its key names.
+Record types, keys and values are Kafka's (`schemas/coordinator_records`). A tombstone deletes its key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kcoord_protocol.uuid import ZERO_UUID
 
 
 class EpochReason(Enum):
-    """Why a consumer group's epoch was bumped; written beside it for those who audit the log."""
+    """Why a consumer group's epoch grew. It is written beside the epoch, for audits of the log."""
 
     JOIN = "join"
     LEAVE = "leave"
@@ -70,7 +70,10 @@ class TombstoneReason(Enum):
 
 EPOCH_REASON_TAG: Final = 1000
 EMPTY_SINCE_TAG: Final = 1001
-"""Our own tagged fields of ConsumerGroupMetadataValue: an EpochReason as text, and an int64 in ms. Kafka skips both."""
+"""kcoord's own tagged fields of ConsumerGroupMetadataValue: an EpochReason as text and a time in ms as int64.
+
+Kafka skips both.
+"""
 
 
 def new_group_epoch_record(
@@ -81,10 +84,10 @@ def new_group_epoch_record(
     reason: EpochReason | None,
     empty_since_ms: int = -1,
 ) -> CoordinatorRecord:
-    """The epoch of a consumer group; `creation_time_ms` is KIP-1327's, -1 where it was never recorded.
+    """Returns the record of a consumer group's epoch.
 
-    `empty_since_ms` is set where the group loses its last member with this epoch: KIP-211 counts from then. In a
-    snapshot nobody knows the reason any more.
+    `creation_time_ms` is KIP-1327's, -1 if it was never recorded. `empty_since_ms` is set if the group loses its last
+    member with this epoch, because KIP-211 counts from then. `reason` is None in a snapshot, which does not keep it.
     """
     value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash, creation_time_ms=creation_time_ms)
     tags = [(EPOCH_REASON_TAG, reason.value.encode())] if reason is not None else []
@@ -94,20 +97,31 @@ def new_group_epoch_record(
     return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), value)
 
 
+def next_group_epoch_record(
+    group: ConsumerGroup, epoch: int, metadata_hash: int, reason: EpochReason | None, empty_since_ms: int = -1
+) -> CoordinatorRecord:
+    """Returns the record that raises the epoch of a group."""
+    assert epoch > group.group_epoch, f"G-1: the epoch of group {group.group_id} is {group.group_epoch}, not {epoch}"
+    return new_group_epoch_record(group.group_id, epoch, metadata_hash, group.creation_time_ms, reason, empty_since_ms)
+
+
 def new_empty_since_record(group: ConsumerGroup, empty_since_ms: int) -> CoordinatorRecord:
-    """The epoch as it is, and since when the group is empty. The reason stays in the record before."""
+    """Returns a record with the same epoch and the time since the group is empty.
+
+    It has no reason; the record before it has.
+    """
     return new_group_epoch_record(
         group.group_id, group.group_epoch, group.metadata_hash, group.creation_time_ms, None, empty_since_ms
     )
 
 
 def is_migration(value: ConsumerGroupMetadataValue) -> bool:
-    """Whether the epoch is the generation of a classic group that was converted."""
+    """True if the epoch is the generation of a classic group that was upgraded."""
     return (EPOCH_REASON_TAG, _MIGRATION) in value.unknown_tagged_fields
 
 
 def empty_since_from(value: ConsumerGroupMetadataValue) -> int:
-    """When the group lost its last member; -1 where the record does not say."""
+    """Returns when the group lost its last member; -1 if the record does not say."""
     return next(
         (int.from_bytes(data, "big") for tag, data in value.unknown_tagged_fields if tag == EMPTY_SINCE_TAG), -1
     )
@@ -159,12 +173,22 @@ def new_target_assignment_epoch_record(group_id: str, assignment_epoch: int, tim
     return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), value)
 
 
+def next_assignment_epoch_record(
+    group_id: str, assignment_epoch: int, group_epoch: int, timestamp_ms: int
+) -> CoordinatorRecord:
+    """Returns the record that ends a new target assignment. `group_epoch` includes the records before this one."""
+    assert assignment_epoch <= group_epoch, (
+        f"G-2: the assignment epoch {assignment_epoch} of group {group_id} is above its group epoch {group_epoch}"
+    )
+    return new_target_assignment_epoch_record(group_id, assignment_epoch, timestamp_ms)
+
+
 def new_target_assignment_epoch_tombstone(group_id: str, reason: TombstoneReason) -> CoordinatorRecord:
     return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), None, reason=reason.value)
 
 
 def new_target_assignment_record(group_id: str, member_id: str, assignment: Assignment) -> CoordinatorRecord:
-    """Topics ascend by id and partitions by number, so that equal assignments give equal bytes."""
+    """Returns a member's target record. Topics and partitions are sorted, so that equal targets give equal bytes."""
     topic_partitions = [
         ConsumerGroupTargetAssignmentMemberValue.TopicPartition(topic_id=topic_id, partitions=sorted(partitions))
         for topic_id, partitions in sorted(assignment.items())
@@ -217,7 +241,7 @@ def new_current_assignment_tombstone(group_id: str, member_id: str, reason: Tomb
 def new_regular_expression_record(
     group_id: str, regular_expression: str, topics: Iterable[str], version: int, timestamp_ms: int
 ) -> CoordinatorRecord:
-    """What a subscribed regular expression matched at version `version` of the metadata image."""
+    """Returns the record of the topics that a regular expression matched at `version` of the metadata image."""
     value = ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version, timestamp=timestamp_ms)
     return CoordinatorRecord(
         ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regular_expression), value
@@ -239,7 +263,7 @@ def new_classic_group_tombstone(group_id: str, reason: TombstoneReason) -> Coord
 
 
 def new_member_tombstones(group_id: str, member_id: str, reason: TombstoneReason) -> list[CoordinatorRecord]:
-    """Everything a consumer group knows of one member, in the order in which it may go."""
+    """Returns the tombstones of all records of one member, in Kafka's order: the subscription is the last."""
     return [
         new_current_assignment_tombstone(group_id, member_id, reason),
         new_target_assignment_tombstone(group_id, member_id, reason),
@@ -250,7 +274,7 @@ def new_member_tombstones(group_id: str, member_id: str, reason: TombstoneReason
 def new_consumer_group_tombstones(
     group_id: str, regular_expressions: Iterable[str], reason: TombstoneReason
 ) -> list[CoordinatorRecord]:
-    """Everything an empty consumer group has left besides its offsets."""
+    """Returns the tombstones of all records of a consumer group without members, except its offsets."""
     return [
         new_target_assignment_epoch_tombstone(group_id, reason),
         *(new_regular_expression_tombstone(group_id, regex, reason) for regex in sorted(regular_expressions)),
@@ -259,7 +283,10 @@ def new_consumer_group_tombstones(
 
 
 def new_offset_commit_record(group_id: str, topic: str, partition: int, offset: CommittedOffset) -> CoordinatorRecord:
-    """The value has the lowest version that holds everything: 1 with an expire timestamp, 4 with a topic id, else 3."""
+    """Returns the record of a committed offset.
+
+    Its version is the lowest that has all fields: 1 with an expire timestamp, 4 with a topic id, else 3.
+    """
     version = 1 if offset.expire_timestamp_ms >= 0 else 4 if offset.topic_id != ZERO_UUID else 3
     value = OffsetCommitValue(
         offset=offset.offset,
@@ -287,7 +314,10 @@ def target_assignment_from(value: ConsumerGroupTargetAssignmentMemberValue) -> A
 def epoch_assignment_from(
     topics: Iterable[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions], member_epoch: int
 ) -> EpochAssignment:
-    """Partitions written without assignment epochs (before Kafka 4.3) count as assigned at the member's epoch."""
+    """Returns the partitions with their assignment epochs.
+
+    Records of Kafka before 4.3 have no assignment epochs; they count as the member's epoch.
+    """
     assignment: dict[bytes, Mapping[int, int]] = {}
     for topic in topics:
         epochs = topic.assignment_epochs or [member_epoch] * len(topic.partitions)

@@ -1,38 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topic subscriptions by regular expression (KIP-848 Topic Subscription): RE2 syntax, linear time, the whole name
-must match.
+"""Topic subscriptions by regular expression (KIP-848 Topic Subscription).
+
+Expressions have RE2 syntax, match in linear time, and must match the whole topic name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kcoord.runtime.result import DescribableTopics
 from kcoord_protocol.errors import Errors, KafkaError
 
 MAX_PROGRAM_BYTES = 8 << 20
-"""The most memory that one compiled expression may take."""
+"""The memory limit of one compiled expression."""
 
 
 @dataclass(slots=True)
 class ResolveRegex:
-    """The work of a task: match the group's regular expressions against all topic names of the image at `version`."""
+    """The work of a task: match the group's regular expressions against all topic names of the image at `version`.
+
+    Topics that the member whose heartbeat started the task may not describe do not match, as in Kafka.
+    """
 
     group_id: str
     regexes: tuple[str, ...]
     version: int
+    describable: DescribableTopics | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)
 class ResolvedRegexes:
-    """The value of that task: regular expression -> the topic names that it matches at `version`."""
+    """The value of a ResolveRegex task: regular expression -> the topic names that it matches at `version`."""
 
     version: int
     topics: Mapping[str, frozenset[str]]
 
 
 def validate(regex: str) -> None:
-    """Raise INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression."""
+    """Raises INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression."""
     import re2
 
     try:
@@ -46,7 +52,10 @@ def validate(regex: str) -> None:
 
 
 def compile_pattern(regex: str) -> Callable[[str], bool]:
-    """Whether a whole text matches; INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression."""
+    """Returns a function that is True if the whole text matches.
+
+    Raises INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression.
+    """
     import re2
 
     validate(regex)
@@ -55,7 +64,7 @@ def compile_pattern(regex: str) -> Callable[[str], bool]:
 
 
 def resolve(work: ResolveRegex, topic_names: Iterable[str]) -> ResolvedRegexes:
-    """Match every expression against every topic name; an expression that no longer compiles matches nothing."""
+    """Matches every expression against every topic name; an expression that no longer compiles matches nothing."""
     import re2
 
     names = list(topic_names)
@@ -67,6 +76,9 @@ def resolve(work: ResolveRegex, topic_names: Iterable[str]) -> ResolvedRegexes:
             topics[regex] = frozenset()
             continue
         topics[regex] = frozenset(name for name in names if pattern.fullmatch(name))
+    if work.describable is not None:
+        visible = work.describable(frozenset().union(*topics.values()))
+        topics = {regex: matched & visible for regex, matched in topics.items()}
     return ResolvedRegexes(work.version, topics)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies coordinator records to a shard's groups and offsets: the one way in which hard state changes, live and on
-recovery.
+"""Applies coordinator records to a shard's groups and offsets: the only way in which hard state changes.
 
-It decides nothing. What compaction removed is no error: a tombstone for something absent is ignored, and a group
-appears with whichever of its records comes first.
+The same code runs live and when a log is loaded. It makes no decisions and rejects no record. A compacted log may lack
+any superseded record, so a tombstone for something absent is ignored, and the first record of a group creates it,
+whichever record that is. Replaying the same records once more, in the same order, gives the same state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OFFSET_DELETE = records.TombstoneReason.OFFSET_DELETE.value
 
 
 class GroupReplay:
-    """Writes into the shard's `groups`, `offsets` and `pending` offsets of transactions."""
+    """Replays records into the shard's `groups`, `offsets` and `pending` offsets of open transactions."""
 
     def __init__(self, groups: dict[str, Group], offsets: CommittedOffsets, pending: TransactionalOffsets) -> None:
         self._groups = groups
@@ -62,7 +62,7 @@ class GroupReplay:
         self.counters = GroupCounters()
 
     def apply(self, record: CoordinatorRecord) -> None:
-        """Replay one record. A tombstone of the group itself raises the version of what somebody may still hold."""
+        """Replays one record. Every record of a group changes its version, so that steady heartbeats end."""
         match record.key, record.value:
             case OffsetCommitKey() as key, (OffsetCommitValue() | None) as value:
                 self._offset_commit(key, value, record.producer)
@@ -91,18 +91,18 @@ class GroupReplay:
             case ControlRecordTypeSchema() as key, EndTxnMarker() if record.producer is not None:
                 self._end_transaction(record.producer, committed=key.type == ControlRecordType.COMMIT)
             case _:
-                # Record types of group kinds that are not served (share, streams) and the superseded type 4.
+                # Record types of share and streams groups, which kcoord does not serve, and the superseded type 4.
                 return
 
     def _count_tombstone(self, reason: str) -> None:
-        """Only live records have a reason."""
+        """Counts a deleted offset. Only live records have a reason, so loading counts none."""
         if reason == _EXPIRED:
             self.counters.offset_expirations += 1
         elif reason == _OFFSET_DELETE:
             self.counters.offset_deletions += 1
 
     def _offset_commit(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer: Producer | None) -> None:
-        """Within a transaction an offset is pending until the marker comes."""
+        """Replays an offset commit. An offset of a transaction is pending until its marker."""
         if value is None:
             self._offsets.remove(key.group, key.topic, key.partition)
             if self._pending:
@@ -143,7 +143,8 @@ class GroupReplay:
         group.creation_time_ms = value.creation_time_ms
         group.empty_since_ms = records.empty_since_from(value)
         if records.is_migration(value):
-            group.completed_epoch = value.epoch  # the members bring their assignments along
+            # The members keep their assignments, so no rebalance ends here.
+            group.completed_epoch = value.epoch
         self.latest_creation_time_ms = max(self.latest_creation_time_ms, value.creation_time_ms)
 
     def _member(self, key: ConsumerGroupMemberMetadataKey, value: ConsumerGroupMemberMetadataValue | None) -> None:
@@ -239,16 +240,16 @@ class GroupReplay:
                 group = self._groups[key.group] = ClassicGroup(key.group)
             is_new_generation = group.persisted is None or group.persisted.generation != value.generation
             if value.members and group.members and is_new_generation:
-                # A group that is converted, or whose log is loaded, gets its first members by this record: no rebalance
-                # ends here.
+                # If the group had no members before, it is converted or loaded by this record, and no rebalance ends.
                 self.counters.classic_rebalances_completed += 1
             group.apply(value)
         elif isinstance(gone := self._groups.get(key.group), ClassicGroup):
             self._remove(gone)
 
     def _remove(self, group: Group) -> None:
-        """A group whose offsets stay goes on as one that never had members: a request can only name offsets of a group
-        that is there, and only groups are looked through for what has expired.
+        """Removes the group; if offsets remain, a group without members replaces it.
+
+        Requests and expiry find offsets only through their group.
         """
         group.version = object()
         if self._offsets.packed(group.group_id) or self._pending.has_group(group.group_id):
@@ -257,7 +258,7 @@ class GroupReplay:
             del self._groups[group.group_id]
 
     def _present(self, group_id: str) -> ConsumerGroup | None:
-        """The consumer group that a record is about to change, if it is there."""
+        """Returns the consumer group that a record is about to change; None if there is none."""
         group = self._groups.get(group_id)
         if not isinstance(group, ConsumerGroup):
             return None
@@ -265,14 +266,14 @@ class GroupReplay:
         return group
 
     def _consumer_group(self, group_id: str) -> ConsumerGroup:
-        """The group; a group that existed by its offsets alone becomes a consumer group with its first such record."""
+        """Returns the consumer group, and creates it if necessary, also in place of a group that only held offsets."""
         group = self._present(group_id)
         if group is None:
             group = self._groups[group_id] = ConsumerGroup(group_id)
         return group
 
     def hard_state(self) -> Mapping[str, object]:
-        """Plain nested values of everything above, soft state left out."""
+        """Returns all hard state as nested values that can be compared."""
         groups = {
             group_id: self._group_state(group)
             for group_id, group in sorted(self._groups.items())

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One shard of the group coordinator: every group whose id maps to one partition of `__consumer_offsets`.
 
-One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state. The
-methods decide which group is meant, and which protocol it speaks, with the conversion of a group from one to the other
-(KIP-848). What a group does then is in `consumer`, `classic`, `offsets` and `describe`. Methods named `packed` are the
-fast paths of `packed_commit` and `packed_fetch`; `*_verification` and timers are soft state.
+**Operations.** There is one method per operation. It reads state and request and returns a CoordinatorResult with
+response, records and timers. It finds the group and its protocol, and converts the group if a member of the other
+protocol joins (KIP-848). The work of a group is in `consumer`, `classic`, `offsets` and `describe`. Methods named
+`packed` are the fast paths of `packed_commit` and `packed_fetch`.
 
-Limits keep strangers from filling the memory of a coordinator. Kafka has none of them; the defaults are beyond what an
-honest client asks for. They hold for what is to be made, so a group that is older than a limit can still be used and
-deleted.
+**State.** Only `replay` changes hard state. An operation that raises KafkaError has changed nothing hard. Soft state
+(classic rebalances, verifications, timers, flags to look again) may change in operations and is lost with a crash.
+
+**Order.** The runtime runs the operations of a shard one after the other in the event loop. It replays the records of
+an operation before the next operation starts, and sends the response when the log has them. If a write fails, the
+runtime drops the shard and loads a new one from the log, so replayed records that were not written disappear.
+
+**Limits.** Limits on groups and ids keep clients from filling the memory of a coordinator. Kafka has none of these; the
+defaults are beyond what an honest client needs. They apply only to what is created, so a group that is older than a
+limit can still be used and deleted.
 """
 
 from __future__ import annotations
@@ -111,7 +118,7 @@ class GroupCoordinatorShard:
         self.counters = GroupCounters() if counters is None else counters
         self._verifications = Verifications()
         self.clock_gain_ms = 0
-        """Soft: by how much the clock may have run too fast. Nothing expires early by it (KIP-211)."""
+        """Soft: by how much the clock may be ahead of real time. Expiry subtracts it (KIP-211)."""
 
     # The state machine.
 
@@ -122,7 +129,7 @@ class GroupCoordinatorShard:
         return OffsetCommitReader(self._groups, self._offsets, self._pending).replay
 
     def snapshot(self) -> Iterator[SnapshotPart] | None:
-        """Pending offsets of a transaction are told by the log alone."""
+        """Returns the parts of a snapshot; None while an open transaction has pending offsets, which have no part."""
         return None if self._pending else snapshot.parts(self._groups, self._offsets)
 
     def restore(self, part: PackedState) -> bool:
@@ -137,7 +144,10 @@ class GroupCoordinatorShard:
         return CoordinatorResult(None, timers=[self._next_expiration(context), *timers])
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
-        """A member was silent or slow and is removed, or a barrier of a classic group opens."""
+        """Handles a timer: expires offsets, ends a phase of a classic group, or removes a member of a consumer group.
+
+        The downgrade timer converts the group if only classic members are left.
+        """
         if key == OFFSETS_EXPIRATION:
             return self.expire_offsets(context)
         group = self._groups.get(key.group_id)
@@ -155,7 +165,7 @@ class GroupCoordinatorShard:
     def _member_timer_fired(
         self, context: OperationContext, group: ConsumerGroup, key: TimerKey
     ) -> CoordinatorResult[None]:
-        """KIP-848 Session and Rebalance Timeouts; classic members are also given a time to rejoin and to sync."""
+        """Removes the member after its session, rebalance, join or sync timeout, unless the timer is out of date."""
         member = group.members.get(key.member_id)
         if member is None:
             return CoordinatorResult(None)
@@ -164,7 +174,7 @@ class GroupCoordinatorShard:
         return self._removal(context)(group, [member], records.EpochReason.FENCED)
 
     def target_input(self, group_id: str) -> TargetInput | None:
-        """What a ComputeTarget task of the group works on, as of now; None where it needs no new target any more."""
+        """Returns the input of a ComputeTarget task of the group; None if the group needs no new target any more."""
         group = self._groups.get(group_id)
         if not isinstance(group, ConsumerGroup) or group.group_epoch == group.assignment_epoch:
             return None
@@ -172,8 +182,9 @@ class GroupCoordinatorShard:
         return assignment.target_input(group, group.group_epoch, assignor, self._image)
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
-        """The topics that a group's regular expressions match were found, or its target was computed; a failed task is
-        tried again by a later heartbeat.
+        """Installs resolved regular expressions or a computed target.
+
+        A later heartbeat asks again for a task that failed.
         """
         group = self._groups.get(task.key.group_id)
         if isinstance(group, ConsumerGroup) and isinstance(value, ResolvedRegexes):
@@ -187,11 +198,10 @@ class GroupCoordinatorShard:
     def on_metadata_update(
         self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
     ) -> CoordinatorResult[None]:
-        """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go.
+        """Installs a new metadata image and deletes the offsets of deleted topics.
 
-        If brokers have other racks, all groups look again.
-
-        `delta` leads to `image`; it helps where it begins at the image that this shard has.
+        Groups that depend on a changed topic check their metadata at the next heartbeat; if brokers have other racks,
+        all groups do. `delta` leads to `image`; it is used if it begins at the image of this shard.
         """
         old, self._image = self._image, image
         self.image_epoch = image.epoch
@@ -209,7 +219,7 @@ class GroupCoordinatorShard:
     # Metrics.
 
     def count_groups(self) -> Mapping[tuple[str, str], int]:
-        """Groups by protocol and state, in Kafka's words."""
+        """Returns (protocol, state) -> number of groups, with Kafka's names."""
         return Counter((group.type.value.lower(), group.state.value) for group in self._groups.values())
 
     # Groups of both types.
@@ -225,7 +235,7 @@ class GroupCoordinatorShard:
     def consumer_group_describe(
         self, context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[list[ConsumerGroupDescribeResponse.DescribedGroup]]:
-        """One described group per id, in that order; GROUP_ID_NOT_FOUND for what is no consumer group."""
+        """One described group per id, in that order; GROUP_ID_NOT_FOUND for an id without a consumer group."""
         assignors = self._config.consumer_assignors
         return CoordinatorResult(
             [describe.consumer_group(self._groups, group_id, self._image, assignors) for group_id in group_ids]
@@ -244,22 +254,22 @@ class GroupCoordinatorShard:
 
     @property
     def image(self) -> MetadataImage:
-        """The newest metadata image that the shard was given."""
+        """The shard's newest metadata image."""
         return self._image
 
     @property
     def latest_creation_time_ms(self) -> int:
-        """Of any group so far (KIP-1327), -1 where there was none."""
+        """The latest creation time of any consumer group so far (KIP-1327); -1 if there was none."""
         return self._replay.latest_creation_time_ms
 
     # For tests and checkers.
 
     def group(self, group_id: str) -> Group | None:
-        """The group itself, to look at."""
+        """Returns the group, for reading."""
         return self._groups.get(group_id)
 
     def hard_state(self) -> Mapping[str, object]:
-        """All that the log has brought about, in a form that compares equal exactly where the states are equal."""
+        """Returns all hard state. Two results are equal if and only if the states are."""
         return self._replay.hard_state()
 
     # Consumer groups.
@@ -267,7 +277,7 @@ class GroupCoordinatorShard:
     def consumer_group_heartbeat(
         self, context: OperationContext, request: ConsumerGroupHeartbeatRequest
     ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
-        """KIP-848 ConsumerGroupHeartbeat API; see `consumer.heartbeat`."""
+        """Serves ConsumerGroupHeartbeat (KIP-848); see `consumer.heartbeat`."""
         heartbeat.validate_request(request, context.api_version, self._config.consumer_assignors)
         if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
             return removal.leave(self._consumer_group(request.group_id), request, self._removal(context))
@@ -288,12 +298,16 @@ class GroupCoordinatorShard:
     def _consumer_group_to_join(
         self, group_id: str, context: OperationContext, conversion: CoordinatorResult[object]
     ) -> ConsumerGroup:
-        """The group, or a new one whose records are still to come. A classic group is converted (KIP-848 Upgrade)."""
+        """Returns the group, or a new one that is not replayed yet. Converts a classic group (KIP-848 Upgrade).
+
+        Adds the records, timers and completions of a conversion to `conversion`.
+        """
         group = self._present_or_admitted(group_id)
         if isinstance(group, ConsumerGroup):
             return group
-        # KIP-1327: a group that is made later never has an earlier creation time, even if the clock went back.
-        # It is not before any partition that is known, nor after one that is being made (`metadata.creation_order`).
+        # KIP-1327: a later group never has an earlier creation time, even if the clock went back. The group is not
+        # older than any partition of the image, and not younger than a partition that is being created
+        # (`metadata.creation_order`).
         now_ms = min(context.now_ms, context.creation_limit_ms)
         creation_time_ms = max(now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
         if isinstance(group, ClassicGroup) and not group.is_empty():
@@ -314,7 +328,7 @@ class GroupCoordinatorShard:
     # Classic members, of classic and of consumer groups.
 
     def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[JoinGroupResponse]:
-        """The response is PENDING until the others have joined too."""
+        """Serves JoinGroup. In a classic group the response is PENDING until the join phase ends."""
         try:
             classic_join.validate_request(self._config, request)
         except KafkaError as error:
@@ -330,9 +344,10 @@ class GroupCoordinatorShard:
     def _join_classic_group(
         self, context: OperationContext, request: JoinGroupRequest, present: Group | None
     ) -> CoordinatorResult[object]:
-        """A group may be made by this request; an empty consumer group makes room for it, but not for its offsets.
+        """Serves JoinGroup of a classic group, which it creates if necessary.
 
-        Here, other than in a consumer group, a refused member sees the id that it has sent.
+        An empty consumer group is deleted without its offsets. An error response has the member id of the request;
+        that of a consumer group does not.
         """
         group = present if isinstance(present, ClassicGroup) else ClassicGroup(request.group_id)
         try:
@@ -350,14 +365,14 @@ class GroupCoordinatorShard:
         return result
 
     def sync_group(self, context: OperationContext, request: SyncGroupRequest) -> CoordinatorResult[SyncGroupResponse]:
-        """The response is PENDING until the leader has brought the assignments."""
+        """Serves SyncGroup. In a classic group the response is PENDING until the leader has sent the assignments."""
         group = self._group_of_member(request.group_id, request.member_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.sync(group, self._image, context, request)
         return classic_operations.sync(Rebalance(self._config, group, context.now_ms), context, request)
 
     def heartbeat(self, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
-        """Keeps a classic member alive, or tells it to rejoin."""
+        """Serves Heartbeat: keeps a classic member alive, or returns REBALANCE_IN_PROGRESS so that it rejoins."""
         group = self._group_of_member(request.group_id, request.member_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.heartbeat(group, context, request)
@@ -366,7 +381,7 @@ class GroupCoordinatorShard:
     def leave_group(
         self, context: OperationContext, request: LeaveGroupRequest
     ) -> CoordinatorResult[LeaveGroupResponse]:
-        """One answer per member; an unknown group knows none of them."""
+        """Serves LeaveGroup with one error code per member; in an unknown group all members are unknown."""
         if not request.group_id:
             raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
         group = self._groups.get(request.group_id)
@@ -386,7 +401,7 @@ class GroupCoordinatorShard:
     # Members of both types.
 
     def steady_heartbeat(self, group_id: str, member_id: str) -> SteadyHeartbeat | None:
-        """Asked after a heartbeat of the member was answered without error: will the answer be the same again?"""
+        """Returns None if the next response may differ. Called after a heartbeat of the member succeeded."""
         group = self._groups.get(group_id)
         return steady_heartbeat(self._config, self._image, group, member_id) if group is not None else None
 
@@ -402,15 +417,13 @@ class GroupCoordinatorShard:
         return group_id in self._groups
 
     def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> bool:
-        """As `commit_offset` for a request whose plan is known, which then stands for the result; False where that has
-        to be asked.
-        """
+        """Prepares `commit_offset` with a plan, which then is the result; False if the general path has to be taken."""
         if self._pending.open:
             return False
         return plan.prepare(self._groups, self._offsets, self._image, cells, now_ms)
 
     def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> bytes | None:
-        """As `fetch_offsets`, encoded; None where that has to be asked."""
+        """Returns the encoded response of `fetch_offsets`; None if the general path has to be taken."""
         if require_stable and self._pending.open:
             return None
         return fetch.encode(self._groups.get(fetch.group_id), self._offsets, self._image)
@@ -431,8 +444,9 @@ class GroupCoordinatorShard:
     # Within transactions.
 
     def start_verification(self, producer: Producer) -> int | None:
-        """A ticket for a producer whose first commit of a transaction has to be agreed with the transaction
-        coordinator; None where its transaction is open in this log. Soft state, so no operation.
+        """Returns a ticket for the producer's first commit of a transaction, which needs verification (KIP-890).
+
+        Returns None if its transaction is open in this log. Changes only soft state, so it is no operation.
         """
         if self._pending.epoch_of(producer.producer_id) == producer.producer_epoch:
             return None
@@ -444,7 +458,7 @@ class GroupCoordinatorShard:
     def commit_transactional_offsets(
         self, context: OperationContext, request: TxnOffsetCommitRequest, ticket: int | None
     ) -> CoordinatorResult[TxnOffsetCommitResponse]:
-        """The offsets are pending until `end_transaction`."""
+        """Serves TxnOffsetCommit. The offsets are pending until `end_transaction`."""
         offset_operations.check_transaction(self._pending, self._verifications, request, ticket)
         group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
@@ -452,7 +466,10 @@ class GroupCoordinatorShard:
     def end_transaction(
         self, context: OperationContext, producer: Producer, coordinator_epoch: int, *, committed: bool
     ) -> CoordinatorResult[None]:
-        """The marker makes pending offsets count, or drops them. Nothing is written where nothing is open."""
+        """Writes the marker, which commits or drops the producer's pending offsets.
+
+        Writes nothing if the producer has no open transaction in this log.
+        """
         epoch = self._pending.check_epoch(producer.producer_id, producer.producer_epoch)
         self._verifications.end(producer.producer_id)
         if epoch is None:
@@ -462,21 +479,23 @@ class GroupCoordinatorShard:
     # Time.
 
     def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
-        """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
+        """Deletes expired offsets, and empty groups without any left (KIP-211). A long list takes several rounds."""
         expiration = Expiration(self._config, self._image, context.now_ms, self.clock_gain_ms)
         tombstones = self._deletion.of_all_expired(expiration, self._groups.values())
         is_portion = len(tombstones) >= MAX_TOMBSTONES
-        next_one = Schedule(OFFSETS_EXPIRATION, context.now_ms) if is_portion else self._next_expiration(context)
-        return CoordinatorResult(None, tombstones, [next_one])
+        next_check = Schedule(OFFSETS_EXPIRATION, context.now_ms) if is_portion else self._next_expiration(context)
+        return CoordinatorResult(None, tombstones, [next_check])
 
     def _next_expiration(self, context: OperationContext) -> Schedule:
         return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)
 
-    # What may be made.
+    # Limits.
 
     def _present_or_admitted(self, group_id: str) -> Group | None:
-        """The group, or None if it may be made. Raises INVALID_GROUP_ID beyond kcoord.max.id.bytes, and
-        POLICY_VIOLATION beyond kcoord.partition.max.groups.
+        """Returns the group, or None if it may be created.
+
+        Raises INVALID_GROUP_ID if a new id is longer than kcoord.max.id.bytes, and POLICY_VIOLATION if the shard has
+        kcoord.partition.max.groups already.
         """
         group = self._groups.get(group_id)
         if group is None:

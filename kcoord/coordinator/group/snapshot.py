@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups and committed offsets of a shard as the parts of a snapshot.
 
-Groups are told by the records that brought them about. Offsets are their packed rows as they are in memory, so that a
-million of them are written, and read again, without being looked at one by one.
+Groups are stored as records. Offsets are stored as the packed rows of the memory, so that a million of them are written
+and read without touching single offsets. A snapshot is written in pieces while the shard works; the records after its
+offset repeat every change since it began.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from kcoord.runtime.snapshot import PackedState, SnapshotPart
 from kcoord_protocol.messages import GroupMetadataKey
 
 OFFSETS: Final = 2
-"""The kind of the packed part: all committed offsets of one group. Kind 1 had other rows; whoever finds it reads the
-whole log.
+"""The kind of the packed part: all committed offsets of one group.
+
+Kind 1 had other rows. A snapshot with such a part is not restored; the whole log is replayed instead.
 """
 
 _GROUP: Final = Struct(">HI")
@@ -42,7 +44,7 @@ _NOTE: Final = Struct(">i16sqI")
 
 
 def parts(groups: Mapping[str, Group], offsets: CommittedOffsets) -> Iterator[SnapshotPart]:
-    """What is there when its turn comes: what has gone until then is left out."""
+    """Yields the parts. A group that is deleted before its turn is omitted."""
     for group_id in list(groups):
         yield from _group_records(groups, group_id)
     for group_id in list(offsets.group_ids()):
@@ -60,7 +62,8 @@ def _group_records(groups: Mapping[str, Group], group_id: str) -> Iterator[Coord
 
 
 def _consumer_group_records(group: ConsumerGroup) -> Iterator[CoordinatorRecord]:
-    """Members may come and go meanwhile, and the group may: the records behind the snapshot say so."""
+    """Yields the records of a consumer group."""
+    # Members may change between two parts. The records after the snapshot's offset repeat such changes.
     group_id = group.group_id
     yield records.new_group_epoch_record(
         group_id, group.group_epoch, group.metadata_hash, group.creation_time_ms, None, group.empty_since_ms
@@ -96,7 +99,7 @@ def _pack(group_id: str, topics: Mapping[str, TopicOffsets]) -> bytes:
 
 
 def restore_offsets(groups: dict[str, Group], offsets: CommittedOffsets, data: bytes) -> None:
-    """Takes in one group's offsets; ValueError where the bytes are not what `parts` made."""
+    """Restores one group's offsets; raises ValueError if the bytes are malformed."""
     try:
         length, topics = _GROUP.unpack_from(data)
         position = _GROUP.size

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the answer to a heartbeat is bound to be the same again, so that its bytes may be sent without asking.
+"""Steady heartbeats: heartbeats that change nothing, so that a fast path may repeat the bytes of the response.
 
-Invariant: while `SteadyHeartbeat.is_current` holds, the same request would give the same response, no records, and no
-effect but re-arming `timer` for another `timeout_ms`. Whatever could change that gives the group another `version`:
-every record replayed into the group, and every change of a classic group's soft state. What lies outside the group
-(topics, configs of groups and brokers) comes as a new metadata image.
+**Invariant.** While `SteadyHeartbeat.is_current` is True, the same request would give the same response and no records.
+Its only effect would be to schedule `timer` again for `timeout_ms`. Every change that could break this gives the group
+another `version`: every record replayed into the group, and every change of a classic group's soft state. Topics and
+configs are outside the group; they change only with a new metadata image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kcoord.runtime.result import TimerKey
 
 @dataclass(slots=True)
 class SteadyHeartbeat:
-    """The proof for one member. `image_epoch` is that of the shard when the answer was given."""
+    """The steady heartbeat of one member. `image_epoch` is the shard's image epoch at the time of the response."""
 
     group: ConsumerGroup | ClassicGroup
     version: object
@@ -36,7 +36,7 @@ class SteadyHeartbeat:
 def steady_heartbeat(
     config: BrokerConfig, image: MetadataImage, group: Group, member_id: str
 ) -> SteadyHeartbeat | None:
-    """Asked after a heartbeat of the member was answered without error; None if the next answer may be another one."""
+    """Returns the steady heartbeat after a response without error; None if the next response may differ."""
     if isinstance(group, ConsumerGroup):
         member = group.members.get(member_id)
         if member is None or not group.is_steady_for(member):

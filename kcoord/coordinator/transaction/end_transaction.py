@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EndTxn: whether a transaction may be ended so by this producer, and what the metadata is from then on.
+"""EndTxn: decides whether a producer may end its transaction, and computes the next metadata.
 
-Up to EndTxn v4 the epoch stays. From v5 on (KIP-890) every end bumps it, so the epoch alone tells a repetition from
-the end of the next transaction, and a late request of an ended transaction is fenced everywhere.
+Up to EndTxn v4 the epoch stays the same. From v5 on (KIP-890) every end bumps it. A repeated EndTxn then differs in its
+epoch from the end of the next transaction, and a late request of an ended transaction is fenced everywhere.
+
+A repeated EndTxn whose response was lost succeeds without a change if it asks for the same outcome. Any other outcome
+is an error.
 """
 
 from __future__ import annotations
@@ -26,18 +29,18 @@ _COMPLETED = {True: TransactionState.COMPLETE_COMMIT, False: TransactionState.CO
 
 @dataclass(slots=True)
 class EndRequest:
-    """What a producer asks for."""
+    """The request of a producer to end its transaction."""
 
     producer: Producer
     committed: bool
     bumps_epoch: bool
     client_transaction_version: int
     candidate_producer_id: int | None = None
-    """Used where the epochs are used up and the end bumps the epoch."""
+    """The next producer id, used if the epochs are exhausted and the end bumps the epoch."""
 
 
 def decide_end(metadata: TransactionMetadata, request: EndRequest, now_ms: int) -> TransactionMetadata | None:
-    """The prepared metadata; None where the end is done already and only its answer was lost."""
+    """Returns the prepared metadata; None if the transaction has ended already and only the response was lost."""
     return _decide_bumping(metadata, request, now_ms) if request.bumps_epoch else _decide(metadata, request, now_ms)
 
 
@@ -60,7 +63,7 @@ def _decide_bumping(metadata: TransactionMetadata, request: EndRequest, now_ms: 
         and present.producer_epoch == 0
         and producer.producer_id != present.producer_id
     )
-    # The epoch after the last one fences its producer for good: that one has to ask for a new id.
+    # The epoch after the last one only fences. Its producer has to ask for a new producer id.
     after_bump = producer.producer_epoch + 1 == present.producer_epoch <= EXHAUSTED_EPOCH
     same_epoch = producer.producer_epoch == present.producer_epoch
     if producer.producer_id != present.producer_id and not after_overflow:
@@ -77,7 +80,7 @@ def _decide_bumping(metadata: TransactionMetadata, request: EndRequest, now_ms: 
     if metadata.state is TransactionState.ONGOING:
         return _prepared(metadata, request, now_ms)
     if same_epoch and not after_overflow and metadata.state.is_between_transactions and not request.committed:
-        # An abort of nothing still bumps the epoch; when such a transaction began is not known (KIP-890).
+        # An abort without a transaction still bumps the epoch (KIP-890). It has no start time, so it starts now.
         return _prepared(replace(metadata, start_ms=now_ms), request, now_ms)
     if metadata.state is _COMPLETED[request.committed] and (after_bump or after_overflow):
         return None
@@ -89,7 +92,7 @@ def _prepared(metadata: TransactionMetadata, request: EndRequest, now_ms: int) -
     epoch = metadata.producer_epoch
     if request.bumps_epoch:
         if metadata.is_epoch_exhausted:
-            assert request.candidate_producer_id is not None, "the caller brings an id where one may be needed"
+            assert request.candidate_producer_id is not None, "the caller passes a producer id if one may be needed"
             next_producer_id = request.candidate_producer_id
         epoch += 1
     return replace(
@@ -105,8 +108,9 @@ def _prepared(metadata: TransactionMetadata, request: EndRequest, now_ms: int) -
 
 
 def fence_and_abort(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """Aborts on behalf of the coordinator, because of a timeout or of a new producer. The epoch that is bumped for it
-    is given to nobody.
+    """Returns the prepared metadata of an abort by the coordinator, after a timeout or for a new producer.
+
+    No producer gets the bumped epoch.
     """
     return replace(
         metadata,
@@ -118,7 +122,7 @@ def fence_and_abort(metadata: TransactionMetadata, now_ms: int) -> TransactionMe
 
 
 def completed(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """All partitions know the outcome."""
+    """Returns the metadata of a transaction whose markers are written to all partitions."""
     producer = metadata.client_producer
     return replace(
         metadata,
@@ -141,11 +145,11 @@ def _unknown_producer(metadata: TransactionMetadata, request: EndRequest) -> Kaf
 
 
 def _cannot_end(metadata: TransactionMetadata, request: EndRequest) -> KafkaError:
-    """While the same end is under way the client has to wait; everything else contradicts what it did before."""
+    """Returns the error of an EndTxn: retriable if the same end is in progress, else INVALID_TXN_STATE."""
     if metadata.state is _PREPARED[request.committed]:
         return KafkaError(Errors.CONCURRENT_TRANSACTIONS, f"The transaction of {metadata.transactional_id} is ending.")
-    wanted = "commit" if request.committed else "abort"
+    outcome = "commit" if request.committed else "abort"
     return KafkaError(
         Errors.INVALID_TXN_STATE,
-        f"{metadata.transactional_id} is {metadata.state.wire_name} and cannot {wanted}.",
+        f"{metadata.transactional_id} is {metadata.state.wire_name} and cannot {outcome}.",
     )

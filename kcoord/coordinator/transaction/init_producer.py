@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InitProducerId with a transactional id: which producer id and epoch the caller gets, and who is fenced by that.
+"""InitProducerId with a transactional id: computes the producer id and epoch that the caller gets.
 
 Every success bumps the epoch, so that an older producer with the same transactional id is fenced (KIP-98). A producer
-that names its present id and epoch (KIP-360) keeps the id and is not taken for a rival of itself.
+that sends its present id and epoch (KIP-360) recovers: it keeps the id and does not fence itself. If the epochs are
+exhausted, the caller gets a new producer id with epoch 0.
+
+A repeated request whose response was lost sends the epoch before the present one and gets the same result again.
 """
 
 from __future__ import annotations
@@ -24,19 +27,19 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 @dataclass(slots=True)
 class Initialized:
-    """The next metadata, and the epoch before it where a repetition of the same request may name that."""
+    """The next metadata, and the epoch before it if a repeated request may send that epoch."""
 
     metadata: TransactionMetadata
     last_epoch: int = NO_PRODUCER_EPOCH
 
 
 def needs_producer_id(metadata: TransactionMetadata | None) -> bool:
-    """Whether a fresh producer id may be used: for a new transactional id, or for one whose epochs are used up."""
+    """True for a new transactional id, and for an id whose epochs are exhausted."""
     return metadata is None or metadata.is_epoch_exhausted
 
 
 def first_metadata(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
-    """Of a transactional id that was not known; whatever producer the caller names, nobody else can be meant."""
+    """Returns the metadata of a new transactional id. A producer id in the request is ignored."""
     return TransactionMetadata(
         transactional_id,
         producer_id,
@@ -49,8 +52,9 @@ def first_metadata(transactional_id: str, producer_id: int, timeout_ms: int, now
 
 
 def check_expected(metadata: TransactionMetadata, expected: Producer | None) -> None:
-    """Fences a caller that names another producer. The previous id is good where the change of id was an overflow of
-    the epoch whose answer was lost.
+    """Raises PRODUCER_FENCED if the caller sends another producer id.
+
+    The previous id is accepted with an exhausted epoch: the response with the new id was lost.
     """
     if expected is None or expected.producer_id == metadata.producer_id:
         return
@@ -67,11 +71,12 @@ def initialize(
     timeout_ms: int,
     now_ms: int,
 ) -> Initialized:
-    """The next metadata of a transactional id that is between transactions; `last_epoch` is the epoch before the
-    present one where that may be named.
+    """Returns the next metadata of a transactional id that is between transactions.
+
+    `last_epoch` is the epoch before the present one if a repeated request may send it. Raises PRODUCER_FENCED.
     """
     if metadata.is_epoch_exhausted and _may_change_id(metadata, expected, last_epoch):
-        assert candidate_producer_id is not None, "the caller brings an id where one may be needed"
+        assert candidate_producer_id is not None, "the caller passes a producer id if one may be needed"
         epoch_before = NO_PRODUCER_EPOCH if expected is None else metadata.producer_epoch
         return Initialized(_emptied(metadata, Producer(candidate_producer_id, 0), timeout_ms, now_ms), epoch_before)
     epoch, epoch_before = _next_epoch(metadata, expected, last_epoch)
@@ -80,8 +85,9 @@ def initialize(
 
 
 def _may_change_id(metadata: TransactionMetadata, expected: Producer | None, last_epoch: int) -> bool:
-    """The caller names no producer, or the present one. An epoch beyond the last one was given to nobody, so its
-    predecessor stands for it.
+    """True if the caller sends no producer, or the present one.
+
+    No producer has the epoch after the last one, so its predecessor is accepted in its place.
     """
     if expected is None or expected.producer_epoch == metadata.producer_epoch:
         return True
@@ -89,14 +95,14 @@ def _may_change_id(metadata: TransactionMetadata, expected: Producer | None, las
 
 
 def _next_epoch(metadata: TransactionMetadata, expected: Producer | None, last_epoch: int) -> tuple[int, int]:
-    """The epoch, and the one before it where it may be named by a repetition."""
+    """Returns the next epoch, and the epoch before it if a repeated request may send that epoch."""
     present = metadata.producer_epoch
     if expected is None:
         return present + 1, NO_PRODUCER_EPOCH
     if expected.producer_epoch == present:
         return present + 1, present
     if expected.producer_epoch == last_epoch:
-        # The same request again: its first answer was lost, and nobody else has asked since.
+        # The same request again: its first response was lost, and no other request has succeeded since.
         return present, last_epoch
     raise fenced(metadata, expected.producer_epoch)
 
@@ -119,5 +125,6 @@ def _emptied(metadata: TransactionMetadata, producer: Producer, timeout_ms: int,
 def fenced(metadata: TransactionMetadata, epoch: int) -> KafkaError:
     return KafkaError(
         Errors.PRODUCER_FENCED,
-        f"The producer of {metadata.transactional_id} is at epoch {metadata.producer_epoch}, the request says {epoch}.",
+        f"The producer of {metadata.transactional_id} is at epoch {metadata.producer_epoch}, but the request has epoch "
+        f"{epoch}.",
     )

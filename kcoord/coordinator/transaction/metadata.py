@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the coordinator knows of one transactional id, the states of a transaction, and which state may follow which.
+"""The metadata of a transactional id, the states of a transaction, and the legal transitions.
 
-A metadata object is never changed: an operation makes the next one, and its record brings it about.
+* EMPTY: the producer has an id and an epoch, but no transaction.
+* ONGOING: a transaction with at least one partition. AddPartitionsToTxn and AddOffsetsToTxn start and extend it.
+* PREPARE_COMMIT, PREPARE_ABORT: the outcome is decided and in the log; markers are being written.
+* COMPLETE_COMMIT, COMPLETE_ABORT: all partitions have their marker. The next transaction may begin.
+
+`LEGAL_PREDECESSORS` has the transitions. InitProducerId leads to EMPTY from every state between transactions.
 """
 
 from __future__ import annotations
@@ -18,17 +23,17 @@ NO_PRODUCER_EPOCH: Final = -1
 NO_TIMESTAMP: Final = -1
 
 EXHAUSTED_EPOCH: Final = 2**15 - 2
-"""The last epoch that a producer gets to see; the one after it is for fencing it."""
+"""The last epoch that a producer gets. The epoch after it only fences that producer."""
 
 EPOCH_BUMPING_VERSION: Final = 2
-"""The client transaction version (KIP-890) whose transactions each have an epoch of their own."""
+"""The first client transaction version in which every transaction has its own epoch (KIP-890)."""
 
 Partitions: TypeAlias = Mapping[str, frozenset[int]]
 """Partition numbers by topic."""
 
 
 class TransactionState(IntEnum):
-    """States by their number in the log. PREPARE_EPOCH_FENCE and DEAD are passed through at once and never stored."""
+    """States by their number in the log. PREPARE_EPOCH_FENCE and DEAD are never stored."""
 
     EMPTY = 0
     ONGOING = 1
@@ -41,12 +46,12 @@ class TransactionState(IntEnum):
 
     @property
     def wire_name(self) -> str:
-        """As DescribeTransactions spells it."""
+        """The name of the state in DescribeTransactions."""
         return _WIRE_NAMES[self]
 
     @property
     def is_prepared(self) -> bool:
-        """Decided and durable, and not yet told to every partition."""
+        """True if the outcome is decided and markers are being written."""
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
     @property
@@ -75,7 +80,10 @@ LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]
 
 @dataclass(slots=True)
 class TransactionMetadata:
-    """See the module's text."""
+    """The metadata of one transactional id.
+
+    It is never changed: an operation makes the next object, and the replay of its record installs it.
+    """
 
     transactional_id: str
     producer_id: int
@@ -86,9 +94,9 @@ class TransactionMetadata:
     start_ms: int = NO_TIMESTAMP
     partitions: Partitions = field(default_factory=dict)
     previous_producer_id: int = NO_PRODUCER_ID
-    """The producer id before the last change, to know a request that is sent again after an epoch overflow."""
+    """The producer id before the last change, to recognise a repeated request after an epoch overflow."""
     next_producer_id: int = NO_PRODUCER_ID
-    """The producer id from the completion of this transaction on, where its epochs are used up."""
+    """The producer id after this transaction, if the epochs of the present one are exhausted."""
     next_producer_epoch: int = NO_PRODUCER_EPOCH
     client_transaction_version: int = 0
 
@@ -106,7 +114,7 @@ class TransactionMetadata:
 
     @property
     def epoch_before_end(self) -> int:
-        """The epoch of the last transaction where its end bumped it (KIP-890), which its producer may not know yet."""
+        """The epoch of the last transaction, if its end bumped the epoch (KIP-890) and the producer may not know it."""
         if not self.bumps_epoch or self.state in (TransactionState.EMPTY, TransactionState.ONGOING):
             return NO_PRODUCER_EPOCH
         if self.producer_epoch > 0:
@@ -115,7 +123,7 @@ class TransactionMetadata:
 
     @property
     def client_producer(self) -> Producer:
-        """What the producer continues with after this transaction's end."""
+        """The producer id and epoch of the client after this transaction."""
         if self.next_producer_id != NO_PRODUCER_ID:
             return Producer(self.next_producer_id, 0)
         return self.producer
@@ -125,12 +133,12 @@ class TransactionMetadata:
         return self.start_ms + self.timeout_ms
 
     def has_partitions(self, partitions: Partitions) -> bool:
-        """Whether all of them are part of the transaction already."""
+        """True if all partitions are part of the transaction already."""
         none: frozenset[int] = frozenset()
         return all(numbers <= self.partitions.get(topic, none) for topic, numbers in partitions.items())
 
     def with_partitions(self, added: Partitions) -> Partitions:
-        """The partitions of the transaction and `added`."""
+        """Returns the partitions of the transaction and `added`."""
         none: frozenset[int] = frozenset()
         return {**self.partitions, **{topic: self.partitions.get(topic, none) | added[topic] for topic in added}}
 
@@ -140,7 +148,7 @@ def is_epoch_exhausted(producer_epoch: int) -> bool:
 
 
 def partitions_of(pairs: Iterable[tuple[str, Iterable[int]]]) -> Partitions:
-    """Collects topics and partition numbers; a topic may come several times."""
+    """Returns partition numbers by topic; a topic may occur several times in `pairs`."""
     collected: dict[str, set[int]] = {}
     for topic, numbers in pairs:
         collected.setdefault(topic, set()).update(numbers)

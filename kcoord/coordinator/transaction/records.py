@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of `__transaction_state`: the only constructors, and the way back to metadata."""
+"""Converts between transaction metadata and the records of `__transaction_state`; no other module does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _OLDEST_FLEXIBLE_VERSION: Final = 1
 
 
 def new_transaction_record(metadata: TransactionMetadata, transaction_version: int) -> CoordinatorRecord:
-    """The state of a transactional id. Levels 1 and 2 of the feature `transaction.version` write the flexible version;
-    the old one has no place for what KIP-890 added, and a reader does without.
+    """Returns the record of a transactional id.
+
+    Levels 1 and 2 of the feature `transaction.version` write the flexible version. The old version lacks the fields of
+    KIP-890, which a reader then sets to their defaults.
     """
     version = min(transaction_version, _OLDEST_FLEXIBLE_VERSION)
     value = TransactionLogValue(
@@ -46,7 +48,7 @@ def _encoded_partitions(metadata: TransactionMetadata) -> list[TransactionLogVal
 
 
 def metadata_from(key: TransactionLogKey, value: TransactionLogValue) -> TransactionMetadata:
-    """What a record says."""
+    """Returns the metadata of a record."""
     return TransactionMetadata(
         transactional_id=key.transactional_id,
         producer_id=value.producer_id,
@@ -55,7 +57,7 @@ def metadata_from(key: TransactionLogKey, value: TransactionLogValue) -> Transac
         state=TransactionState(value.transaction_status),
         last_update_ms=value.transaction_last_update_timestamp_ms,
         start_ms=value.transaction_start_timestamp_ms,
-        partitions=partitions_of((one.topic, one.partition_ids) for one in value.transaction_partitions or ()),
+        partitions=partitions_of((topic.topic, topic.partition_ids) for topic in value.transaction_partitions or ()),
         previous_producer_id=value.previous_producer_id,
         next_producer_id=value.next_producer_id,
         next_producer_epoch=value.next_producer_epoch,

@@ -1,8 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """One shard of the transaction coordinator: every transactional id that maps to one partition of `__transaction_state`.
 
-One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state. A
-transaction ends in two records: the prepared one is the decision, the completed one says that every partition knows it.
+**Operations.** There is one method per operation. It reads state and request and returns a CoordinatorResult; only
+`replay` changes hard state. The runtime runs the operations of a shard one after the other in the event loop, and a
+response leaves after the log has the records.
+
+**The life of a transaction** (`metadata` has the states):
+
+1. InitProducerId gives a producer its id and epoch and fences the previous producer. If a transaction is open, it is
+   aborted first and the caller has to retry.
+2. AddPartitionsToTxn and AddOffsetsToTxn record the partitions before the producer writes to them. The first one starts
+   the transaction and its timeout. With KIP-890 the partition leader asks instead, before its first write.
+3. EndTxn, a timeout, or InitProducerId of another producer decides the outcome. The *prepared* record is the decision:
+   once it is in the log, the outcome cannot change.
+4. A background task writes a marker to every partition. It starts only after the prepared record is durable, so no
+   partition can have a marker that the coordinator does not know of after a crash. A failed attempt is repeated with a
+   growing delay, without end.
+5. The *completed* record follows when all partitions have their markers. Only then can the next transaction begin;
+   until then the producer gets CONCURRENT_TRANSACTIONS.
+
+**After a crash** the log decides. An open transaction keeps its deadline. For a prepared one all markers are written
+again; a partition that has its marker already ignores the second one. The epoch before the present one
+(`_last_epochs`) is soft, as in Kafka.
+
+**Fencing.** Every operation of a producer must have the present producer id and epoch. The epoch never falls for one
+producer id. Markers carry the coordinator epoch of this shard, so that partitions reject markers of an older owner.
 """
 
 from __future__ import annotations
@@ -56,7 +78,7 @@ from kcoord_protocol.messages import (
 T = TypeVar("T")
 
 _EXPIRED_PER_ROUND = 1_000
-"""How many transactional ids are forgotten in one go; the rest of them very soon after."""
+"""How many transactional ids expire in one operation; the next operation follows after `_NEXT_ROUND_MS`."""
 _NEXT_ROUND_MS = 100
 
 
@@ -69,10 +91,10 @@ class TransactionCoordinatorShard:
         self._coordinator_epoch = coordinator_epoch
         self._transactions: dict[str, TransactionMetadata] = {}
         self._last_epochs: dict[str, tuple[Producer, int]] = {}
-        """Soft: the epoch before the present one, for InitProducerId requests that are sent again. Kafka's log has no
-        place for it either."""
+        """Soft: transactional id -> its producer and the epoch before, to recognise repeated InitProducerId requests.
+        Records have no field for it."""
         self._failed_attempts: dict[str, int] = {}
-        """Soft: how often markers could not be written everywhere."""
+        """Soft: transactional id -> number of the next attempt to write markers."""
 
     # The state machine.
 
@@ -86,20 +108,18 @@ class TransactionCoordinatorShard:
                 return
 
     def snapshot(self) -> Iterator[SnapshotPart]:
-        """Each id's last record, in the newest form, which has a place for everything."""
+        """Yields the record of each id, in the newest version, which has all fields."""
         for transactional_id in list(self._transactions):
             metadata = self._transactions.get(transactional_id)
             if metadata is not None:
                 yield new_transaction_record(metadata, EPOCH_BUMPING_VERSION)
 
     def restore(self, part: PackedState) -> bool:
-        """There are no packed parts."""
+        """Returns False: snapshots of transactions have no packed parts."""
         return False
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
-        """Transactions under way keep their deadline, and decided ones are carried on: partitions may or may not know
-        of them.
-        """
+        """Schedules the timeouts of open transactions, and writes the markers of decided ones again."""
         result = CoordinatorResult(None)
         for metadata in self._transactions.values():
             if metadata.state is TransactionState.ONGOING:
@@ -110,7 +130,7 @@ class TransactionCoordinatorShard:
         return result
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
-        """A transaction took too long, markers are to be tried again, or it is time to forget ids."""
+        """Handles a timer: aborts a transaction after its timeout, writes markers again, or expires ids."""
         if key.kind == TransactionTimer.EXPIRATION:
             return self._expire_ids(context.now_ms)
         metadata = self._transactions.get(key.group_id)
@@ -127,7 +147,7 @@ class TransactionCoordinatorShard:
         return result
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
-        """The partitions know the outcome, or some could not be told and will be told again."""
+        """Completes the transaction if all markers are written, else schedules the next attempt."""
         work = task.work
         result = CoordinatorResult(None)
         assert isinstance(work, WriteMarkers), f"unknown work {work!r}"
@@ -146,14 +166,14 @@ class TransactionCoordinatorShard:
     def on_metadata_update(
         self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
     ) -> CoordinatorResult[None]:
-        """Features decide in which form records are written."""
+        """Installs the image, whose features decide the version of new records."""
         self._image = image
         return CoordinatorResult(None)
 
     # Producers.
 
     def needs_producer_id(self, transactional_id: str) -> bool:
-        """Whether InitProducerId or EndTxn may use up a fresh producer id."""
+        """True if InitProducerId or EndTxn may use a new producer id."""
         return init_producer.needs_producer_id(self._transactions.get(transactional_id))
 
     def init_producer_id(
@@ -164,18 +184,19 @@ class TransactionCoordinatorShard:
         expected: Producer | None,
         candidate_producer_id: int | None,
     ) -> CoordinatorResult[InitProducerIdResponse]:
-        """Where a transaction is under way it is aborted first, and the caller has to come again."""
+        """Serves InitProducerId. An open transaction is aborted, and the response is CONCURRENT_TRANSACTIONS."""
         _check_id(transactional_id)
         if not 0 < timeout_ms <= self._config.transaction_max_timeout_ms:
             raise KafkaError(
                 Errors.INVALID_TRANSACTION_TIMEOUT,
-                f"The transaction timeout must be within 1 to {self._config.transaction_max_timeout_ms} ms.",
+                f"The transaction timeout {timeout_ms} ms is not between 1 and transaction.max.timeout.ms="
+                f"{self._config.transaction_max_timeout_ms}.",
             )
         metadata = self._transactions.get(transactional_id)
         result: CoordinatorResult[InitProducerIdResponse] = CoordinatorResult(InitProducerIdResponse())
         last_epoch = NO_PRODUCER_EPOCH
         if metadata is None:
-            assert candidate_producer_id is not None, "the caller brings an id where one may be needed"
+            assert candidate_producer_id is not None, "the caller passes a producer id if one may be needed"
             initialized = init_producer.Initialized(
                 init_producer.first_metadata(transactional_id, candidate_producer_id, timeout_ms, context.now_ms)
             )
@@ -205,7 +226,7 @@ class TransactionCoordinatorShard:
         return result
 
     def _last_epoch(self, metadata: TransactionMetadata) -> int:
-        """The epoch before the present one, as its producer may still name it."""
+        """Returns the epoch before the present one if a repeated request may send it."""
         producer, epoch = self._last_epochs.get(metadata.transactional_id, (None, NO_PRODUCER_EPOCH))
         return epoch if producer == metadata.producer else metadata.epoch_before_end
 
@@ -219,7 +240,7 @@ class TransactionCoordinatorShard:
         partitions: Partitions,
         client_transaction_version: int,
     ) -> CoordinatorResult[None]:
-        """The partitions belong to the producer's transaction from now on; the first ones begin it."""
+        """Adds partitions to the producer's transaction; the first ones start it."""
         _check_id(transactional_id)
         metadata = self._of_producer(transactional_id, producer)
         result = CoordinatorResult(None)
@@ -241,9 +262,7 @@ class TransactionCoordinatorShard:
     def verify_partitions(
         self, context: OperationContext, transactional_id: str, producer: Producer, partitions: Partitions
     ) -> CoordinatorResult[Mapping[tuple[str, int], Errors]]:
-        """Whether each of the partitions is part of the producer's transaction (KIP-890): NONE or
-        TRANSACTION_ABORTABLE.
-        """
+        """Returns NONE for each partition of the producer's transaction, else TRANSACTION_ABORTABLE (KIP-890)."""
         _check_id(transactional_id)
         metadata = self._of_producer(transactional_id, producer)
         none: frozenset[int] = frozenset()
@@ -258,7 +277,7 @@ class TransactionCoordinatorShard:
         )
 
     def _of_producer(self, transactional_id: str, producer: Producer) -> TransactionMetadata:
-        """The metadata of an id whose present producer asks, and whose last transaction is over."""
+        """Returns the metadata; raises unless the producer is the present one and no transaction is ending."""
         metadata = self._transactions.get(transactional_id)
         if metadata is None or metadata.producer_id != producer.producer_id:
             raise _unknown(transactional_id, producer)
@@ -271,7 +290,10 @@ class TransactionCoordinatorShard:
     def end_transaction(
         self, context: OperationContext, transactional_id: str, request: EndRequest
     ) -> CoordinatorResult[Producer]:
-        """The decision; the response is what the producer goes on with. The partitions are told once it is durable."""
+        """Serves EndTxn: decides the outcome. The response is the client's next producer id and epoch.
+
+        Markers are written after the decision is durable.
+        """
         _check_id(transactional_id)
         metadata = self._transactions.get(transactional_id)
         if metadata is None:
@@ -284,9 +306,9 @@ class TransactionCoordinatorShard:
         return result
 
     def _move(self, result: CoordinatorResult[T], old: TransactionMetadata | None, new: TransactionMetadata) -> None:
-        """Adds the record of the new metadata, and what goes with the change of state."""
+        """Adds the record of the new metadata, and the timers and tasks of the transition."""
         if old is not None:
-            assert old.state in LEGAL_PREDECESSORS[new.state], f"{old.state.wire_name} to {new.state.wire_name}"
+            _check_transition(old, new)
         result.records.append(new_transaction_record(new, self._image.features.get(TRANSACTION_VERSION, 0)))
         if new.state is TransactionState.ONGOING and (old is None or old.state is not new.state):
             result.timers.append(_timeout(new))
@@ -306,14 +328,14 @@ class TransactionCoordinatorShard:
         )
         return Task(markers_key(metadata.transactional_id), work, when_durable=True)
 
-    # Forgetting.
+    # Expiry.
 
     @property
     def _expiration_interval_ms(self) -> int:
         return self._config.transaction_remove_expired_transaction_cleanup_interval_ms
 
     def _expire_ids(self, now_ms: int) -> CoordinatorResult[None]:
-        """Ids that are between transactions and were not used for `transactional.id.expiration.ms`."""
+        """Deletes ids that are between transactions and were not used for `transactional.id.expiration.ms`."""
         oldest_ms = now_ms - self._config.transactional_id_expiration_ms
         expired = [
             transactional_id
@@ -330,12 +352,12 @@ class TransactionCoordinatorShard:
             [Schedule(EXPIRATION_KEY, now_ms + delay_ms)],
         )
 
-    # Looking.
+    # Queries.
 
     def describe_transactions(
         self, context: OperationContext, transactional_ids: list[str]
     ) -> CoordinatorResult[list[DescribeTransactionsResponse.TransactionState]]:
-        """One answer per id, in that order."""
+        """Returns one description per id, in that order."""
         return CoordinatorResult([self._describe(transactional_id) for transactional_id in transactional_ids])
 
     def _describe(self, transactional_id: str) -> DescribeTransactionsResponse.TransactionState:
@@ -365,7 +387,7 @@ class TransactionCoordinatorShard:
         duration_ms: int,
         matches: Callable[[str], bool] | None,
     ) -> CoordinatorResult[list[ListTransactionsResponse.TransactionState]]:
-        """All that pass every filter; an empty filter, or a negative duration, lets all pass."""
+        """Returns the transactions that pass all filters; an empty filter or a negative duration passes all."""
         listed = []
         for transactional_id, metadata in sorted(self._transactions.items()):
             if states and metadata.state not in states:
@@ -388,8 +410,25 @@ class TransactionCoordinatorShard:
     # For tests and checkers.
 
     def hard_state(self) -> Mapping[str, TransactionMetadata]:
-        """All that the log has brought about."""
+        """Returns all hard state."""
         return dict(self._transactions)
+
+
+def _check_transition(old: TransactionMetadata, new: TransactionMetadata) -> None:
+    """Asserts the invariants of a change of one transactional id."""
+    name = new.transactional_id
+    assert old.state in LEGAL_PREDECESSORS[new.state], (
+        f"T-1: {name} cannot go from {old.state.wire_name} to {new.state.wire_name}"
+    )
+    if new.producer_id == old.producer_id:
+        assert new.producer_epoch >= old.producer_epoch, (
+            f"T-2: the producer epoch of {name} falls from {old.producer_epoch} to {new.producer_epoch}"
+        )
+    else:
+        assert new.producer_epoch == 0, f"T-3: producer {new.producer_id} of {name} begins at {new.producer_epoch}"
+    assert old.state is not TransactionState.ONGOING or new.has_partitions(old.partitions), (
+        f"T-4: {name} loses partitions of its transaction in {new.state.wire_name}"
+    )
 
 
 def _check_id(transactional_id: str) -> None:
@@ -410,5 +449,5 @@ def _unknown(transactional_id: str, producer: Producer) -> KafkaError:
 
 def _concurrent(metadata: TransactionMetadata) -> KafkaError:
     return KafkaError(
-        Errors.CONCURRENT_TRANSACTIONS, f"The last transaction of {metadata.transactional_id} is still ending."
+        Errors.CONCURRENT_TRANSACTIONS, f"The previous transaction of {metadata.transactional_id} is still ending."
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transaction shard asks its shell to do, and the timers it arms."""
+"""The background task of a transaction shard, and the keys of its timers."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ LONGEST_RETRY_MS: Final = 5_000
 
 
 def timeout_key(transactional_id: str) -> TimerKey:
-    """When the transaction under way has taken too long."""
+    """Returns the key of the timer that aborts an open transaction."""
     return TimerKey(TransactionTimer.TIMEOUT, transactional_id)
 
 
 def markers_key(transactional_id: str) -> TimerKey:
-    """The work of writing markers, and the time at which it is tried again."""
+    """Returns the key of the task that writes markers, and of the timer for its next attempt."""
     return TimerKey(TransactionTimer.MARKERS, transactional_id)
 
 
 @dataclass(slots=True)
 class WriteMarkers:
-    """Tell every partition how a transaction ended. Its value is None once all of them know durably, or an exception.
+    """The work of a task: write a transaction's marker to every partition.
 
-    An `attempt` after the first may meet partitions that know already, and so may the first one after a restart, which
-    therefore has the number 1.
+    Its value is None once all markers are durable, else an exception. The first `attempt` is 0. A later one may find
+    partitions that have the marker already. So may the first attempt after a restart, whose number is therefore 1.
     """
 
     transactional_id: str
@@ -52,5 +52,5 @@ class WriteMarkers:
 
     @property
     def retry_delay_ms(self) -> int:
-        """How long to wait after this attempt has failed."""
+        """The delay after this attempt has failed, until the next one."""
         return min(FIRST_RETRY_MS << min(self.attempt, 10), LONGEST_RETRY_MS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server-side assignors (KIP-848 "Assignor Selection"): pure functions from members and partition counts to a target
-assignment.
+"""Server-side assignors (KIP-848 "Assignor Selection").
+
+They are pure functions from members and partition counts to a target assignment.
 """
 
 from __future__ import annotations
@@ -16,6 +17,6 @@ from kcoord.coordinator.group.assignor.uniform import UniformAssignor
 ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
     {assignor.name: assignor for assignor in (UniformAssignor(), RangeAssignor())}
 )
-"""By name, the default first, as `group.consumer.assignors` lists them."""
+"""Assignors by name, in the default order of `group.consumer.assignors`; the first is the default."""
 
 __all__ = ["ASSIGNORS", "Assignment", "Assignor", "MemberSpec"]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `range` assignor: each topic is cut into contiguous ranges, one per subscriber, in one member order for all
-topics.
+"""The `range` assignor: cuts each topic into contiguous ranges, one per subscriber.
 
-So topics with equal partition counts and equal subscribers are co-partitioned: partition n of each is with the same
-member. It is not sticky by itself (observed in Kafka 4.3.1: a member that joins in front of the others shifts all
-ranges); a static member keeps its place because the instance id, not the member id, gives the order.
+All topics use the same member order. Topics with equal partition counts and equal subscribers are therefore
+co-partitioned: a member has the same partition numbers of each. The assignor is not sticky (observed in Kafka 4.3.1): a
+member that comes first in the order shifts all ranges. A static member keeps its place, because the order uses its
+instance id instead of its member id.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from kcoord.coordinator.group.assignor.uniform import subscriptions_of, topic_cl
 
 
 class RangeAssignor:
-    """Balanced per topic: a topic's first members have one partition more than its last ones, where it does not
-    divide.
-    """
+    """Balances each topic: if the partitions do not divide evenly, the first subscribers have one more."""
 
     __slots__ = ()
 
@@ -39,9 +37,9 @@ class RangeAssignor:
                 by_count.setdefault(partition_counts[topic_id], []).append(topic_id)
             of_class = [places[index] for index in topic_class.subscribers]
             size = sum(map(len, of_class))
-            # Nobody behind the first so many gets anything.
+            # With more subscribers than partitions, the subscribers after the first `most` get nothing.
             most = min(max(by_count), size)
-            subscribers = sorted(place for of_one in of_class for place in of_one[:most])[:most]
+            subscribers = sorted(place for of_subscription in of_class for place in of_subscription[:most])[:most]
             for count, alike in by_count.items():
                 cut = cuts.get((count, size))
                 if cut is None:
@@ -57,14 +55,14 @@ class RangeAssignor:
 
 
 def _position(member_id: str, member: MemberSpec) -> tuple[bool, str]:
-    """Static members come first, by instance id; the others follow by member id."""
+    """Returns the sort key: static members come first, by instance id; dynamic members follow, by member id."""
     if member.instance_id is None:
         return (True, member_id)
     return (False, member.instance_id)
 
 
 def _cut(count: int, subscribers: int) -> list[frozenset[int]]:
-    """The ranges of a topic with `count` partitions, none of them empty."""
+    """Returns the ranges of a topic with `count` partitions; none is empty."""
     quota, extra = divmod(count, subscribers)
     ranges: list[frozenset[int]] = []
     start = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an assignor takes and gives. An assignor is a pure function: equal input, in any order, gives equal output."""
+"""The interface of an assignor. It is a pure function: equal input, in any order, gives equal output."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 Claim: TypeAlias = Mapping[bytes, frozenset[int]]
-"""Topic id -> partitions of one member; a topic without partitions is not there. Never changed once it was made, so
-that members and targets may share it.
+"""Topic id -> partitions of one member, without topics that have no partition.
+
+A claim is never changed after it was made, so members and targets may share it.
 """
 
 Assignment: TypeAlias = dict[str, Claim]
-"""Member id -> what it gets; every member is present. A member that keeps all it had may get the same object back."""
+"""Member id -> its new claim, for every member. A member that keeps all partitions may have the same object again."""
 
 
 @dataclass(slots=True)
 class MemberSpec:
-    """A member as an assignor sees it. `assigned` is its target assignment up to now."""
+    """A member as an assignor sees it. `assigned` is its present target assignment."""
 
     instance_id: str | None = None
     rack_id: str | None = None
@@ -27,13 +28,13 @@ class MemberSpec:
 
 
 class Assignor(Protocol):
-    """A server-side assignor; `name` is what members ask for as ServerAssignor."""
+    """A server-side assignor; members select it by `name` (ServerAssignor)."""
 
     @property
     def name(self) -> str: ...
 
     def assign(self, members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Assignment:
-        """Gives each partition of each subscribed topic to exactly one subscriber.
+        """Assigns each partition of each subscribed topic to exactly one subscriber.
 
-        A subscribed topic that `partition_counts` does not name does not exist and is left out.
+        A subscribed topic that is not in `partition_counts` does not exist and is skipped.
         """

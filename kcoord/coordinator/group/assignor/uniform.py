@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `uniform` assignor: members' totals differ as little as their subscriptions allow, and partitions stay in place.
+"""The `uniform` assignor: balances the members' partition counts and moves as few partitions as possible.
 
-Every member keeps what it may keep. `Balance` says how many partitions of each topic class the members of each
-subscription get together; they give up what is too much of a class, and share evenly what they then have. Most members
-keep what they have, so only those that change go through the flat numbers.
+**Kinds.** Members with the same subscription are handled together, and so are topics with the same subscribers (a topic
+class). A group has far fewer subscriptions and topic classes than members and topics. Partitions are numbered flat
+(topics in id order, one after the other), so the work is on integers.
 
-Members with the same subscription are taken together, and so are topics with the same subscribers: a group has far
-fewer kinds of members and of topics than members and topics, and within a kind all are alike. Partitions are numbered
-flat (topics in id order, one after the other), so the work is on integers.
+**Steps** (`UniformAssignor.assign`). Every member first keeps the partitions that it may keep. `Balance` computes how
+many partitions of each topic class the members of each subscription get together. Members give up the surplus of a
+class. Then the members of a subscription share evenly. Most members keep their partitions, so only members that change
+go through the flat numbers.
 
-`Balance` finds the best balance there is. Members of one subscription can take each other's partitions, so they share
-evenly whatever they have together, and only sums count: `held[subscription][topic_class]`. The sums are a flow with
-convex costs. Three steps: place what is free with the least loaded subscribers; move directly from loaded to less
-loaded subscribers; last, move along chains (A gives to B, B gives to C) if no direct move helps any more. At the end no
-chain leads from a member to one with at least two partitions less, which is the condition for the best possible balance
-(a semi-matching without a cost-reducing path).
+**Balance.** Members of one subscription can exchange partitions and share evenly, so only sums matter:
+`held[subscription][topic_class]`. The sums are a flow with convex costs, which three steps improve. First, free
+partitions go to the least loaded subscribers. Second, partitions move directly from loaded to less loaded subscribers.
+Third, partitions move along chains (A gives to B, B gives to C) if no direct move helps. At the end no chain leads from
+a member to another with at least two partitions less. This is the condition for the best possible balance (a
+semi-matching without a cost-reducing path).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kcoord.coordinator.group.assignor.spec import Assignment, Claim, MemberSpec
 
 @dataclass(slots=True)
 class Subscription:
-    """The members, in the order in which they were given, that subscribe to just these topics; some may not exist."""
+    """The members that subscribe to exactly these topics, in the given order. Some of the topics may not exist."""
 
     topic_ids: frozenset[bytes]
     member_ids: list[str]
@@ -38,47 +39,48 @@ class Subscription:
 
 @dataclass(slots=True)
 class TopicClass:
-    """Existing topics, in id order, and the indexes of the subscriptions that have them, ascending."""
+    """Existing topics in id order, and the ascending indexes of the subscriptions that include them."""
 
     subscribers: tuple[int, ...]
     topic_ids: list[bytes]
 
 
 def subscriptions_of(order: Iterable[str], members: Mapping[str, MemberSpec]) -> list[Subscription]:
-    """In the order of their first members. Members that share one object cost nothing."""
-    found: dict[frozenset[bytes], Subscription] = {}
+    """Returns the subscriptions in the order of their first members."""
+    subscriptions: dict[frozenset[bytes], Subscription] = {}
+    # Members that share one object are found by its id, without hashing their topics.
     of_object: dict[int, list[str]] = {}
     for member_id in order:
         topic_ids = members[member_id].subscribed_topic_ids
         alike = of_object.get(id(topic_ids))
         if alike is None:
-            of_object[id(topic_ids)] = alike = _subscription(found, topic_ids).member_ids
+            of_object[id(topic_ids)] = alike = _subscription(subscriptions, topic_ids).member_ids
         alike.append(member_id)
-    return list(found.values())
+    return list(subscriptions.values())
 
 
-def _subscription(found: dict[frozenset[bytes], Subscription], topic_ids: Collection[bytes]) -> Subscription:
+def _subscription(subscriptions: dict[frozenset[bytes], Subscription], topic_ids: Collection[bytes]) -> Subscription:
     distinct = frozenset(topic_ids)
-    subscription = found.get(distinct)
+    subscription = subscriptions.get(distinct)
     if subscription is None:
-        subscription = found[distinct] = Subscription(distinct, [])
+        subscription = subscriptions[distinct] = Subscription(distinct, [])
     return subscription
 
 
 def topic_classes(subscriptions: Iterable[Subscription], partition_counts: Mapping[bytes, int]) -> list[TopicClass]:
-    """In the order of their first topics."""
+    """Returns the topic classes in the order of their first topics."""
     subscribers: dict[bytes, list[int]] = {}
     for index, subscription in enumerate(subscriptions):
         for topic_id in subscription.topic_ids & partition_counts.keys():
             subscribers.setdefault(topic_id, []).append(index)
-    found: dict[tuple[int, ...], TopicClass] = {}
+    classes: dict[tuple[int, ...], TopicClass] = {}
     for topic_id in sorted(subscribers):
         signature = tuple(subscribers[topic_id])
-        topic_class = found.get(signature)
+        topic_class = classes.get(signature)
         if topic_class is None:
-            topic_class = found[signature] = TopicClass(signature, [])
+            topic_class = classes[signature] = TopicClass(signature, [])
         topic_class.topic_ids.append(topic_id)
-    return list(found.values())
+    return list(classes.values())
 
 
 class PartitionSpace:
@@ -90,7 +92,7 @@ class PartitionSpace:
         self.topic_ids = sorted({topic_id for topic_id in topic_ids if topic_id in partition_counts})
         self.counts = [partition_counts[topic_id] for topic_id in self.topic_ids]
         self.base_of: dict[bytes, tuple[int, int]] = {}
-        """Topic id -> (number of its partition 0, how many partitions it has)."""
+        """Topic id -> (flat number of its partition 0, number of partitions)."""
         self.ends: list[int] = []
         self.total = 0
         for topic_id, count in zip(self.topic_ids, self.counts, strict=True):
@@ -99,7 +101,7 @@ class PartitionSpace:
             self.ends.append(self.total)
 
     def flatten(self, assigned: Claim) -> list[int]:
-        """The numbers, ascending, of those partitions of `assigned` that exist here."""
+        """Returns the ascending flat numbers of the partitions in `assigned` that exist."""
         flat: list[int] = []
         for topic_id, partitions in assigned.items():
             place = self.base_of.get(topic_id)
@@ -110,7 +112,7 @@ class PartitionSpace:
         return flat
 
     def expand(self, flat: list[int]) -> Claim:
-        """Turns ascending numbers back into topic id -> partitions."""
+        """Returns topic id -> partitions for ascending flat numbers."""
         assigned: dict[bytes, frozenset[int]] = {}
         start, size = 0, len(flat)
         while start < size:
@@ -129,7 +131,11 @@ class PartitionSpace:
 
 
 class Balance:
-    """`held` is what the members have, and after `place` and `level` what they shall have; `loads` are its sums."""
+    """The counts of partitions per subscription and topic class.
+
+    `held` begins with what the members keep; after `place` and `level` it is what they get. `loads` are its sums per
+    subscription.
+    """
 
     __slots__ = ("_highs", "_lows", "_sizes", "_subscribers", "held", "loads")
 
@@ -140,12 +146,15 @@ class Balance:
         self.loads = [sum(counts.values()) for counts in held]
         self._subscribers = [topic_class.subscribers for topic_class in classes]
         self._sizes = [len(subscription.member_ids) for subscription in subscriptions]
-        # What the least and the most loaded members of each subscription have.
+        # The partition counts of the least and the most loaded members of each subscription.
         self._lows = [load // size for load, size in zip(self.loads, self._sizes, strict=True)]
         self._highs = [-(-load // size) for load, size in zip(self.loads, self._sizes, strict=True)]
 
     def place(self, free: Sequence[int]) -> None:
-        """`free` partitions of each class. Classes with few subscribers come first: they have the least choice."""
+        """Places the `free` partitions of each class.
+
+        Classes with few subscribers have the least choice, so they are first.
+        """
         choice = [sum(self._sizes[taker] for taker in subscribers) for subscribers in self._subscribers]
         for topic_class in sorted(range(len(free)), key=lambda index: (choice[index], index)):
             if free[topic_class]:
@@ -154,7 +163,7 @@ class Balance:
     def _fill(self, topic_class: int, left: int) -> None:
         sizes, loads, lows = self._sizes, self.loads, self._lows
         takers = sorted(self._subscribers[topic_class], key=lambda taker: (lows[taker], taker))
-        # How far up the lowest ones can all come; what is left then is not enough for one more each.
+        # The level that all of the least loaded takers can reach. The rest is less than one more for all of them.
         level = members = load = 0
         for taker in takers:
             if members and level <= lows[taker]:
@@ -171,7 +180,7 @@ class Balance:
             level += 1
 
     def level(self) -> None:
-        """Moves what has to move."""
+        """Moves partitions until the balance cannot improve."""
         moved = True
         while moved:
             moved = False
@@ -194,13 +203,13 @@ class Balance:
             del self.held[giver][topic_class]
 
     def _movable(self, giver: int, taker: int) -> int:
-        """How many partitions can go before other members are the giver's most, or the taker's least loaded ones."""
+        """Returns how many partitions can move until the giver's highest or the taker's lowest count changes."""
         loads, sizes = self.loads, self._sizes
         surplus = loads[giver] - (self._highs[giver] - 1) * sizes[giver]
         return min(surplus, (self._lows[taker] + 1) * sizes[taker] - loads[taker])
 
     def _move_directly(self, topic_class: int) -> bool:
-        """From the most to the least loaded subscribers of the class, until no such move helps."""
+        """Moves from the most to the least loaded subscribers of the class until no such move helps."""
         held, lows, highs = self.held, self._lows, self._highs
         subscribers = self._subscribers[topic_class]
         if max([highs[giver] for giver in subscribers]) - min([lows[taker] for taker in subscribers]) < 2:
@@ -230,24 +239,30 @@ class Balance:
         return moved
 
     def _move_along_chains(self) -> None:
-        """Those that the most loaded ones cannot unload to, over any chain, are settled and leave the search."""
-        open_ones = set(range(len(self.loads)))
-        while open_ones:
-            top = max(self._highs[number] for number in open_ones)
-            if top - min(self._lows[number] for number in open_ones) < 2:
-                return
-            open_ones.difference_update(self._unload(top, open_ones))
+        """Moves along chains from the most loaded subscriptions until no chain helps.
 
-    def _unload(self, top: int, open_ones: set[int]) -> list[int]:
-        """Moves along the shortest chain that helps one with `top`; without one, returns all that were reached."""
-        queue = [giver for giver in sorted(open_ones) if self._highs[giver] == top]
+        If no chain helps the most loaded subscriptions, all that their chains reach are settled and leave the search.
+        """
+        unsettled = set(range(len(self.loads)))
+        while unsettled:
+            top = max(self._highs[number] for number in unsettled)
+            if top - min(self._lows[number] for number in unsettled) < 2:
+                return
+            unsettled.difference_update(self._unload(top, unsettled))
+
+    def _unload(self, top: int, unsettled: set[int]) -> list[int]:
+        """Moves along the shortest chain that helps a subscription with `top`.
+
+        If there is no such chain, it returns all subscriptions that were reached.
+        """
+        queue = [giver for giver in sorted(unsettled) if self._highs[giver] == top]
         came_from: dict[int, tuple[int, int]] = dict.fromkeys(queue, (-1, -1))
         seen_classes: set[int] = set()
         for giver in queue:
             for topic_class in sorted(self.held[giver].keys() - seen_classes):
                 seen_classes.add(topic_class)
                 for taker in self._subscribers[topic_class]:
-                    if taker in came_from or taker not in open_ones:
+                    if taker in came_from or taker not in unsettled:
                         continue
                     came_from[taker] = (giver, topic_class)
                     if self._lows[taker] <= top - 2:
@@ -271,7 +286,7 @@ class Balance:
 
 
 class UniformAssignor:
-    """Sticky and balanced: no partition moves unless balance asks for it."""
+    """Sticky and balanced: a partition moves only if that improves the balance."""
 
     __slots__ = ()
 
@@ -296,7 +311,11 @@ class UniformAssignor:
 
 
 class _Sharing:
-    """`claims` are what the members have so far, `free` the ascending numbers of what nobody has, by topic class."""
+    """The partitions of the members while they are shared out.
+
+    `claims` are the members' present claims. `free` has the flat numbers of partitions without an owner, by topic
+    class.
+    """
 
     __slots__ = ("_class_of_topic", "_space", "_subscriptions", "claims", "free")
 
@@ -316,7 +335,7 @@ class _Sharing:
         self.free: list[list[int]] = [[] for _ in classes]
 
     def keep(self) -> list[dict[int, int]]:
-        """A subscriber keeps what it has. Returns how many of each topic class, by subscription."""
+        """Reduces each claim to subscribed topics. Returns the counts per subscription and topic class."""
         held = self._kept()
         if held is None:
             self._drop_disputed()
@@ -325,18 +344,18 @@ class _Sharing:
         return held
 
     def _kept(self) -> list[dict[int, int]] | None:
-        """None where claims overlap or go beyond what exists."""
+        """Returns the counts of `keep`; None if claims overlap or contain partitions that do not exist."""
         claims, class_of_topic = self.claims, self._class_of_topic
         taken: dict[bytes, set[int]] = {}
         held: list[dict[int, int]] = []
         total = 0
         for subscription in self._subscriptions:
-            wanted = subscription.topic_ids & class_of_topic.keys()
+            topic_ids = subscription.topic_ids & class_of_topic.keys()
             together: defaultdict[bytes, set[int]] = defaultdict(set)
             for member_id in subscription.member_ids:
                 claim = claims[member_id]
-                if not claim.keys() <= wanted:
-                    claim = {topic_id: partitions for topic_id, partitions in claim.items() if topic_id in wanted}
+                if not claim.keys() <= topic_ids:
+                    claim = {topic_id: partitions for topic_id, partitions in claim.items() if topic_id in topic_ids}
                     claims[member_id] = claim
                 for topic_id, partitions in claim.items():
                     if not partitions:
@@ -354,7 +373,7 @@ class _Sharing:
         return held if self._find_free(taken) else None
 
     def _find_free(self, taken: Mapping[bytes, set[int]]) -> bool:
-        """Says whether what is taken exists at all."""
+        """Sets `free` to the partitions that are not taken; returns False if a taken partition does not exist."""
         free: list[list[int]] = [[] for _ in self.free]
         for topic_id in self._space.topic_ids:
             base, count = self._space.base_of[topic_id]
@@ -369,7 +388,7 @@ class _Sharing:
         return True
 
     def _drop_disputed(self) -> None:
-        """Partitions that are gone, or have two owners: the first owner in id order keeps them."""
+        """Drops partitions that do not exist; of several owners of a partition, the first in id order keeps it."""
         taken: set[int] = set()
         for member_id in sorted(self.claims):
             owned = [number for number in self._space.flatten(self.claims[member_id]) if number not in taken]
@@ -379,7 +398,7 @@ class _Sharing:
     def give_up(
         self, subscription: Subscription, before: Mapping[int, int], after: Mapping[int, int], load: int
     ) -> None:
-        """What the members have too much of some topic classes is free. First those give it up who have too much."""
+        """Frees the members' surplus of some topic classes. The most loaded members give it up first."""
         surplus = {
             topic_class: count - after.get(topic_class, 0)
             for topic_class, count in before.items()
@@ -396,7 +415,7 @@ class _Sharing:
                     self.claims[member_id] = self._without(claim, surplus, spare)
 
     def _without(self, claim: Claim, surplus: dict[int, int], spare: int) -> Claim:
-        """The claim without `spare` partitions, or as many as it has of the surplus, which shrinks."""
+        """Returns the claim without up to `spare` partitions of the surplus, and reduces the surplus."""
         rest = dict(claim)
         for topic_id in sorted(claim):
             topic_class = self._class_of_topic[topic_id]
@@ -416,7 +435,7 @@ class _Sharing:
         return rest
 
     def take(self, before: Mapping[int, int], after: Mapping[int, int]) -> list[int]:
-        """What members of a subscription lack, out of what is free."""
+        """Takes the partitions that the members of a subscription lack out of `free`."""
         taken: list[int] = []
         for topic_class, count in after.items():
             lack = count - before.get(topic_class, 0)
@@ -427,7 +446,7 @@ class _Sharing:
         return taken
 
     def share(self, subscription: Subscription, free: list[int], load: int) -> None:
-        """Everybody keeps up to its quota, then what is free fills up those below theirs."""
+        """Shares partitions evenly: members keep up to their quota, and `free` fills the rest."""
         quota, extra = divmod(load, len(subscription.member_ids))
         claims, space = self.claims, self._space
         below: list[tuple[str, int]] = []
@@ -452,7 +471,7 @@ class _Sharing:
 
 
 def _shares(below: list[tuple[str, int]], extra: int, free: list[int]) -> Iterator[tuple[str, list[int]]]:
-    """Hands out `free` in runs; the first `extra` members go one over the quota."""
+    """Yields a contiguous part of `free` per member; the first `extra` members get one more than the quota."""
     position = 0
     for member_id, missing in below:
         end = position + missing

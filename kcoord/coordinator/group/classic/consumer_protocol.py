@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What consumers put into the classic protocol: subscription and assignment, each behind its version (int16).
+"""The metadata of consumers in the classic protocol: subscription and assignment, each after its version (int16).
 
-They are the members' business; the coordinator reads them only to know topics (KIP-496) and to convert groups
-(KIP-848). A version newer than the newest known one is read as that one, as consumers do.
+To the classic protocol they are opaque bytes. The coordinator reads them only to know the subscribed topics (KIP-496)
+and to convert groups (KIP-848). A version that is newer than kcoord's newest is read as the newest, as consumers do.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ PROTOCOL_TYPE: Final = "consumer"
 
 
 def read_version(data: bytes) -> int | None:
-    """The version in front, None where the bytes are too few or the version is negative."""
+    """Returns the version; None if there are fewer than two bytes or the version is negative."""
     version = int.from_bytes(data[:2], "big", signed=True) if len(data) >= 2 else -1
     return version if version >= 0 else None
 
 
 def read_topics(data: bytes) -> list[str] | None:
-    """The subscribed topics, or None if the bytes are no subscription.
+    """Returns the subscribed topics, or None if the bytes are not a subscription.
 
-    Reads the part that all versions share, which is version 0, whatever version is in front (KIP-496, Kafka 4.3.1). So
-    a newer part that is missing or malformed does not matter.
+    Whatever the version is, this reads only the fields of version 0, which all versions share (KIP-496, Kafka 4.3.1).
+    A newer field that is missing or malformed therefore does not matter.
     """
     try:
         return ConsumerProtocolSubscription.decode_prefix(data, 2, 0)[0].topics
@@ -34,7 +34,7 @@ def read_topics(data: bytes) -> list[str] | None:
 
 
 def read_subscription(data: bytes) -> ConsumerProtocolSubscription | None:
-    """The subscription, or None where the bytes are none. Bytes behind it are left alone (KIP-496)."""
+    """Returns the subscription, or None if the bytes are not a subscription. Ignores bytes after it (KIP-496)."""
     version = read_version(data)
     if version is None:
         return None
@@ -46,8 +46,9 @@ def read_subscription(data: bytes) -> ConsumerProtocolSubscription | None:
 
 
 def read_assignment(data: bytes) -> ConsumerProtocolAssignment | None:
-    """The assignment; an empty one for no bytes at all (a member that has never synced), None where it cannot be
-    read. All versions have the same fields.
+    """Returns the assignment, or None if the bytes are not an assignment. All versions have the same fields.
+
+    No bytes at all are an empty assignment: the member has never synced.
     """
     if not data:
         return ConsumerProtocolAssignment()
@@ -60,7 +61,7 @@ def read_assignment(data: bytes) -> ConsumerProtocolAssignment | None:
 
 
 def write_assignment(topics: dict[str, list[int]], version: int) -> bytes:
-    """An assignment in the version that the member's subscription has."""
+    """Returns the bytes of an assignment. `version` is the version of the member's subscription."""
     version = min(version, ConsumerProtocolAssignment.valid_versions[-1])
     assignment = ConsumerProtocolAssignment(
         assigned_partitions=[

@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A classic group: its members, its generation and where it stands between two generations.
+"""A classic group: its members, its generation, and its state within a rebalance.
 
-Hard is only `persisted`, the last group metadata record: written when a generation's assignment is complete, when the
-group becomes empty, and when a static member is replaced. Everything else is soft, as in Kafka: after a restart the
-group is as its last complete generation left it, and members that were further on rejoin.
+**States** (`_NEXT_STATES` has the legal transitions; `rebalance` makes them):
+
+* Empty: there are no members, perhaps only committed offsets. The first JoinGroup begins PreparingRebalance.
+* PreparingRebalance: the join phase. JoinGroup requests wait until all members have joined or the join timer fires.
+* CompletingRebalance: the sync phase. The generation has grown by one, and the members wait for the assignments that
+  the leader sends in SyncGroup.
+* Stable: the generation has its assignments. Only the replay of the group metadata record leads here.
+
+Every state with members goes back to PreparingRebalance if a member joins, leaves or is removed. A join phase that
+ends without members makes the group Empty.
+
+**Hard and soft state.** Only `persisted`, the last group metadata record, is hard state. It is written when the leader
+has sent the assignments of a generation, when the group becomes empty, when a static member is replaced, and when a
+consumer group is downgraded. Everything else is soft, as in Kafka, and operations change it directly. After a crash the
+group is in its last complete generation: Stable, or Empty without members. A rebalance that was under way is forgotten;
+its members get errors and rejoin. The generation of such a rebalance was not written and is therefore used again.
 """
 
 from __future__ import annotations
@@ -28,7 +41,10 @@ _NEXT_STATES = {
 
 
 class ClassicGroup:
-    """`protocol_type` is "" for a group that exists by its offsets alone (a simple consumer)."""
+    """One group of the classic protocol, or a group that only holds committed offsets.
+
+    `protocol_type` is "" for a group that only holds offsets (of a simple consumer).
+    """
 
     __slots__ = (
         "_state",
@@ -57,7 +73,7 @@ class ClassicGroup:
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
         self.version: object = object()
-        """Another object after every change of members, generation or state (see `steady`)."""
+        """Becomes another object whenever members, generation or state change (see `steady`)."""
         self.persisted: GroupMetadataValue | None = None
         self._state = self.previous_state = GroupState.EMPTY
         self.state_timestamp_ms = -1
@@ -68,16 +84,19 @@ class ClassicGroup:
         self.members: dict[str, ClassicMember] = {}
         self.static_members: dict[str, str] = {}
         self.pending_members: set[str] = set()
-        """Member ids that were handed out (MEMBER_ID_REQUIRED) and have not joined yet."""
+        """Member ids that were sent to clients with MEMBER_ID_REQUIRED and have not joined yet."""
         self.pending_sync: set[str] = set()
         """Members of the present generation that have not sent SyncGroup."""
         self.awaiting_join = 0
+        """The number of members whose JoinGroup waits."""
         self.member_added = False
-        """Whether a member joined during the initial rebalance delay, which then is extended."""
+        """True if a member joined during the initial rebalance delay, which is then extended."""
         self.initial_remaining_ms = 0
+        """By how much the initial rebalance delay may still be extended."""
         self.subscribed_topics: frozenset[str] | None = None
-        """What the members of a consumer group subscribe to; None where their metadata cannot be read."""
+        """The topics to which the consumers of the group subscribe; None if their metadata cannot be read."""
         self._supported: Counter[str] = Counter()
+        """Protocol name -> number of members that support it."""
 
     # State.
 
@@ -86,7 +105,9 @@ class ClassicGroup:
         return self._state
 
     def transition_to(self, state: GroupState, now_ms: int) -> None:
-        assert state in _NEXT_STATES[self._state], f"{self.group_id}: {self._state} -> {state}"
+        assert state in _NEXT_STATES[self._state], (
+            f"G-7: group {self.group_id} cannot go from {self._state.value} to {state.value}"
+        )
         self.version = object()
         self.previous_state, self._state = self._state, state
         self.state_timestamp_ms = now_ms
@@ -95,8 +116,9 @@ class ClassicGroup:
         return self._state is GroupState.EMPTY
 
     def is_simple(self) -> bool:
-        """Whether the group has never had members: it exists by its offsets, or it is being made. A record of it
-        says so by having no protocol type.
+        """True if the group has never had members: it only holds offsets, or this request creates it.
+
+        The group metadata record of such a group has no protocol type.
         """
         had_members = self.persisted is not None and bool(self.persisted.protocol_type)
         return not had_members and not self.members and not self.pending_members
@@ -120,9 +142,7 @@ class ClassicGroup:
     # Members.
 
     def add(self, member: ClassicMember) -> None:
-        """The first member decides the protocol type and leads until the first leader is elected among those that
-        joined.
-        """
+        """Adds the member. The first member is the leader until the join phase elects one of the joined members."""
         self.version = object()
         if self.leader is None:
             self.leader = member.member_id
@@ -140,7 +160,7 @@ class ClassicGroup:
         member = self.members.pop(member_id, None)
         if member is None:
             return None
-        # A dynamic member may have come in between with the same instance id (`ClassicJoin.run`).
+        # A pending dynamic member may have joined with the same instance id meanwhile (`ClassicJoin.run`).
         if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
             del self.static_members[member.instance_id]
         self._supported.subtract({name for name, _ in member.protocols})
@@ -159,13 +179,13 @@ class ClassicGroup:
         member.join_token = token
 
     def unpark_join(self, member: ClassicMember) -> object:
-        """The token of the parked JoinGroup, which is parked no longer."""
+        """Unparks the member's JoinGroup and returns its token; None if none was parked."""
         token, member.join_token = member.join_token, None
         self.awaiting_join -= token is not None
         return token
 
     def replace_static(self, instance_id: str, new_member_id: str) -> ClassicMember:
-        """The holder of the instance id under a new member id, in its place (KIP-345)."""
+        """Gives the holder of the instance id a new member id and returns it; the member order stays (KIP-345)."""
         self.version = object()
         old_member_id = self.static_members[instance_id]
         members = {}
@@ -183,7 +203,7 @@ class ClassicGroup:
         return member
 
     def error_of_member(self, member_id: str, instance_id: str | None) -> Errors:
-        """Why the request of that member is refused: another member has its instance id, or it is none."""
+        """Returns the error for a request of that member: FENCED_INSTANCE_ID, UNKNOWN_MEMBER_ID or NONE."""
         if instance_id is not None:
             holder = self.static_members.get(instance_id)
             if holder is None:
@@ -195,7 +215,7 @@ class ClassicGroup:
     # Protocols.
 
     def candidate_protocols(self) -> set[str]:
-        """The protocols that every member supports."""
+        """Returns the protocols that every member supports."""
         return {name for name, count in self._supported.items() if count == len(self.members)}
 
     def supports_protocols(self, protocol_type: str, names: set[str]) -> bool:
@@ -204,7 +224,7 @@ class ClassicGroup:
         return protocol_type == self.protocol_type and not names.isdisjoint(self.candidate_protocols())
 
     def select_protocol(self) -> str:
-        """Every member votes for the candidate it prefers; the member order decides ties."""
+        """Returns the candidate with the most votes. Each member votes once; the member order decides ties."""
         candidates = self.candidate_protocols()
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return max(votes, key=lambda name: votes[name])
@@ -218,7 +238,7 @@ class ClassicGroup:
         return (member for member in list(self.members.values()) if not member.is_awaiting_join)
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if it joined, else take the first member that did; false where none did."""
+        """Keeps the leader if it joined, else elects the first member that did. Returns False if none joined."""
         leader = self.members.get(self.leader or "")
         if leader is not None and leader.is_awaiting_join:
             return True
@@ -228,7 +248,7 @@ class ClassicGroup:
         return joined is not None
 
     def begin_next_generation(self, now_ms: int) -> None:
-        """The join phase ended with these members."""
+        """Ends the join phase: raises the generation, and selects the protocol of the present members."""
         self.generation += 1
         if self.members:
             self.protocol = self.select_protocol()
@@ -240,7 +260,7 @@ class ClassicGroup:
             self.transition_to(GroupState.EMPTY, now_ms)
 
     def _read_subscriptions(self) -> frozenset[str] | None:
-        """KIP-496: the union of the members' topics, None where one of them cannot be read."""
+        """Returns the topics of all members (KIP-496); None if the metadata of a member cannot be read."""
         if not self.uses_consumer_protocol():
             return frozenset()
         topics: set[str] = set()
@@ -254,7 +274,7 @@ class ClassicGroup:
     # Hard state.
 
     def to_value(self, now_ms: int, assignments: dict[str, bytes]) -> GroupMetadataValue:
-        """The group metadata record of the group as it is, with these assignments by member id."""
+        """Returns the value of the present group's metadata record, with these assignments by member id."""
         return GroupMetadataValue(
             protocol_type=self.protocol_type,
             generation=self.generation,
@@ -277,9 +297,9 @@ class ClassicGroup:
         )
 
     def apply(self, value: GroupMetadataValue) -> None:
-        """Replay: the generation is complete (Stable), or the group has become Empty.
+        """Replays a group metadata record: the group becomes Stable, or Empty if the record has no members.
 
-        A member that is here already keeps what the record does not hold: its other protocols and its parked requests.
+        A present member keeps what the record does not contain: its other protocols and its parked requests.
         """
         self.version = object()
         self.persisted = value
@@ -288,12 +308,12 @@ class ClassicGroup:
         self.protocol = value.protocol
         self.leader = value.leader
         self.state_timestamp_ms = value.current_state_timestamp
-        known, self.members = self.members, {}
+        present, self.members = self.members, {}
         self.static_members = {}
         self.awaiting_join = 0
         self._supported.clear()
         for stored in value.members:
-            member = known.get(stored.member_id) or ClassicMember(
+            member = present.get(stored.member_id) or ClassicMember(
                 stored.member_id,
                 stored.group_instance_id,
                 stored.client_id,

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JoinGroup of a classic group: who may come in, who starts a rebalance, who is answered at once.
+"""JoinGroup of a classic group: which members may join, and whether their request starts a rebalance.
 
-Dynamic members of version 4 and later are first told their id (KIP-394); static ones take over what their instance id
-has (KIP-345). A member that waits for the others gets PENDING here and its answer from `rebalance`.
+* A new dynamic member of version 4 or later first gets MEMBER_ID_REQUIRED with its id, and joins again (KIP-394).
+* A new static member replaces the holder of its instance id (KIP-345).
+* A present member that joins again with the same protocols after the join phase gets the present generation at once.
+  This covers a lost response. The leader of a Stable group starts a rebalance instead.
+* All other joins start a rebalance, or take part in the present one. Their response is PENDING here; `rebalance`
+  completes it when the join phase ends.
 """
 
 from __future__ import annotations
@@ -33,13 +37,13 @@ if TYPE_CHECKING:
     from kcoord_protocol.messages import GroupMetadataValue, JoinGroupRequest, JoinGroupResponse
 
 KNOWN_MEMBER_ID_VERSION = 4
-"""From this version on a dynamic member must come back with the id that it is given (KIP-394)."""
+"""The first version in which a new dynamic member has to join again with the id from the response (KIP-394)."""
 SKIP_ASSIGNMENT_VERSION = 9
-"""From this version on a leader can be told that it leads without having to assign (KIP-814)."""
+"""The first version whose response can ask the leader to skip the assignment (KIP-814)."""
 
 
 def validate_request(config: BrokerConfig, request: JoinGroupRequest) -> None:
-    """Check what needs no state: INVALID_GROUP_ID, then INVALID_SESSION_TIMEOUT."""
+    """Checks the fields that need no state; raises INVALID_GROUP_ID, then INVALID_SESSION_TIMEOUT."""
     if not request.group_id:
         raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
     if not config.group_min_session_timeout_ms <= request.session_timeout_ms <= config.group_max_session_timeout_ms:
@@ -56,12 +60,12 @@ def protocols_of(request: JoinGroupRequest) -> list[tuple[str, bytes]]:
 
 
 def rebalance_timeout_of(request: JoinGroupRequest) -> int:
-    """Version 0 has no rebalance timeout: the session timeout serves."""
+    """Returns the rebalance timeout; version 0 has none and uses the session timeout."""
     return request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
 
 
 def new_member_id(context: OperationContext, instance_id: str | None) -> str:
-    """The client id, or the instance id of a static member, and a UUID: the form that tools and logs expect."""
+    """Returns the client id, or the instance id of a static member, and a UUID. Tools expect this form."""
     try:
         unique = hyphenated_uuid(base64.urlsafe_b64decode(context.candidate_id + "==")[:UUID_BYTES])
     except (ValueError, binascii.Error):
@@ -80,7 +84,7 @@ class ClassicJoin:
     rebalance: Rebalance
 
     def run(self) -> CoordinatorResult[object]:
-        """The result's response is PENDING where the join phase decides it."""
+        """Returns the result. Its response is PENDING if the request waits for the join phase."""
         group, request = self.group, self.request
         if self._is_full():
             group.remove(request.member_id)
@@ -101,7 +105,10 @@ class ClassicJoin:
         return self.rebalance.result
 
     def _is_full(self) -> bool:
-        """Room is for those who are in; while a rebalance is being prepared, for those who have asked first."""
+        """True if the group has no room for the member.
+
+        Present members keep their room. During a join phase only members whose JoinGroup waits count.
+        """
         group, limit = self.group, self.config.group_max_size
         if group.state is GroupState.EMPTY:
             return False
@@ -150,7 +157,7 @@ class ClassicJoin:
         self.rebalance.schedule(heartbeat_timer(group.group_id, member_id), NEW_MEMBER_JOIN_TIMEOUT_MS)
         self.rebalance.prepare_or_complete_join()
 
-    # Members that come again.
+    # Members that join again.
 
     def _join_existing(self, protocols: list[tuple[str, bytes]]) -> None:
         group, request = self.group, self.request
@@ -163,7 +170,7 @@ class ClassicJoin:
         if group.state is GroupState.EMPTY:
             raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
         if group.state is GroupState.COMPLETING_REBALANCE and same:
-            # The answer to its first JoinGroup may have been lost.
+            # The response to its first JoinGroup may have been lost.
             self.rebalance.result.response = self.rebalance.join_response(member)
         elif group.state is GroupState.STABLE and same and not leads:
             self.rebalance.result.response = self.rebalance.join_response(member)
@@ -172,7 +179,7 @@ class ClassicJoin:
             self.rebalance.prepare_or_complete_join()
 
     def _update(self, member: ClassicMember, protocols: list[tuple[str, bytes]]) -> None:
-        """Parks this request in place of an older one of the member, which fails with a retriable error."""
+        """Updates the member and parks this request. An older parked JoinGroup of it fails with a retriable error."""
         request = self.request
         self.group.set_protocols(member, protocols)
         member.rebalance_timeout_ms = rebalance_timeout_of(request)
@@ -189,8 +196,9 @@ class ClassicJoin:
     # Static members that return under a new id.
 
     def _replace_static(self, instance_id: str, member_id: str) -> None:
-        """KIP-345: the new process takes the place of the old; the group rebalances only if the protocols ask for
-        it.
+        """Replaces the holder of the instance id (KIP-345).
+
+        A Stable group rebalances only if the selected protocol or the subscribed topics change.
         """
         group, context, rebalance = self.group, self.context, self.rebalance
         old_id = group.static_members[instance_id]
@@ -219,9 +227,9 @@ class ClassicJoin:
         rebalance.result.records.append(group_metadata_record(group.group_id, stable_value))
 
     def _value_with_successor(self, old_id: str, member_id: str) -> GroupMetadataValue:
-        """The group's record with the new process in the place of the old one. Nothing has changed yet.
+        """Returns the group's record in which the new member replaces the old one. Changes nothing.
 
-        Raises UNKNOWN_SERVER_ERROR, as Kafka does, if the new process's metadata makes the record too large.
+        Raises UNKNOWN_SERVER_ERROR, as Kafka does, if the new member's metadata makes the record too large.
         """
         group, context = self.group, self.context
         assignments = {member.member_id: member.assignment for member in group.members.values()}
@@ -243,7 +251,10 @@ class ClassicJoin:
         return value
 
     def _topics_changed(self, before: bytes, member: ClassicMember) -> bool:
-        """Whether a consumer came back for other topics. The rest of its metadata, as what it owned, may differ."""
+        """True if a consumer subscribes to other topics than before.
+
+        Other metadata, such as owned partitions, may differ.
+        """
         if not self.group.uses_consumer_protocol():
             return False
         old = consumer_protocol.read_subscription(before)
@@ -251,7 +262,11 @@ class ClassicJoin:
         return (old and set(old.topics)) != (new and set(new.topics))
 
     def _static_response(self, member: ClassicMember, old_leader: str | None) -> JoinGroupResponse:
-        """An old client must not find itself the leader, or it would assign again: it is shown the id it had before."""
+        """Returns the response to a static member that replaced another one without a rebalance.
+
+        A leader must not assign again. Version 9 and later has a flag for this. In older versions the leader in the
+        response is the former member id, so that the member does not take itself for the leader.
+        """
         if self.context.api_version >= SKIP_ASSIGNMENT_VERSION:
             return self.rebalance.join_response(member, skip_assignment=self.group.leader == member.member_id)
         return self.rebalance.join_response(member, leader=old_leader or "")

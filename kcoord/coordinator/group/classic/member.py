@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One member of a classic group. All of it but what the group metadata record holds is soft: a restart makes it
-rejoin.
-"""
+"""One member of a classic group."""
 
 from __future__ import annotations
 
@@ -11,10 +9,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class ClassicMember:
-    """`protocols` are (name, metadata) in the member's order of preference; `assignment` is what the leader gave it.
+    """A member. Whatever the group metadata record does not contain is soft state and lost in a restart.
 
-    `join_token` and `sync_token` name the JoinGroup or SyncGroup request that waits for the others, None for none.
-    `is_new` lasts until the member's first join phase ends: it has not been told its id, so it cannot send heartbeats.
+    `protocols` are (name, metadata) in the member's order of preference. `assignment` is the leader's.
+    `join_token` and `sync_token` identify a JoinGroup or SyncGroup request that waits for other members; None if none
+    waits. `is_new` is True until the member's first join phase ends: it does not have its id yet, so it cannot send
+    heartbeats.
     """
 
     member_id: str
@@ -29,7 +29,7 @@ class ClassicMember:
     sync_token: Hashable = None
     is_new: bool = False
     is_assignment_withdrawn: bool = False
-    """A rebalance began again before the leader sent the next assignments. DescribeGroups shows none until then."""
+    """A rebalance began again before the leader sent the assignments. DescribeGroups shows none until it does."""
 
     @property
     def is_static(self) -> bool:
@@ -45,13 +45,16 @@ class ClassicMember:
 
     @property
     def is_alive_without_heartbeat(self) -> bool:
-        """A parked request proves that the member is there, but not for ever: a new member may be a forgotten retry."""
+        """True if a parked request proves that the member is alive.
+
+        For a new member it does not: its client may have given up and joined again under another id.
+        """
         return not self.is_new and (self.is_awaiting_join or self.is_awaiting_sync)
 
     def metadata(self, protocol: str | None) -> bytes:
-        """The member's metadata for the protocol; empty where it does not support it."""
+        """Returns the member's metadata for the protocol; empty if the member does not support it."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
     def vote(self, candidates: Collection[str]) -> str:
-        """The candidate that the member likes best; it supports every candidate."""
+        """Returns the candidate that the member prefers; it supports every candidate."""
         return next(name for name, _ in self.protocols if name in candidates)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_member(group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:
-    """The member; raises UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
+    """Returns the member; raises UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
     error = group.error_of_member(member_id, instance_id)
     if error is Errors.FENCED_INSTANCE_ID:
         raise KafkaError(error, f"Instance id {instance_id} of group {group.group_id} belongs to another member now.")
@@ -40,7 +40,7 @@ def check_generation(group: ClassicGroup, generation: int) -> None:
 def sync(
     rebalance: Rebalance, context: OperationContext, request: SyncGroupRequest
 ) -> CoordinatorResult[SyncGroupResponse]:
-    """The leader brings the assignments, which makes the generation complete; the others wait for them."""
+    """Serves SyncGroup. The leader's request has the assignments and completes the generation; other members wait."""
     group = rebalance.group
     member = check_member(group, request.member_id, request.group_instance_id)
     check_generation(group, request.generation_id)
@@ -63,12 +63,12 @@ def sync(
         rebalance.complete(member.sync_token, SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS))
     member.sync_token = context.token
     if member.member_id == group.leader:
-        rebalance.complete_generation({given.member_id: given.assignment for given in request.assignments})
+        rebalance.complete_generation({entry.member_id: entry.assignment for entry in request.assignments})
     return rebalance.answer(cast("SyncGroupResponse", PENDING))
 
 
 def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
-    """Keeps the member alive; while a rebalance is being prepared it is told to rejoin."""
+    """Keeps the member alive; returns REBALANCE_IN_PROGRESS during a join phase, so that the member rejoins."""
     group = rebalance.group
     member = check_member(group, request.member_id, request.group_instance_id)
     check_generation(group, request.generation_id)
@@ -80,11 +80,11 @@ def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> CoordinatorRes
 
 
 def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> CoordinatorResult[LeaveGroupResponse]:
-    """Each member of the batch leaves or is refused on its own; what is left of the group rebalances once."""
+    """Removes the members of the request, with one error code each; the remaining group rebalances once."""
     response = LeaveGroupResponse()
     removed = False
     for identity in request.members:
-        error = _leave_one(rebalance, identity)
+        error = _remove_identity(rebalance, identity)
         removed = removed or error is Errors.NONE
         response.members.append(
             LeaveGroupResponse.MemberResponse(
@@ -96,8 +96,8 @@ def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> CoordinatorResult
     return rebalance.answer(response)
 
 
-def _leave_one(rebalance: Rebalance, identity: LeaveGroupRequest.MemberIdentity) -> Errors:
-    """An administrator names a static member by its instance id alone; a pending member is forgotten."""
+def _remove_identity(rebalance: Rebalance, identity: LeaveGroupRequest.MemberIdentity) -> Errors:
+    """Removes one member or pending member. Admin clients identify a static member by its instance id alone."""
     group = rebalance.group
     member_id = identity.member_id
     if not member_id and identity.group_instance_id is not None:

@@ -1,7 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The join and sync barriers of a classic group: when a rebalance starts, when each phase ends, who is left behind.
+"""The rebalance of a classic group: when it starts, when its two phases end, and which members it removes.
 
-Requests that wait for other members are tokens; a barrier that opens answers them as completions of the result.
+**Join phase.** `prepare` moves the group to PreparingRebalance. JoinGroup requests then wait as tokens in their
+members. The phase ends when all members have joined and no pending member is left, or when the join timer fires. The
+timer runs for the longest rebalance timeout of the members. A group that was Empty waits for the initial rebalance
+delay instead, which each new member extends, but no longer than the rebalance timeout in total. `complete_join` then
+removes dynamic members that did not join, elects the leader, raises the generation, and answers all waiting requests
+together.
+
+**Sync phase.** The group is in CompletingRebalance. SyncGroup requests wait until the leader's request brings the
+assignments. `complete_generation` writes the group metadata record, whose replay makes the group Stable. The waiting
+requests are answered after the record is in the log. The sync timer removes members that never send SyncGroup.
+
+**Interruptions.** A member that joins, leaves or is removed in the sync phase starts the next join phase: waiting
+SyncGroup requests fail with REBALANCE_IN_PROGRESS, and no record of the interrupted generation is written.
+
+**Sessions.** Each member has a heartbeat timer for its session timeout. A waiting request keeps a member alive. The
+exception is a new member, whose timer runs for five minutes: its first JoinGroup may wait no longer.
+
+An operation creates one `Rebalance` and changes the group through it. It collects records, timers, and completions of
+waiting requests in one result. Timers and waiting requests are soft: after a crash the members' heartbeat timers start
+again, and clients resend their requests.
 """
 
 from __future__ import annotations
@@ -32,17 +51,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
-"""How long a member that has not been told its id may wait in a join phase; it is expected to ask again."""
+"""The limit for a new member's first join phase. It does not have its id yet and cannot send heartbeats."""
 
 _BOUND_BYTES: Final = 1024
-"""More than a record or a member takes beside its names, subscription and assignment."""
+"""An upper bound for the bytes of a record or of a member beside its names, subscription and assignment."""
 
 GROUP_METADATA_VALUE_VERSION: Final = 3
 """The newest version without tagged fields, which Kafka 4.3.1 writes."""
 
 
 def refused_join(error: Errors, member_id: str) -> JoinGroupResponse:
-    """The answer to a JoinGroup that brings the member into no generation."""
+    """Returns a JoinGroup response with an error and without a generation."""
     return JoinGroupResponse(error_code=error, generation_id=NO_GENERATION, protocol_name=None, member_id=member_id)
 
 
@@ -51,7 +70,8 @@ def sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
 
 
 def is_too_large(value: GroupMetadataValue) -> bool:
-    """Whether the record does not fit into a batch. Few groups are so large that it has to be made to know."""
+    """True if the record does not fit into a batch."""
+    # The sum is an upper bound. Only for a few huge groups must the record be encoded to know its size.
     bound_bytes = _BOUND_BYTES
     for member in value.members:
         names = member.member_id, member.group_instance_id or "", member.client_id, member.client_host
@@ -67,7 +87,7 @@ def group_metadata_record(group_id: str, value: GroupMetadataValue) -> Coordinat
 
 @dataclass(slots=True)
 class Rebalance:
-    """One operation on one classic group; what it brings about gathers in `result`."""
+    """One operation on one classic group; its records, timers and completions are collected in `result`."""
 
     config: BrokerConfig
     group: ClassicGroup
@@ -75,23 +95,21 @@ class Rebalance:
     result: CoordinatorResult[object] = field(default_factory=lambda: CoordinatorResult[object](None))
 
     def answer(self, response: T) -> CoordinatorResult[T]:
-        """The result, with the response of the operation."""
+        """Returns the result with the response of the operation."""
         self.result.response = response
         return cast("CoordinatorResult[T]", self.result)
 
     # Join phase.
 
     def prepare_or_complete_join(self) -> None:
-        """Start a rebalance; where one is under way, see whether its join phase can end."""
+        """Starts a rebalance; if the group is in a join phase already, ends it if all members have joined."""
         if self.group.can_rebalance():
             self.prepare()
         else:
             self.complete_join_if_all_joined()
 
     def prepare(self) -> None:
-        """A new rebalance: members that wait for an assignment must rejoin. A group that was empty waits for more
-        members.
-        """
+        """Starts a join phase. Members that wait for an assignment must rejoin."""
         group = self.group
         if group.state is GroupState.COMPLETING_REBALANCE:
             self.abort_syncs(Errors.REBALANCE_IN_PROGRESS)
@@ -109,7 +127,7 @@ class Rebalance:
             self.schedule(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id), group.rebalance_timeout_ms)
 
     def complete_join_if_all_joined(self) -> None:
-        """The join phase ends early when nobody is missing, but not the initial delay of a group that was empty."""
+        """Ends the join phase before its timer if no member is missing; never ends the initial rebalance delay."""
         group = self.group
         if (
             group.state is GroupState.PREPARING_REBALANCE
@@ -119,7 +137,7 @@ class Rebalance:
             self.complete_join()
 
     def join_timer_fired(self) -> None:
-        """The join phase is over, unless the group was empty and members keep coming: then the delay is extended."""
+        """Ends the join phase, or extends the initial rebalance delay if a member joined during it."""
         group = self.group
         if group.state is not GroupState.PREPARING_REBALANCE:
             return
@@ -132,7 +150,7 @@ class Rebalance:
             self.complete_join()
 
     def complete_join(self) -> None:
-        """The next generation begins with those who joined; static members stay even if they have not (KIP-345)."""
+        """Begins the next generation with the members that joined, and static members even if not (KIP-345)."""
         group = self.group
         self.cancel(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id))
         for member in group.not_yet_rejoined():
@@ -140,7 +158,7 @@ class Rebalance:
                 group.remove(member.member_id)
                 self.cancel(heartbeat_timer(group.group_id, member.member_id))
         if group.members and not group.elect_joined_leader():
-            # Only absent static members are left: wait until a session timeout removes them, or one comes back.
+            # Only absent static members are left: wait until a session timeout removes them, or until one joins.
             self.schedule(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id), group.rebalance_timeout_ms)
             return
         group.begin_next_generation(self.now_ms)
@@ -157,7 +175,10 @@ class Rebalance:
     def join_response(
         self, member: ClassicMember, *, leader: str | None = None, skip_assignment: bool = False
     ) -> JoinGroupResponse:
-        """The member's view of the present generation; the leader also sees the members, to assign or to know them."""
+        """Returns the member's response for the present generation; the leader's has all members with metadata.
+
+        `leader` replaces the leader's id in the response.
+        """
         group = self.group
         shown_leader = leader if leader is not None else group.leader or ""
         response = JoinGroupResponse(
@@ -182,8 +203,10 @@ class Rebalance:
     # Sync phase.
 
     def abort_syncs(self, error: Errors) -> None:
-        """The assignment that these members wait for will not come. The last one stays: cooperative members go on with
-        it, which counts where the group is converted to the consumer protocol (Kafka forgets it).
+        """Fails all waiting SyncGroup requests, since the leader's assignments are no longer expected.
+
+        Members keep their last assignment. Cooperative members continue with it, and a conversion to the consumer
+        protocol needs it. Kafka drops it.
         """
         for member in self.group.members.values():
             member.is_assignment_withdrawn = True
@@ -191,11 +214,15 @@ class Rebalance:
             self.complete(token, SyncGroupResponse(error_code=error))
 
     def complete_generation(self, assignments: dict[str, bytes]) -> None:
-        """The record makes the group Stable when it is replayed; all waiting members are answered once it is on disk.
+        """Writes the leader's assignments and answers the waiting SyncGroup requests.
 
-        Where it is larger than a record may be, they are told so, and the group begins anew, as in Kafka.
+        The replay of the record makes the group Stable. If the record is too large for a batch, the requests fail with
+        UNKNOWN_SERVER_ERROR and the group rebalances again, as in Kafka.
         """
         group = self.group
+        assert group.state is GroupState.COMPLETING_REBALANCE, (
+            f"G-8: generation {group.generation} of group {group.group_id} gets assignments in {group.state.value}"
+        )
         value = group.to_value(self.now_ms, assignments)
         if is_too_large(value):
             self.abort_syncs(Errors.UNKNOWN_SERVER_ERROR)
@@ -211,7 +238,7 @@ class Rebalance:
                 self.reset_heartbeat(member)
 
     def sync_timer_fired(self) -> None:
-        """Members that joined this generation and never asked for their assignment are removed."""
+        """Removes members that joined this generation and have not sent SyncGroup."""
         group = self.group
         if group.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not group.pending_sync:
             return
@@ -220,10 +247,13 @@ class Rebalance:
             self.cancel(heartbeat_timer(group.group_id, member_id))
         self.prepare()
 
-    # Members that go.
+    # Removing members.
 
     def heartbeat_timer_fired(self, member_id: str) -> None:
-        """Silent for its session timeout. A pending member never joined; one with a parked request lives on."""
+        """Removes the member after its session timeout, or forgets the pending member that never joined.
+
+        A member with a parked request stays, except a new member.
+        """
         group = self.group
         if member_id in group.pending_members:
             group.pending_members.remove(member_id)
@@ -235,7 +265,7 @@ class Rebalance:
             self.rebalance_after_removal()
 
     def remove(self, member: ClassicMember) -> None:
-        """The member goes; a JoinGroup of its that is still parked is told so, and may try again."""
+        """Removes the member. Its parked JoinGroup or SyncGroup, if any, fails with UNKNOWN_MEMBER_ID."""
         group = self.group
         self.complete(
             group.unpark_join(member),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of the consumer rebalance protocol (KIP-848)."""
+"""Groups of the consumer rebalance protocol (KIP-848): `group` has the state and its theory, `heartbeat` the steps."""

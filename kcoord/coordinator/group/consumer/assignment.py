@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target assignment of a consumer group, and the steps by which a member gets there.
+"""The target assignment of a consumer group, the steps of a member towards it, and the metadata hash.
 
-**Target.** One record per member whose assignment changed, then the epoch. All of them go into one atomic batch
-(KIP-848 Target Assignment), so a reader never sees half an assignment. In three steps, so that the second can be done
-elsewhere: `TargetInput` is cut out of the group, `compute` is a pure function of it, and `install` makes the records
-that still fit. The first and the last cost about the same for however many members: copies of dictionaries, and records
-that are bytes already (`encode`). If the second takes long, it is a Task: the operation that asks for it continues with
-the old target, as within the assignment interval, and the shell starts the task once the records of this turn are
-replayed. So one computation serves all who joined meanwhile.
+**Target.** A new target is one record per member whose target changed, then the record with the assignment epoch. All
+of them are in one atomic batch (KIP-848 Target Assignment), so a reader never sees half a target. There are three
+steps:
 
-**Current assignment.** `CurrentAssignmentBuilder` moves one member towards its target: revocation first, then the
-epoch, then what other members have released (KIP-848 "Member Assignment State Machine"), with the assignment epoch of
-each partition as Kafka 4.3 records it.
+1. `target_input` copies all that the target depends on. This runs in the event loop and copies dictionaries.
+2. `compute` runs the assignor. It is a pure function of its input, so it may run in a thread.
+3. `install` makes the records that still fit the group, in the event loop again.
+
+If step 2 is expected to be quick, the heartbeat runs it at once. If it takes long
+(`takes_long`), the heartbeat asks for a Task and continues with the old target, as it does within the assignment
+interval. The shell starts the task after the records of this turn are replayed, so one computation serves all members
+that joined meanwhile. The group may change while the task runs. `install` therefore drops a target that is too old,
+leaves out members that left, and never moves the assignment epoch above the group epoch. If the process crashes, the
+task is lost; the next heartbeat asks for it again, because the group epoch is still above the assignment epoch.
+`encode` makes the records bytes in the thread, so that `install` is cheap for any number of members.
+
+**Current assignment.** `CurrentAssignmentBuilder` makes one step of one member (KIP-848 "Member Assignment State
+Machine"; the states are in `group`). The order is fixed. The member first revokes what the target does not give it.
+Only then does it get the epoch of the target, with those new partitions that no other member owns. The rest follows
+when their owners have released them. Each partition carries the epoch at which it was assigned, as in Kafka 4.3.
 
 **Metadata hash.** `topic_hash` and `metadata_hash` are Kafka's digest of what an assignment depends on: id, name and
 partitions of a topic, with the racks of the replicas. The values are those of Apache Kafka 4.3.1 and 4.4.0 (XXH3 over a
-stream of little-endian values), so the records of a group that comes from Kafka say whether its topics have changed
-since. Each state of a topic is digested once.
+stream of little-endian values). The records of a group that comes from Kafka therefore show whether its topics have
+changed since. Each state of a topic is digested once.
 """
 
 from __future__ import annotations
@@ -24,6 +33,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from operator import methodcaller
 from struct import Struct, pack
 from typing import Final, TypeAlias
 
@@ -51,10 +62,11 @@ OwnedPartitions = Mapping[bytes, frozenset[int]]
 
 @dataclass(slots=True)
 class CurrentAssignmentBuilder:
-    """Everything the next step of a member depends on.
+    """Makes the next step of one member towards its target.
 
-    `owned` is what the member says it owns, None where it did not say. `subscribed_topic_ids` are the topics it
-    subscribes to now: others are taken from it even if the target assignment is older than its subscription.
+    `owned` are the partitions that the request lists as owned; None if it has no list. `subscribed_topic_ids` are the
+    topics of the member's present subscription. It has to revoke all other topics, even if the target is older than
+    its subscription and still has them.
     """
 
     member: ConsumerGroupMember
@@ -66,7 +78,7 @@ class CurrentAssignmentBuilder:
     owned: OwnedPartitions | None
 
     def build(self) -> ConsumerGroupMember:
-        """The member after this heartbeat; the same object where nothing changes."""
+        """Returns the member after this heartbeat; the same object if nothing changes."""
         member = self.member
         if member.state is MemberState.STABLE:
             if member.member_epoch != self.target_epoch:
@@ -78,21 +90,24 @@ class CurrentAssignmentBuilder:
             return self._next(member.member_epoch)
         if member.state is MemberState.UNRELEASED_PARTITIONS:
             return self._next(member.member_epoch)
-        # A state written by a later version: only a member that owns nothing can be brought to the target safely.
+        # A later version wrote this state. Only a member that owns nothing can safely start from the target.
         if self.owned is None or self.owned:
             raise KafkaError(
-                Errors.FENCED_MEMBER_EPOCH, "The member is in a state that is not known here; it must rejoin."
+                Errors.FENCED_MEMBER_EPOCH, "The member is in a state of a later version. It must rejoin with epoch 0."
             )
         return self._next(self.target_epoch)
 
     def _still_owns(self, partitions: EpochAssignment) -> bool:
-        """Whether the member may still own some of them; without its word it does."""
+        """True if the member may still own one of the partitions; a request without a list is taken as yes."""
         if self.owned is None:
             return True
         return any(not self.owned.get(topic_id, frozenset()).isdisjoint(ps) for topic_id, ps in partitions.items())
 
     def _next(self, member_epoch: int) -> ConsumerGroupMember:
-        """One step: keep what is in the target, revoke the rest, and only with nothing to revoke take what is free."""
+        """Keeps what is in the target and revokes the rest; if nothing is to be revoked, takes what is free.
+
+        `member_epoch` is the member's epoch if it has to revoke; otherwise it gets the epoch of the target.
+        """
         member = self.member
         kept: dict[bytes, Mapping[int, int]] = {}
         revoked: dict[bytes, Mapping[int, int]] = {}
@@ -105,11 +120,11 @@ class CurrentAssignmentBuilder:
                 kept[topic_id] = stay
             if leave := {p: epoch for p, epoch in assigned.items() if p not in target}:
                 revoked[topic_id] = leave
-            wanted = sorted(p for p in target if p not in assigned)
-            # What the member has just revoked, and is to have again, is still noted as its own.
-            given_up = member.pending_revocation.get(topic_id, {})
-            free = [p for p in wanted if p in given_up or self.is_free(topic_id, p)]
-            unreleased = unreleased or len(free) < len(wanted)
+            missing = sorted(p for p in target if p not in assigned)
+            # The member has just revoked these, but the group still has it as their owner until the replay.
+            revoked_before = member.pending_revocation.get(topic_id, {})
+            free = [p for p in missing if p in revoked_before or self.is_free(topic_id, p)]
+            unreleased = unreleased or len(free) < len(missing)
             if free:
                 taken[topic_id] = free
         if revoked and self._still_owns(revoked):
@@ -127,7 +142,7 @@ class CurrentAssignmentBuilder:
         return member.with_progress(state, self.target_epoch, kept, {})
 
     def _drop_unsubscribed(self) -> ConsumerGroupMember:
-        """The target is not newer, but the member has left topics behind: they must be revoked all the same."""
+        """Revokes topics to which the member no longer subscribes, although there is no newer target."""
         member = self.member
         gone = {t: ps for t, ps in member.assigned.items() if t not in self.subscribed_topic_ids}
         if not gone:
@@ -146,25 +161,27 @@ _US_PER_PARTITION: Final = 0.5
 _HETEROGENEOUS_FACTOR: Final = 3
 _SHARE_OF_INTERVAL: Final = 100
 _LEAST_INLINE_US: Final = 1000
-"""Rough costs, measured with `make bench ARGS=assignors`, and what a computation may cost inside a request: a hundredth
-of the assignment interval, but never less than this.
+"""Rough costs, measured with `make bench ARGS=assignors`, and the limit for a computation inside a request.
+
+The limit is a hundredth of the assignment interval, but at least `_LEAST_INLINE_US`.
 """
 
 _NOTHING: Final[Assignment] = {}
+_claimed: Final = methodcaller("values")
 
 SerializedRecord: TypeAlias = tuple[bytes | None, bytes | None]
 
 
 @dataclass(slots=True)
 class ComputeTarget:
-    """The work of a task: the target assignment of a group, from the state in which the task finds it."""
+    """The work of a task: compute the target assignment of a group from its state when the task starts."""
 
     group_id: str
 
 
 @dataclass(slots=True)
 class TargetInput:
-    """All that a target assignment depends on, as it was. Nothing in it changes: any thread may look at it."""
+    """A copy of all that a target assignment depends on. Nothing changes it, so any thread may read it."""
 
     group_id: str
     group_epoch: int
@@ -173,40 +190,41 @@ class TargetInput:
     members: Mapping[str, ConsumerGroupMember]
     targets: Mapping[str, Assignment]
     inherited: Mapping[str, Assignment]
-    """What a member that is about to change begins with, instead of what is in `targets`."""
+    """Present targets that replace those in `targets`: a new static member has its predecessor's target."""
     resolved_regexes: Mapping[str, ResolvedRegularExpression]
     image: MetadataImage
     partition_counts: Mapping[bytes, int]
     cost_us: float
-    """Roughly what `compute` will take."""
+    """The estimated duration of `compute`."""
 
     def target_of(self, member_id: str) -> Assignment:
-        """The member's target up to now."""
+        """Returns the member's present target."""
         inherited = self.inherited.get(member_id)
         return self.targets.get(member_id, _NOTHING) if inherited is None else inherited
 
 
 @dataclass(slots=True)
 class ComputedTarget:
-    """The value of that task. `changed` are the members whose target is another one; `records` say so, in order."""
+    """The value of a ComputeTarget task. `changed` are the new targets by member id; `records` are in that order."""
 
     group_id: str
     group_epoch: int
     creation_time_ms: int
     changed: dict[str, Assignment]
     instance_ids: Mapping[str, str]
-    """Of the static members among the changed ones."""
+    """Member id -> instance id of the static members in `changed`."""
     records: list[CoordinatorRecord]
     encoded: bytes | None = None
-    """The records as a batch holds them, if a background thread was so kind."""
+    """The records as they are in a batch, if a background thread has encoded them."""
 
 
 def takes_long(
     group: ConsumerGroup, image: MetadataImage, updated: ConsumerGroupMember, interval_ms: int, inline_ms: int
 ) -> bool:
-    """Whether the computation is one for the background. A group's first target never is: its members would have none.
+    """True if the target is to be computed in the background.
 
-    `inline_ms` is the most that a request may be held up for.
+    A group's first target never is, because its members would have no partitions meanwhile. `inline_ms` limits how
+    long a request may compute.
     """
     if group.assignment_epoch == 0:
         return False
@@ -227,8 +245,10 @@ def target_input(
     image: MetadataImage,
     updated: ConsumerGroupMember | None = None,
 ) -> TargetInput:
-    """The target of `group_epoch` is for the members with `updated` in its place, whose records are still to come; a
-    replaced static member keeps its target.
+    """Returns the input for the target of `group_epoch`.
+
+    `updated` is a member whose records are not replayed yet. If it replaces a static member, it starts with the target
+    of that member.
     """
     members = dict(group.members)
     inherited: Mapping[str, Assignment] = {}
@@ -267,16 +287,22 @@ def _member_specs(work: TargetInput) -> dict[str, MemberSpec]:
 
 
 def compute(work: TargetInput) -> ComputedTarget:
-    """Runs the assignor. An assignor that keeps a member's target gives the same object back, mostly.
+    """Runs the assignor and returns the targets that changed.
 
-    Members that no record gives a target yet get one even if it is empty, as in Kafka.
+    A member without a target record gets one even if its target is empty, as in Kafka.
     """
     specs = _member_specs(work)
     assigned = ASSIGNORS[work.assignor].assign(specs, work.partition_counts)
+    count = sum(map(len, chain.from_iterable(map(_claimed, assigned.values()))))
+    assert count == sum(work.partition_counts.values()), (
+        f"G-6: the target of group {work.group_id} assigns {count} partitions; its topics have "
+        f"{sum(work.partition_counts.values())}"
+    )
     changed: dict[str, Assignment] = {}
     instance_ids: dict[str, str] = {}
     for member_id, target in assigned.items():
         member = specs[member_id]
+        # An assignor that keeps a member's target mostly returns the same object, which is cheap to compare.
         if member_id in work.targets and (target is member.assigned or target == member.assigned):
             continue
         changed[member_id] = target
@@ -289,7 +315,7 @@ def compute(work: TargetInput) -> ComputedTarget:
 
 
 def encode(computed: ComputedTarget, serialize: Callable[[CoordinatorRecord], SerializedRecord]) -> None:
-    """What would be a long pause for the event loop: the records become bytes."""
+    """Encodes the records to bytes. Runs in a thread, since it would pause the event loop for long."""
     for record in computed.records:
         record.serialized = serialize(record)
     computed.encoded = _encoded(computed.records)
@@ -299,16 +325,11 @@ def _encoded(made: list[CoordinatorRecord]) -> bytes:
     return encode_records([record.serialized for record in made if record.serialized is not None])
 
 
-def epoch_record(work: TargetInput, now_ms: int) -> CoordinatorRecord:
-    """Ends the records of a computed target."""
-    return records.new_target_assignment_epoch_record(work.group_id, work.group_epoch, now_ms)
-
-
 def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> CoordinatorResult[None]:
-    """The records of a target that was computed while the group went on; none where it came too late altogether.
+    """Returns the records of a target that was computed in the background; none if the target is too old.
 
-    Members that left meanwhile are left out, and one that took the place of a static member gets its target. The group
-    epoch has grown in both cases or will, so the next heartbeat asks for a newer target.
+    Members that left meanwhile are omitted. A member that replaced a static member meanwhile gets its target. In both
+    cases the group epoch has grown or will grow, so the next heartbeat asks for a newer target.
     """
     is_same = computed.creation_time_ms == group.creation_time_ms and computed.group_epoch <= group.group_epoch
     if not is_same or computed.group_epoch <= group.assignment_epoch:
@@ -325,10 +346,10 @@ def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> Coor
         if successor is not None:
             target = computed.changed[member_id]
             last.append(records.new_target_assignment_record(group.group_id, successor.member_id, target))
-    last.append(records.new_target_assignment_epoch_record(group.group_id, computed.group_epoch, now_ms))
+    last.append(records.next_assignment_epoch_record(group.group_id, computed.group_epoch, group.group_epoch, now_ms))
     if not encoded:
         return CoordinatorResult(None, [*made, *last])
-    # The group is the one that the replay of the records would look up, and `last` raises its version.
+    # Replaying the records would do the same to this group. `last` is replayed too and changes the group's version.
     replay = partial(group.target_assignment.update, changed)
     return CoordinatorResult(None, last, encoded=EncodedRecords(len(made), encoded, replay))
 
@@ -336,7 +357,7 @@ def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> Coor
 def topic_ids_of(
     member: ConsumerGroupMember, resolved_regexes: Mapping[str, ResolvedRegularExpression], image: MetadataImage
 ) -> frozenset[bytes]:
-    """The ids of the existing topics that the member subscribes to."""
+    """Returns the ids of the existing topics to which the member subscribes."""
     topics = (image.topics.get(name) for name in subscription_of(member, resolved_regexes))
     return frozenset(topic.id for topic in topics if topic is not None)
 
@@ -344,12 +365,13 @@ def topic_ids_of(
 _INT = Struct("<i")
 _LONG = Struct("<q")
 _FORMAT_BYTE = b"\0"
-"""Kafka's version of the input."""
+"""The version of the digest's input format, as in Kafka."""
 
 
 def metadata_hash(image: MetadataImage, topic_names: Iterable[str]) -> int:
-    """Returns the digest of several topics, as a signed 64-bit number. It skips topics that do
-    not exist, and returns 0 if no topic exists.
+    """Returns the digest of several topics, as a signed 64-bit number.
+
+    It skips topics that do not exist, and returns 0 if no topic exists.
     """
     racks = image.racks
     topics = [topic for name in sorted(topic_names) if (topic := image.topics.get(name)) is not None]
@@ -357,7 +379,7 @@ def metadata_hash(image: MetadataImage, topic_names: Iterable[str]) -> int:
 
 
 def topic_hash(topic: TopicImage, racks: Mapping[int, str]) -> int:
-    """Returns the digest of one topic, as a signed 64-bit number. `racks` are those of the brokers, by broker id."""
+    """Returns the digest of one topic, as a signed 64-bit number. `racks` are the brokers' racks by broker id."""
     cached = topic.hashed
     if cached is not None and cached[0] == racks:
         return cached[1]
@@ -375,7 +397,7 @@ def _partitions(topic: TopicImage, racks: Mapping[int, str]) -> bytes:
     count = len(topic.partitions)
     if not racks:
         return pack(f"<{count}i", *range(count))
-    # Few combinations of replicas make up most topics, so each is looked up in `racks` once.
+    # Most topics have few combinations of replicas, so the racks of a combination are looked up once.
     suffixes: dict[tuple[int, ...], bytes] = {}
     parts = []
     for number, partition in enumerate(topic.partitions):
@@ -388,7 +410,7 @@ def _partitions(topic: TopicImage, racks: Mapping[int, str]) -> bytes:
 
 
 def _racks(replicas: Sequence[int], racks: Mapping[int, str]) -> bytes:
-    """Sorted by UTF-16 code units, as Java does; the length of each rack stands before and behind it."""
+    """Returns the racks sorted by UTF-16 code units, as Java sorts; the length stands before and after each rack."""
     names = sorted((racks[replica] for replica in replicas if replica in racks), key=_utf16_order)
     return b"".join([_INT.pack(len(_utf16(name)) // 2) + _text(name) for name in names])
 

@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members of a consumer group that speak the classic protocol (KIP-848 Online Migration).
 
-Each is served on its own, without barriers: JoinGroup is its heartbeat with a subscription, the generation is its
-member epoch, SyncGroup fetches its assignment, and a heartbeat tells it to rejoin whenever there is something new
-for it.
+The coordinator maps the classic APIs to the states of a member (`group`), without the barriers of a classic group:
+
+* JoinGroup runs the steps of a heartbeat with the subscription from the request. Its generation is the member epoch.
+* SyncGroup returns the current assignment. If there is a newer target and the member has nothing to revoke, it fails
+  with REBALANCE_IN_PROGRESS.
+* Heartbeat returns REBALANCE_IN_PROGRESS if the member has to rejoin: to reach a newer epoch, to confirm a revocation,
+  or to take partitions that other members have released.
+
+A cooperative member lists the partitions it still owns in JoinGroup; an eager member has revoked all of them before.
+
+Three timers per member remove it: the session timer; the join timer, which starts when a response asks it to rejoin
+and stops at its JoinGroup; and the sync timer, which starts at JoinGroup and stops at SyncGroup. The last two run for
+its rebalance timeout. They are soft state: after a restart only the session timer runs.
 """
 
 from __future__ import annotations
@@ -60,19 +70,19 @@ def join(
     context: OperationContext,
     request: JoinGroupRequest,
 ) -> CoordinatorResult[object]:
-    """The member says what it subscribes to and owns, and is told its epoch as generation."""
+    """Returns the response to JoinGroup; its generation is the member's epoch."""
     transition = MemberTransition(config, image, group, context.now_ms)
     transition.check_size(request.member_id, request.group_instance_id)
     protocols = protocols_of(request)
     if config.group_consumer_migration_policy.lower() == "disabled":
         raise KafkaError(
             Errors.INCONSISTENT_GROUP_PROTOCOL,
-            f"Group {group.group_id} takes no classic members: group.consumer.migration.policy is disabled.",
+            f"Group {group.group_id} accepts no classic members: group.consumer.migration.policy is disabled.",
         )
     if not group.supports_classic_protocols(request.protocol_type, {name for name, _ in protocols}):
         raise KafkaError(
             Errors.INCONSISTENT_GROUP_PROTOCOL,
-            f"Group {group.group_id} takes classic members of type consumer that share a protocol with the others.",
+            f"Group {group.group_id} accepts only classic members of protocol type consumer that share a protocol.",
         )
     member_id = request.member_id or new_member_id(context, request.group_instance_id)
     if not request.member_id and request.group_instance_id is None and context.api_version >= KNOWN_MEMBER_ID_VERSION:
@@ -80,7 +90,8 @@ def join(
         return CoordinatorResult(required)
     subscription = _subscription(config, group, member_id, protocols)
     if request.member_id and request.group_instance_id is not None:
-        # Only who has no id yet takes over an instance id (KIP-345); its former holder is fenced when it comes again.
+        # Only a member without an id may take over an instance id (KIP-345). The former holder, which sends its id,
+        # is fenced here.
         member = find_member(group, member_id, request.group_instance_id)
     else:
         member = transition.find_joining(member_id, request.group_instance_id, classic=True)
@@ -133,19 +144,19 @@ def _subscription(
 
 
 def _owned(subscription: ConsumerProtocolSubscription, image: MetadataImage) -> OwnedPartitions:
-    """What a cooperative member still owns; an eager one has given everything up before it joins."""
+    """Returns the partitions that a cooperative member still owns; an eager one revokes all before it joins."""
     owned: dict[bytes, frozenset[int]] = {}
     for topic in subscription.owned_partitions:
-        known = image.topics.get(topic.topic)
-        if known is not None:
-            owned[known.id] = frozenset(topic.partitions)
+        existing = image.topics.get(topic.topic)
+        if existing is not None:
+            owned[existing.id] = frozenset(topic.partitions)
     return owned
 
 
 def sync(
     group: ConsumerGroup, image: MetadataImage, context: OperationContext, request: SyncGroupRequest
 ) -> CoordinatorResult[SyncGroupResponse]:
-    """The member fetches its assignment, unless the group has moved on and it should rejoin first."""
+    """Returns the member's assignment, or REBALANCE_IN_PROGRESS if there is a newer target and it should rejoin."""
     member, classic = _classic_member(group, request.member_id, request.group_instance_id)
     _check_generation(group, member, request.generation_id)
     protocol = classic.protocols[0][0]
@@ -171,7 +182,7 @@ def sync(
 
 
 def _by_name(assigned: EpochAssignment, image: MetadataImage) -> dict[str, list[int]]:
-    """Topics that were deleted meanwhile have no name; the next rebalance takes them away."""
+    """Returns the partitions by topic name. Deleted topics have no name; the next rebalance revokes them."""
     topics = ((image.topics_by_id.get(topic_id), partitions) for topic_id, partitions in assigned.items())
     return {topic.name: sorted(partitions) for topic, partitions in topics if topic is not None}
 
@@ -179,7 +190,10 @@ def _by_name(assigned: EpochAssignment, image: MetadataImage) -> dict[str, list[
 def heartbeat(
     group: ConsumerGroup, context: OperationContext, request: HeartbeatRequest
 ) -> CoordinatorResult[HeartbeatResponse]:
-    """REBALANCE_IN_PROGRESS where the member should rejoin: a new epoch, a revocation to confirm, partitions freed."""
+    """Returns REBALANCE_IN_PROGRESS if the member should rejoin.
+
+    It should if the group epoch is newer, if it has a revocation to confirm, or if partitions of its target are free.
+    """
     member, classic = _classic_member(group, request.member_id, request.group_instance_id)
     _check_generation(group, member, request.generation_id)
     result: CoordinatorResult[HeartbeatResponse] = CoordinatorResult(
@@ -198,7 +212,10 @@ def heartbeat(
 def leave(
     group: ConsumerGroup, request: LeaveGroupRequest, remove: RemoveMembers
 ) -> CoordinatorResult[LeaveGroupResponse]:
-    """Each member of the batch leaves or is refused on its own; members of the consumer protocol may be removed too."""
+    """Removes the members of the request; members of the consumer protocol may be removed too.
+
+    The response has one error code per member, and an unknown member does not affect the rest.
+    """
     response = LeaveGroupResponse()
     leaving: list[ConsumerGroupMember] = []
     for identity in request.members:
@@ -227,7 +244,7 @@ def leave(
 def _classic_member(
     group: ConsumerGroup, member_id: str, instance_id: str | None
 ) -> tuple[ConsumerGroupMember, ClassicMemberMetadata]:
-    """A member of the consumer protocol is unknown to the classic one."""
+    """Returns the member; raises UNKNOWN_MEMBER_ID also for a member of the consumer protocol."""
     member = find_member(group, member_id, instance_id)
     if member.classic is None:
         raise KafkaError(
@@ -253,7 +270,7 @@ def _session(
 def _join_deadline(
     group: ConsumerGroup, member: ConsumerGroupMember, context: OperationContext
 ) -> list[Schedule | Cancel]:
-    """The first reminder counts: the time to rejoin does not begin anew with each heartbeat."""
+    """Starts the join timer, unless it runs already: a further heartbeat does not extend the time to rejoin."""
     if member.member_id in group.asked_to_rejoin:
         return []
     group.asked_to_rejoin.add(member.member_id)

@@ -1,12 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A consumer group and its members as their records describe them, and the timing that its configs give it.
+"""A consumer group and its members as their records describe them, and the settings that its configs give it.
 
-Members are values: an update is a changed copy. Only `replay_*` of the shard changes a group, but for the fields marked
-as soft.
+**Three epochs.** They explain every step of the protocol. Neither of the first two falls during the life of a group:
 
-Derived from the members, and kept beside them so that a heartbeat never walks the group: who owns each partition,
-how many members subscribe to each topic name and regular expression and ask for each assignor, and which member holds
-each instance id.
+* The *group epoch* grows if the subscribed topics, their metadata, the members or (Kafka 4.4) the preferred assignor
+  change. A member that joins with a subscription, leaves or is fenced therefore raises it.
+* The *assignment epoch* is the group epoch for which the target assignment was computed. It is never above the group
+  epoch. While it is lower, the group is Assigning, and a heartbeat computes the next target.
+* The *member epoch* is the assignment epoch that a member has reached. While it is lower, the member is reconciling:
+  it still has to revoke partitions. A static member that has left but will return has -2, and starts from 0 again.
+
+The state of the group follows from the epochs (`ConsumerGroup.state`) and is never stored.
+
+**States of a member** (`MemberState`; `assignment.CurrentAssignmentBuilder` makes the transitions):
+
+* STABLE: the member owns what its epoch gives it. A newer target moves it to one of the three states.
+* UNREVOKED_PARTITIONS: the member owns partitions that the target does not give it. They are in `pending_revocation`,
+  and the member keeps its epoch until a heartbeat no longer lists them as owned. A rebalance timer removes a member
+  that takes too long.
+* UNRELEASED_PARTITIONS: the member has the epoch of the target, but other members still own a part of its target.
+  Each of its heartbeats takes what has become free meanwhile.
+
+A partition in `assigned` or `pending_revocation` is owned. It becomes free only if its owner revokes it, leaves or is
+removed. `is_partition_free` is asked before a partition is given to a member, so no partition has two owners.
+
+**What changes a group.** Only `replay` changes it, record by record, both live and while the shard loads; fields marked
+as soft are the exception. Members are values: an update is a changed copy. The runtime runs one operation of a shard
+at a time and replays its records before the next operation starts. It sends the response after the log has the records.
+After a crash, the log holds all records of an operation or none, so a group is never between two steps.
+
+**Derived from the members**, and kept beside them so that a heartbeat never walks the group: the owner of each
+partition, the number of members that subscribe to a topic name or regular expression or ask for an assignor, and the
+member that holds an instance id.
 """
 
 from __future__ import annotations
@@ -36,7 +61,7 @@ EpochAssignment: TypeAlias = Mapping[bytes, Mapping[int, int]]
 
 
 class MemberState(IntEnum):
-    """How far a member is with its target assignment; the numbers are those of the current assignment record."""
+    """A member's progress towards its target assignment; the numbers are those of the current assignment record."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
@@ -46,7 +71,7 @@ class MemberState(IntEnum):
 
 @dataclass(slots=True)
 class ClassicMemberMetadata:
-    """What a member that speaks the classic protocol has beyond the others; `protocols` are (name, metadata)."""
+    """Additional fields of a member that speaks the classic protocol; `protocols` are (name, metadata)."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -56,7 +81,7 @@ class ClassicMemberMetadata:
 class ConsumerGroupMember:
     """Subscription (member metadata record) and progress (current assignment record) of a member.
 
-    `subscribed_topic_names` is sorted and free of duplicates. `subscribed_topic_regex` is None or "" where the
+    `subscribed_topic_names` is sorted and free of duplicates. `subscribed_topic_regex` is None or "" if the
     member subscribes to no regular expression. A partition in `assigned` or `pending_revocation` is owned.
     """
 
@@ -83,7 +108,7 @@ class ConsumerGroupMember:
     def with_progress(
         self, state: MemberState, member_epoch: int, assigned: EpochAssignment, pending_revocation: EpochAssignment
     ) -> ConsumerGroupMember:
-        """A copy that has moved on; the epoch it comes from becomes its previous epoch."""
+        """Returns a copy with new progress. The present member epoch becomes its previous epoch."""
         return replace(
             self,
             state=state,
@@ -94,7 +119,7 @@ class ConsumerGroupMember:
         )
 
     def assignment_epoch_of(self, topic_id: bytes, partition: int) -> int | None:
-        """The epoch since which the member owns the partition; None where it does not own it."""
+        """Returns the epoch since which the member owns the partition; None if it does not own it."""
         for owned in (self.assigned, self.pending_revocation):
             epoch = owned.get(topic_id, {}).get(partition)
             if epoch is not None:
@@ -106,13 +131,16 @@ _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 
 class GroupSettings:
-    """Reads each value on demand, so that a changed config takes effect with the next heartbeat."""
+    """Timing and switches of one group: its own config if it has one, else the broker's.
+
+    Each value is read on demand, so that a changed config takes effect with the next heartbeat.
+    """
 
     __slots__ = ("_broker", "_own")
 
     def __init__(self, broker: BrokerConfig, image: MetadataImage, group_id: str) -> None:
         self._broker = broker
-        # As `MetadataImage.group_configs`, without a call: this runs for every heartbeat.
+        # The same as `MetadataImage.group_configs`, without a call: this runs for every heartbeat.
         self._own = image.configs.get((GROUP_RESOURCE, group_id), _NO_CONFIGS)
 
     @property
@@ -164,7 +192,7 @@ class ResolvedRegularExpression:
 
 
 class ConsumerGroup:
-    """Hard state of one group of the consumer protocol, with the sums derived from its members."""
+    """Hard state of one group of the consumer protocol, with the counts derived from its members."""
 
     __slots__ = (
         "_assignor_counts",
@@ -197,12 +225,12 @@ class ConsumerGroup:
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
         self.version: object = object()
-        """Another object after every record replayed into the group (see `steady`)."""
+        """Becomes another object whenever a record is replayed into the group (see `steady`)."""
         self.group_epoch = 0
         self.metadata_hash = 0
         self.creation_time_ms = -1
         self.empty_since_ms = -1
-        """When the last member left; -1 while there are members, and where the log does not say."""
+        """When the last member left; -1 while there are members, and if the log does not say."""
         self.members: dict[str, ConsumerGroupMember] = {}
         self.static_members: dict[str, str] = {}
         self.target_assignment: dict[str, Assignment] = {}
@@ -213,20 +241,20 @@ class ConsumerGroup:
         self._name_counts: Counter[str] = Counter()
         self._regex_counts: Counter[str] = Counter()
         self._stable_members: Counter[int] = Counter()
-        """By member epoch, those in state STABLE."""
+        """Member epoch -> number of members in state STABLE."""
         self.completed_epoch = 0
         """Soft: the last group epoch that all members have reached at the same time, for metrics."""
         self._assignor_counts: Counter[str] = Counter()
-        # Soft state: true means "look again at the next heartbeat", which is always safe.
+        # Soft state: True makes the next heartbeat look again, which is always safe.
         self.metadata_stale = True
         self.regex_stale = True
         self.regex_refreshed_at_ms = -1
         self.asked_to_rejoin: set[str] = set()
-        """Classic members whose time to rejoin is running."""
+        """Soft: ids of classic members whose join timer is running."""
 
     @property
     def state(self) -> GroupState:
-        """KIP-848 Group State: derived from the epochs, never stored."""
+        """The group state of KIP-848, derived from the epochs."""
         if not self.members:
             return GroupState.EMPTY
         if self.group_epoch > self.assignment_epoch:
@@ -235,7 +263,7 @@ class ConsumerGroup:
 
     @property
     def is_converged(self) -> bool:
-        """Whether all members have reached the target assignment of the group epoch."""
+        """True if there are members and all have reached the target assignment of the group epoch."""
         return (
             self.group_epoch == self.assignment_epoch
             and self._stable_members[self.assignment_epoch] == len(self.members) > 0
@@ -246,12 +274,12 @@ class ConsumerGroup:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether all members subscribe to the same topics by name."""
+        """True if all members subscribe to the same topics, all by name."""
         size = len(self.members)
         return not self._regex_counts and all(count == size for count in self._name_counts.values())
 
     def is_steady_for(self, member: ConsumerGroupMember) -> bool:
-        """Whether a heartbeat of the member can bring nothing new: all epochs equal, nothing to look up again."""
+        """True if a heartbeat of the member changes nothing: all epochs are equal, and nothing is to be looked up."""
         return (
             self.group_epoch == self.assignment_epoch
             and member.classic is None
@@ -268,16 +296,20 @@ class ConsumerGroup:
         )
 
     def are_regexes_resolved(self) -> bool:
-        """Whether it is known which topics the members' regular expressions match."""
+        """True if every regular expression of a member has been resolved to topics."""
         return self._regex_counts.keys() <= self.resolved_regexes.keys()
 
     def is_partition_free(self, topic_id: bytes, partition: int) -> bool:
-        """Whether no member owns the partition or has yet to revoke it."""
+        """True if no member owns the partition; a member owns it until it has revoked it."""
         owners = self._owners.get(topic_id)
         return owners is None or partition not in owners
 
+    def owner_of(self, topic_id: bytes, partition: int) -> str | None:
+        """Returns the id of the member that owns the partition, None if it is free."""
+        return self._owners.get(topic_id, {}).get(partition)
+
     def note_metadata(self, delta: TopicDelta) -> None:
-        """If the group depends on what has changed, its next heartbeat looks again."""
+        """Makes the next heartbeat look again if the group depends on what has changed."""
         if delta.come_or_gone:
             self.regex_stale = True
         if delta.racks_changed or not delta.changed.isdisjoint(self.subscribed_topic_names()):
@@ -291,7 +323,7 @@ class ConsumerGroup:
         return self.target_assignment.get(member_id, {})
 
     def waits_for_release(self, member: ConsumerGroupMember) -> bool:
-        """Whether a partition of the member's target still belongs to somebody else."""
+        """True if another member still owns a partition of the member's target."""
         return any(
             partition not in member.assigned.get(topic_id, {}) and not self.is_partition_free(topic_id, partition)
             for topic_id, partitions in self.target_assignment_of(member.member_id).items()
@@ -299,7 +331,7 @@ class ConsumerGroup:
         )
 
     def supports_classic_protocols(self, protocol_type: str, names: set[str]) -> bool:
-        """Whether a classic member with these protocols fits to the classic members that the group has."""
+        """True if a classic member with these protocols shares one of them with all classic members of the group."""
         if protocol_type != self.protocol_type or not names:
             return False
         for member in self.members.values():
@@ -315,10 +347,10 @@ class ConsumerGroup:
         """The regular expressions that at least one member subscribes to."""
         return self._regex_counts.keys()
 
-    # The only changes of hard state; called from the shard's replay.
+    # The only changes of members; called from the shard's replay.
 
     def put_member(self, member: ConsumerGroupMember) -> None:
-        """Add the member, or put a newer description in the place of an older one."""
+        """Adds the member, or replaces its older description."""
         old = self.members.get(member.member_id)
         self.members[member.member_id] = member
         self._count_subscriptions(old, member)
@@ -330,6 +362,7 @@ class ConsumerGroup:
             self.static_members[member.instance_id] = member.member_id
 
     def remove_member(self, member_id: str) -> None:
+        """Removes the member and frees its partitions; does nothing if there is no such member."""
         self.asked_to_rejoin.discard(member_id)
         member = self.members.pop(member_id, None)
         if member is None:
@@ -366,7 +399,7 @@ class ConsumerGroup:
             return
         for topic_id, partition in _owned_partitions(old):
             owners = self._owners.get(topic_id, {})
-            # In a compacted log the new owner's record may stand before the one in which this member let go.
+            # In a compacted log the record of the new owner may precede the record in which this member revokes.
             if old is not None and owners.get(partition) == old.member_id:
                 del owners[partition]
                 if not owners:
@@ -375,15 +408,15 @@ class ConsumerGroup:
             if new is not None:
                 self._owners.setdefault(topic_id, {})[partition] = new.member_id
 
-    # What a heartbeat asks with one member's description not replayed yet.
+    # Questions of a heartbeat about the group with `changed`, a member whose records are not replayed yet.
 
     def replaced_by(self, changed: ConsumerGroupMember) -> ConsumerGroupMember | None:
-        """The present member whose place `changed` takes: the holder of its instance id, or itself as it was."""
+        """Returns the present member that `changed` replaces: the holder of its instance id, or its older self."""
         holder = self.static_member(changed.instance_id) if changed.instance_id is not None else None
         return self.members.get(changed.member_id) if holder is None else holder
 
     def _making_room_for(self, changed: ConsumerGroupMember | None) -> Iterator[ConsumerGroupMember]:
-        """The member that is replaced, and the one that had the same id if that is another."""
+        """Yields the member that `changed` replaces, and the member with the same id if that is a different one."""
         if changed is None:
             return
         replaced, own = self.replaced_by(changed), self.members.get(changed.member_id)
@@ -393,7 +426,7 @@ class ConsumerGroup:
             yield own
 
     def members_with(self, changed: ConsumerGroupMember) -> dict[str, ConsumerGroupMember]:
-        """All members, with `changed` in its place."""
+        """Returns all members by id, with `changed` in its place."""
         present = self.replaced_by(changed)
         members = dict(self.members)
         if present is not None and present.member_id != changed.member_id:
@@ -404,9 +437,9 @@ class ConsumerGroup:
     def subscribed_topic_names(
         self, changed: ConsumerGroupMember | None = None, removed: Sequence[ConsumerGroupMember] = ()
     ) -> set[str]:
-        """Every topic name that the group subscribes to, by name or resolved regular expression.
+        """Returns every topic name that the group subscribes to, by name or resolved regular expression.
 
-        `changed` is a member as it will be, `removed` are those that are about to go.
+        `changed` is a member as it will be; `removed` are members that are about to be removed.
         """
         counts, regexes = self._name_counts, self._regex_counts
         if changed is not None or removed:
@@ -424,7 +457,7 @@ class ConsumerGroup:
         return names
 
     def preferred_server_assignor(self, supported: Sequence[str], changed: ConsumerGroupMember | None = None) -> str:
-        """The assignor that most members ask for; the broker's order decides ties (KIP-848 Assignment Process)."""
+        """Returns the assignor that most members ask for; the broker's order decides ties (KIP-848)."""
         votes = self._assignor_counts
         if changed is not None:
             votes = votes.copy()
@@ -437,7 +470,7 @@ class ConsumerGroup:
 def subscription_of(
     member: ConsumerGroupMember, resolved_regexes: Mapping[str, ResolvedRegularExpression]
 ) -> Iterable[str]:
-    """The topic names that one member subscribes to, by name or resolved regular expression."""
+    """Returns the topic names that one member subscribes to, by name or resolved regular expression."""
     resolved = resolved_regexes.get(member.subscribed_topic_regex) if member.subscribed_topic_regex else None
     if resolved is None:
         return member.subscribed_topic_names
@@ -476,6 +509,6 @@ def _owned_partitions(member: ConsumerGroupMember | None) -> Iterator[tuple[byte
 
 
 def partition_counts(image: MetadataImage, topic_names: Iterable[str]) -> Mapping[bytes, int]:
-    """Topic id -> number of partitions of those of the topics that exist, in the order of their names."""
+    """Returns topic id -> number of partitions for the topics that exist, in the order of their names."""
     topics = (image.topics.get(name) for name in sorted(topic_names))
     return {topic.id: len(topic.partitions) for topic in topics if topic is not None}

@@ -1,10 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one heartbeat of a member, or a classic member's JoinGroup, does to its consumer group, step by step.
+"""One heartbeat of a member, or one JoinGroup of a classic member: how it changes its consumer group.
 
-KIP-848 Heartbeat Processing: the member, the group epoch, the target assignment, the member's next step. Each step
-reads the group and appends records; `updated` is the member as it will be, long before they are replayed.
-`MemberTransition` has the steps that both protocols share. `ConsumerHeartbeat` serves a member of the consumer protocol
-that joins or stays (ConsumerGroupHeartbeat API). Check order and epochs are as observed in Kafka 4.3.1.
+A heartbeat runs four steps (KIP-848 "Heartbeat Processing"):
+
+1. The member: its new subscription is recorded. A static member may replace its predecessor.
+2. The group epoch: it grows by one if the subscribed topics, their metadata or the preferred assignor changed.
+3. The target assignment: it is computed if the group epoch is above the assignment epoch, but at most once per
+   assignment interval. A computation that takes long becomes a background task; the member then continues with the
+   old target.
+4. The current assignment: the member makes one step towards its target, see `assignment`.
+
+Each step reads the group and appends records; it never changes the group. The shard replays all records at the end,
+so later steps see the change only through `updated`, which is the member as it will be.
+
+`MemberTransition` has the steps, which both protocols share. `ConsumerHeartbeat` serves a member of the consumer
+protocol that joins or stays (ConsumerGroupHeartbeat API); `removal` serves one that leaves.
+
+**Lost responses.** A member that missed a response repeats its older epoch. It is accepted if this is its previous
+epoch and it owns no more than it was assigned; any other epoch is fenced, and the member joins again with epoch 0.
+
+The order of checks and the epochs are as observed in Kafka 4.3.1.
 """
 
 from __future__ import annotations
@@ -20,7 +35,6 @@ from kcoord.coordinator.group.consumer.assignment import (
     CurrentAssignmentBuilder,
     OwnedPartitions,
     compute,
-    epoch_record,
     metadata_hash,
     takes_long,
     target_input,
@@ -58,9 +72,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MemberTransition:
-    """`predecessor` is the static member whose place the member takes, under the same or another member id.
+    """The steps of one heartbeat and the records that they append.
 
-    `displaced` is what the member itself was in this group before, if it takes the place of another: that ends.
+    `predecessor` is the static member that this member replaces, under the same or another member id.
+    `displaced` is the older self of this member if it replaces a member with another id; it is removed.
     """
 
     config: BrokerConfig
@@ -77,9 +92,9 @@ class MemberTransition:
         return GroupSettings(self.config, self.image, self.group.group_id)
 
     def check_size(self, member_id: str, instance_id: str | None) -> None:
-        """Raises GROUP_MAX_SIZE_REACHED for one more member than the group may have.
+        """Raises GROUP_MAX_SIZE_REACHED if the group is full and the member is new.
 
-        A static member takes the place that its instance id has, so a full group has room for it. Kafka refuses it.
+        A static member replaces the holder of its instance id, so a full group has room for it. Kafka refuses it.
         """
         group, limit = self.group, self.config.group_consumer_max_size
         has_place = member_id in group.members or instance_id in group.static_members
@@ -89,10 +104,10 @@ class MemberTransition:
             )
 
     def find_joining(self, member_id: str, instance_id: str | None, *, classic: bool) -> ConsumerGroupMember:
-        """The member that joins, as it is or as a new one; a static member takes over what its instance id has.
+        """Returns the joining member: the present one or a new one. A static member inherits from its predecessor.
 
-        Raises GROUP_MAX_SIZE_REACHED, and UNRELEASED_INSTANCE_ID while a member of the consumer protocol holds the
-        instance id and a second one asks for it. A classic member asks with an id that is new, and fences the holder.
+        Raises GROUP_MAX_SIZE_REACHED. Raises UNRELEASED_INSTANCE_ID if another member of the consumer protocol holds
+        the instance id. A classic member has a new member id and fences the holder.
         """
         self.check_size(member_id, instance_id)
         group = self.group
@@ -112,8 +127,9 @@ class MemberTransition:
         return replace(existing, member_id=member_id, member_epoch=epoch, previous_member_epoch=0)
 
     def _epoch_of_classic_successor(self, existing: ConsumerGroupMember) -> int:
-        """The group's assignment epoch, unless the predecessor has not got as far: a member at that epoch that seems to
-        be settled would neither be asked to give anything up nor be given anything.
+        """Returns the group's assignment epoch, or the predecessor's epoch if that has not reached its target.
+
+        A STABLE member at the assignment epoch is never reconciled again, so it would keep a wrong assignment.
         """
         target = self.group.target_assignment_of(existing.member_id)
         assigned = {topic_id: frozenset(partitions) for topic_id, partitions in existing.assigned.items()}
@@ -123,7 +139,10 @@ class MemberTransition:
     def advance(
         self, member: ConsumerGroupMember, updated: ConsumerGroupMember, owned: OwnedPartitions | None
     ) -> ConsumerGroupMember:
-        """All steps; returns the member as it is after them. `owned` is what it says it owns, None where it did not."""
+        """Runs all steps and returns the member after them.
+
+        `owned` are the partitions that the request lists as owned; None if the request has no list.
+        """
         group = self.group
         # 1. The member, and what changed in its subscription.
         bump = updated.subscribed_topic_names != member.subscribed_topic_names or self.displaced is not None
@@ -150,13 +169,13 @@ class MemberTransition:
                 self.tasks.append(Task(key, ComputeTarget(group.group_id)))
             else:
                 target_epoch, target = group_epoch, self._new_target(updated, group_epoch)
-        # 4. The member's next step towards it.
+        # 4. The member's next step towards its target.
         return self._reconcile(updated, target_epoch, target, owned, bump or regex_changed)
 
     # 1. The member.
 
     def _update_regex(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> tuple[bool, bool]:
-        """Whether the regular expression changed, and whether that changes the subscribed topics at once."""
+        """Returns whether the regular expression changed, and whether that changes the subscribed topics at once."""
         old, new = member.subscribed_topic_regex or "", updated.subscribed_topic_regex or ""
         if old == new:
             return False, False
@@ -169,9 +188,9 @@ class MemberTransition:
         return True, bump
 
     def _drop_regexes(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
-        """What is known of regular expressions that nobody subscribes to any more goes."""
+        """Deletes resolved regular expressions to which no member subscribes any more."""
         group = self.group
-        left = [one.subscribed_topic_regex for one in (member, self.displaced) if one is not None]
+        left = [former.subscribed_topic_regex for former in (member, self.displaced) if former is not None]
         for old in dict.fromkeys(left):
             if not old or old == updated.subscribed_topic_regex or old not in group.resolved_regexes:
                 continue
@@ -196,12 +215,12 @@ class MemberTransition:
     # 2. The group epoch.
 
     def _changes_assignor(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> bool:
-        """True if the member makes another assignor the one that most members ask for.
+        """True if the member changes which assignor most members ask for.
 
         Since Kafka 4.4 that starts a new group epoch, unless the member joins by the classic protocol.
         """
-        is_known = updated is member and member.member_id in self.group.members
-        if is_known or updated.classic is not None or not self.config.is_kafka_4_4:
+        is_unchanged = updated is member and member.member_id in self.group.members
+        if is_unchanged or updated.classic is not None or not self.config.is_kafka_4_4:
             return False
         assignors = self.config.consumer_assignors
         present = self.group.preferred_server_assignor(assignors)
@@ -212,10 +231,10 @@ class MemberTransition:
     ) -> int:
         """Returns the group epoch after this heartbeat and appends its record if it grows.
 
-        `reason` is what the member changed, None if nothing that matters to the group.
+        `reason` is what the member changed; None if the change does not raise the epoch.
 
-        A new group starts at 1, and the first subscription counts on top of that (observed in Kafka 4.3.1). So does
-        the first assignor if it is not the default (observed in Kafka 4.4.0).
+        A new group starts at 1. Its first subscription adds 1 (observed in Kafka 4.3.1), and so does its first
+        assignor if that is not the default (observed in Kafka 4.4.0).
         """
         group = self.group
         bump = reason is not None
@@ -230,16 +249,10 @@ class MemberTransition:
                 bump = True
         if epoch == 0:
             epoch += 1
-            self._append_epoch(epoch + bump, new_hash, reason)
+            self.records.append(records.next_group_epoch_record(group, epoch + bump, new_hash, reason))
         elif bump:
-            self._append_epoch(epoch + 1, new_hash, reason)
+            self.records.append(records.next_group_epoch_record(group, epoch + 1, new_hash, reason))
         return epoch + bump
-
-    def _append_epoch(self, epoch: int, new_hash: int, reason: EpochReason) -> None:
-        group = self.group
-        self.records.append(
-            records.new_group_epoch_record(group.group_id, epoch, new_hash, group.creation_time_ms, reason)
-        )
 
     # 3. The target assignment.
 
@@ -252,7 +265,9 @@ class MemberTransition:
         work = target_input(self.group, group_epoch, name, self.image, updated)
         computed = compute(work)
         self.records += computed.records
-        self.records.append(epoch_record(work, self.now_ms))
+        self.records.append(
+            records.next_assignment_epoch_record(work.group_id, work.group_epoch, group_epoch, self.now_ms)
+        )
         return computed.changed.get(updated.member_id, work.target_of(updated.member_id))
 
     # 4. The member's next step.
@@ -278,19 +293,35 @@ class MemberTransition:
                 owned,
             ).build()
         if reconciled is not updated:
+            self._check_step(updated, reconciled, target_epoch)
             self.records.append(records.new_current_assignment_record(self.group.group_id, reconciled))
         return reconciled
 
+    def _check_step(self, before: ConsumerGroupMember, after: ConsumerGroupMember, target_epoch: int) -> None:
+        """Asserts the invariants of a member's step."""
+        epoch = before.member_epoch
+        assert min(epoch, target_epoch) <= after.member_epoch <= max(epoch, target_epoch), (
+            f"G-3: member {after.member_id} goes from epoch {epoch} to {after.member_epoch}, with target {target_epoch}"
+        )
+        for topic_id, partitions in after.assigned.items():
+            owned = before.assigned.get(topic_id, {}).keys() | before.pending_revocation.get(topic_id, {}).keys()
+            for partition in partitions.keys() - owned:
+                owner = self.group.owner_of(topic_id, partition)
+                assert owner is None, f"G-4: member {after.member_id} gets partition {partition} of member {owner}"
+            assert partitions.keys().isdisjoint(after.pending_revocation.get(topic_id, {})), (
+                f"G-5: member {after.member_id} has partitions both assigned and pending revocation"
+            )
 
-_NOTHING_SAID: Final = (None, None, None)
+
+_UNCHANGED: Final = (None, None, None)
 _BLANK: Final = "".join(map(chr, range(33)))
-"""What Kafka takes off both ends of a text before it asks whether it is empty."""
+"""The characters that Kafka strips from a text before it checks whether the text is empty."""
 
 
 def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, assignors: Sequence[str]) -> None:
-    """Check the fields that need no state, in Kafka's order; raises INVALID_REQUEST or UNSUPPORTED_ASSIGNOR.
+    """Checks the fields that need no state, in Kafka's order; raises INVALID_REQUEST or UNSUPPORTED_ASSIGNOR.
 
-    Version 0 lets a joining member leave its id to the coordinator; from version 1 the member makes it (KIP-1082).
+    In version 0 the coordinator makes the id of a joining member; from version 1 the member makes it (KIP-1082).
     """
     epoch = request.member_epoch
     if (api_version >= 1 or epoch != JOIN_GROUP_EPOCH) and not request.member_id.strip(_BLANK):
@@ -326,8 +357,9 @@ def _invalid(text: str) -> KafkaError:
 
 @dataclass(slots=True)
 class ConsumerHeartbeat:
-    """One heartbeat of one member, from request to result. `conversion` is what made room for the group, if
-    anything.
+    """One heartbeat of one member, from request to result.
+
+    `conversion` has the records and timers that replace a classic group of the same id, if there was one.
     """
 
     config: BrokerConfig
@@ -339,7 +371,7 @@ class ConsumerHeartbeat:
     _transition: MemberTransition = field(init=False)
 
     def run(self) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
-        """Find the member, say what is new about it, and let the group and the member advance."""
+        """Finds the member, updates it from the request, and runs the steps of `MemberTransition`."""
         self._transition = MemberTransition(self.config, self.image, self.group, self.context.now_ms)
         member = self._find_member()
         updated = self._update_member(member)
@@ -356,34 +388,38 @@ class ConsumerHeartbeat:
         return member
 
     def _check_epoch(self, member: ConsumerGroupMember) -> None:
-        """The member's epoch, or the previous one where its owned partitions show that it has only missed the
-        answer.
+        """Raises FENCED_MEMBER_EPOCH unless the request has the member's epoch.
+
+        The previous epoch is accepted too if the owned partitions show that the member only missed a response. The
+        previous epoch of a static member that has left is above its epoch, -2.
         """
-        received, known = self.request.member_epoch, member.member_epoch
-        if received == known:
+        received, expected = self.request.member_epoch, member.member_epoch
+        if received == expected:
             return
         owned = _owned_partitions(self.request)
-        if received == member.previous_member_epoch and owned is not None and _is_subset(owned, member.assigned):
+        has_missed_response = received == member.previous_member_epoch < expected
+        if has_missed_response and owned is not None and _is_subset(owned, member.assigned):
             return
-        relation = "greater" if received > known else "smaller"
+        relation = "greater" if received > expected else "smaller"
         raise KafkaError(
             Errors.FENCED_MEMBER_EPOCH,
             f"The consumer group member has a {relation} member epoch ({received}) than the one known by the group "
-            f"coordinator ({known}). The member must abandon all its partitions and rejoin.",
+            f"coordinator ({expected}). The member must abandon all its partitions and rejoin.",
         )
 
     def _update_member(self, member: ConsumerGroupMember) -> ConsumerGroupMember:
-        """The member with what the request says; the same object where it says nothing new."""
+        """Returns the member with the fields of the request; the same object if nothing changes."""
         request, context = self.request, self.context
+        # Most heartbeats change nothing. Making a copy only to compare it would be a tenth of their cost.
         if (
-            (request.subscribed_topic_names, request.subscribed_topic_regex, request.server_assignor) == _NOTHING_SAID
+            (request.subscribed_topic_names, request.subscribed_topic_regex, request.server_assignor) == _UNCHANGED
             and request.rebalance_timeout_ms == -1
             and request.instance_id in (None, member.instance_id)
             and request.rack_id in (None, member.rack_id)
             and (context.client_id, context.client_host) == (member.client_id, member.client_host)
             and member.classic is None
         ):
-            return member  # most heartbeats: a copy to compare with would be a tenth of their cost
+            return member
         names = request.subscribed_topic_names
         updated = replace(
             member,
@@ -442,7 +478,10 @@ class ConsumerHeartbeat:
         return result
 
     def _is_full(self, owned: OwnedPartitions | None) -> bool:
-        """A member that joins, or repeats everything after an error, is told its assignment even if it is unchanged."""
+        """True if the member joins, or repeats all its fields after an error.
+
+        The response then has its assignment even if that is unchanged.
+        """
         request = self.request
         return request.member_epoch == JOIN_GROUP_EPOCH or (
             owned is not None
@@ -451,9 +490,10 @@ class ConsumerHeartbeat:
         )
 
     def _has_missed(self, member: ConsumerGroupMember, owned: OwnedPartitions | None) -> bool:
-        """Whether the member is behind and has never been told of partitions it was given: the answer went astray, and
-        it does not know so (a join that was sent twice, of which the second arrived first). Kafka leaves it without
-        them until the next rebalance.
+        """True if the member missed an assignment because the response was lost.
+
+        This happens if a join was sent twice and the second one arrived first. The member then sends an older epoch
+        and does not list the assigned partitions. Kafka leaves it without them until the next rebalance.
         """
         if owned is None or self.request.member_epoch == member.member_epoch:
             return False
@@ -464,15 +504,15 @@ class ConsumerHeartbeat:
 
     def _regex_tasks(self, updated: ConsumerGroupMember) -> list[Task]:
         group = self.group
-        wanted = set(group.regexes)
+        regexes = set(group.regexes)
         if updated.subscribed_topic_regex:
-            wanted.add(updated.subscribed_topic_regex)
-        if not wanted:
+            regexes.add(updated.subscribed_topic_regex)
+        if not regexes:
             return []
         due_ms = group.regex_refreshed_at_ms + self.config.group_consumer_regex_refresh_interval_ms
-        if not (group.regex_stale or self.context.now_ms >= due_ms or not wanted <= group.resolved_regexes.keys()):
+        if not (group.regex_stale or self.context.now_ms >= due_ms or not regexes <= group.resolved_regexes.keys()):
             return []
-        work = regex.ResolveRegex(group.group_id, tuple(sorted(wanted)), self.image.epoch)
+        work = regex.ResolveRegex(group.group_id, tuple(sorted(regexes)), self.image.epoch, self.context.describable)
         return [Task(TimerKey(GroupTimer.RESOLVE_REGEX, group.group_id), work)]
 
 

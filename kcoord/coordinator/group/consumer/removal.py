@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members that leave a consumer group: by their own word, or because they were silent or slow."""
+"""Removing members of a consumer group: they leave, or their session or rebalance timeout expires."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 RemoveMembers: TypeAlias = Callable[
     [ConsumerGroup, Sequence[ConsumerGroupMember], EpochReason], CoordinatorResult[None]
 ]
-"""How members are removed: they alone, or with them the group's protocol (see `migration`)."""
+"""Removes members; may also downgrade the group to the classic protocol (see `migration`)."""
 
 
 def find_member(group: ConsumerGroup, member_id: str, instance_id: str | None) -> ConsumerGroupMember:
-    """The member of a heartbeat that does not join; raises UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
+    """Returns the member of a request that does not join; raises UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
     if instance_id is not None:
         holder = group.static_member(instance_id)
         if holder is None:
@@ -54,7 +54,11 @@ def find_member(group: ConsumerGroup, member_id: str, instance_id: str | None) -
 def leave(
     group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest, remove: RemoveMembers
 ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
-    """A member leaves: for good (epoch -1), or as a static member that will return within its session timeout (-2)."""
+    """Serves a heartbeat that leaves.
+
+    Epoch -1 removes the member. With epoch -2 a static member leaves but will return within its session timeout: it
+    keeps its partitions.
+    """
     member = find_member(group, request.member_id, request.instance_id)
     response = ConsumerGroupHeartbeatResponse(
         member_id=member.member_id,
@@ -71,7 +75,7 @@ def leave(
         member_epoch=LEAVE_GROUP_STATIC_MEMBER_EPOCH,
         pending_revocation={},
     )
-    # The session timer runs on: it is how long the partitions wait for the member's return.
+    # The session timer keeps running: it limits how long the partitions wait for the member's return.
     return CoordinatorResult(
         response,
         [records.new_current_assignment_record(group.group_id, released)],
@@ -89,7 +93,7 @@ def remove_members(
 ) -> CoordinatorResult[None]:
     """Removes all records of the members and raises the group epoch once; the next heartbeat computes the new target.
 
-    Since Kafka 4.4 the last member's removal also moves the assignment epoch, since there is nothing left to assign.
+    Since Kafka 4.4, removing the last member also raises the assignment epoch, because nothing is left to assign.
     """
     group_id, why = group.group_id, records.TombstoneReason(reason.value)
     result = CoordinatorResult(None)
@@ -103,9 +107,7 @@ def remove_members(
     new_hash = metadata_hash(image, group.subscribed_topic_names(removed=members))
     epoch, is_last = group.group_epoch + 1, len(members) == len(group.members)
     empty_since_ms = now_ms if is_last else -1
-    result.records.append(
-        records.new_group_epoch_record(group_id, epoch, new_hash, group.creation_time_ms, reason, empty_since_ms)
-    )
+    result.records.append(records.next_group_epoch_record(group, epoch, new_hash, reason, empty_since_ms))
     if is_last and config.is_kafka_4_4:
-        result.records.append(records.new_target_assignment_epoch_record(group_id, epoch, 0))
+        result.records.append(records.next_assignment_epoch_record(group_id, epoch, epoch, 0))
     return result

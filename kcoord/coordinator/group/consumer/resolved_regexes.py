@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows when the matches of a group's regular expressions have been found (KIP-848 Topic Subscription)."""
+"""Installs the topics that a group's regular expressions match (KIP-848 Topic Subscription)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kcoord.runtime.result import CoordinatorResult
 def update_resolved_regexes(
     image: MetadataImage, group: ConsumerGroup, value: ResolvedRegexes, now_ms: int
 ) -> CoordinatorResult[None]:
-    """Each new resolution is a record; one that changes the subscribed topics bumps the group epoch."""
+    """Returns a record per changed resolution, and a new group epoch if the subscribed topics change."""
     result = CoordinatorResult(None)
     subscribed = group.subscribed_topic_names()
     changed = False
@@ -32,9 +32,5 @@ def update_resolved_regexes(
             subscribed |= topics
     if changed:
         new_hash = metadata_hash(image, subscribed)
-        result.records.append(
-            records.new_group_epoch_record(
-                group.group_id, group.group_epoch + 1, new_hash, group.creation_time_ms, reason
-            )
-        )
+        result.records.append(records.next_group_epoch_record(group, group.group_epoch + 1, new_hash, reason))
     return result

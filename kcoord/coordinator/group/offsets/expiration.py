@@ -5,13 +5,17 @@
 |---|---|
 | empty, has had members | the moment it became empty, or a later commit |
 | empty, never had members (simple consumer) | their commit |
-| with members, topics that nobody subscribes to | their commit |
+| with members, topics to which no member subscribes | their commit |
 | with members, subscribed topics | they do not age |
-| with members whose topics are not known now: between two generations, another protocol type | they do not age |
-| empty consumer-protocol group, nobody knows since when (Kafka does not note it) | the first check, which notes it |
+| with members whose topics are unknown now: between two generations, another protocol type | they do not age |
+| empty consumer group, unknown since when (Kafka does not record it) | the first check, which records it |
 
-An offset with an expire timestamp of its own (OffsetCommit v2 to v4) ages by that alone, under the same protection.
-Kafka lets offsets of empty consumer groups age from their commit; `kcoord.offsets.expiration.policy=kafka` does so too.
+An offset with its own expire timestamp (OffsetCommit v2 to v4) expires at that time, unless the group protects it.
+In Kafka the offsets of empty consumer groups age from their commit; so they do with
+`kcoord.offsets.expiration.policy=kafka`.
+
+A timer runs the check in each shard. It writes tombstones, at most MAX_TOMBSTONES at a time, and then runs again at
+once. With its last offset an empty group is deleted too (`deletion`). After a crash the next check continues.
 """
 
 from __future__ import annotations
@@ -28,10 +32,8 @@ from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, TopicOffsets
 from kcoord.metadata.image import MetadataImage
 
-"""The timer of the check, every offsets.retention.check.interval.ms."""
-
 MAX_TOMBSTONES: Final = 1000
-"""How many offsets one check removes at a time, so that a result fits into a batch and others get their turn."""
+"""How many offsets one check removes, so that its records fit into a batch and other operations get their turn."""
 
 GROUP_RETENTION_KEY: Final = "kcoord.offsets.retention.minutes"
 KIP211_POLICY: Final = "kip211"
@@ -40,7 +42,7 @@ _UNKNOWN: Final = -1
 
 
 class AgingRule(Enum):
-    """What decides over the offsets of one topic of a group. The first four protect them."""
+    """The rule for the offsets of one topic of a group. The first four rules protect them."""
 
     SUBSCRIBED = "subscribed"
     BETWEEN_GENERATIONS = "between generations"
@@ -72,11 +74,11 @@ class Aging:
 
     rule: AgingRule
     since_ms: int
-    """They age from then on, or from a later commit; -1: from their commit."""
+    """The time from which the offsets age, unless their commit is later; -1: they age from their commit."""
     retention_ms: int
 
     def expires_at_ms(self, offset: CommittedOffset) -> int | None:
-        """When the offset expires if nothing happens meanwhile; None while the group protects it."""
+        """Returns when the offset expires if nothing changes; None while the group protects it."""
         if self.rule.protects:
             return None
         if offset.expire_timestamp_ms >= 0:
@@ -85,8 +87,9 @@ class Aging:
 
 
 class Expiration:
-    """The rules at one moment. `clock_gain_ms` is by how much the clock may have run too fast: nothing expires early
-    by it.
+    """The rules at one moment.
+
+    `clock_gain_ms` is by how much the clock may be ahead of real time. It is subtracted, so that nothing expires early.
     """
 
     def __init__(self, config: BrokerConfig, image: MetadataImage, now_ms: int, clock_gain_ms: int = 0) -> None:
@@ -96,7 +99,7 @@ class Expiration:
         self.clock_ms = now_ms
 
     def expired(self, group: Group, offsets: Mapping[str, Mapping[int, CommittedOffset]]) -> Iterator[tuple[str, int]]:
-        """Topic and partition of the group's offsets that have expired."""
+        """Yields topic and partition of the group's offsets that have expired."""
         for topic, partitions in offsets.items():
             aging = self.aging(group, topic)
             if aging.rule.protects or not self._may_have_expired(aging, partitions):
@@ -107,29 +110,33 @@ class Expiration:
                     yield topic, partition
 
     def _may_have_expired(self, aging: Aging, offsets: Mapping[int, CommittedOffset]) -> bool:
-        """A look at packed rows, which are not made objects for it: nearly all offsets are younger."""
+        """True unless all offsets are too young. Reads packed rows without making objects, as nearly all are young."""
         if not isinstance(offsets, TopicOffsets):
             return True
         oldest_ms, has_own = offsets.oldest()
         return has_own or self._now_ms >= max(oldest_ms, aging.since_ms) + aging.retention_ms
 
     def aging(self, group: Group, topic: str) -> Aging:
+        """Returns how the group's offsets of the topic age now."""
         rule = self._protection(group, topic)
         if rule is not None:
             return Aging(rule, _UNKNOWN, 0)
         return Aging(*self._start(group), self._retention_ms(group))
 
     def may_remove(self, group: Group) -> bool:
-        """Whether the group may go with its last offset."""
+        """True if the group may be deleted with its last offset."""
         return group.is_empty() and not (isinstance(group, ClassicGroup) and group.pending_members)
 
     def is_empty_since_unknown(self, group: ConsumerGroup) -> bool:
-        """Whether its offsets should age from when it became empty, and nobody knows when that was."""
-        is_asked = self._config.kcoord_offsets_expiration_policy == KIP211_POLICY
-        return is_asked and group.is_empty() and group.empty_since_ms < 0
+        """True if its offsets age from when the group became empty, but the log does not say when that was."""
+        ages_since_empty = self._config.kcoord_offsets_expiration_policy == KIP211_POLICY
+        return ages_since_empty and group.is_empty() and group.empty_since_ms < 0
 
     def _protection(self, group: Group, topic: str) -> AgingRule | None:
-        """What keeps the offsets of a topic from aging. What a group reads is not always known."""
+        """Returns the rule that protects the offsets of a topic, or None.
+
+        Offsets are also protected while it is unknown to which topics the group subscribes.
+        """
         if group.is_subscribed_to(topic):
             return AgingRule.SUBSCRIBED
         if isinstance(group, ConsumerGroup):
@@ -143,7 +150,7 @@ class Expiration:
         return None if group.uses_consumer_protocol() else AgingRule.TOPICS_UNKNOWN
 
     def _start(self, group: Group) -> tuple[AgingRule, int]:
-        """The rule by which unprotected offsets age, and from when."""
+        """Returns the rule for unprotected offsets, and the time from which they age."""
         if not group.is_empty():
             return AgingRule.NOT_SUBSCRIBED, _UNKNOWN
         if isinstance(group, ClassicGroup):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which partitions of a request about offsets exist in a metadata image. Pure.
 
-OffsetCommit, its fast path, TxnOffsetCommit and OffsetDelete all ask here.
+The handlers of OffsetCommit, TxnOffsetCommit and OffsetDelete use this, and so does the fast path of OffsetCommit.
 """
 
 from __future__ import annotations

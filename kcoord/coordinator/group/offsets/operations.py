@@ -1,6 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete (KIP-496): who may, what is recorded, what is answered
-per partition.
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete (KIP-496): permission, records, and errors per partition.
+
+**Commit.** The request is checked first: a member must have the group's generation or its own member epoch; a client
+that is no member may commit only while the group is empty. Each accepted partition becomes one record. Replay makes it
+the committed offset at once, and the client gets its response when the log has the record. The order of records in the
+log decides between two commits of one partition. A rejected commit changes nothing.
+
+**Commit in a transaction.** The records carry the producer. Replay keeps their offsets pending until the transaction's
+marker (`transactional_offsets`). The first commit of a transaction is verified with the transaction coordinator
+(KIP-890): the server takes a ticket, asks, and commits with the ticket. A marker that arrives meanwhile invalidates the
+ticket, so a late commit cannot open a transaction again.
+
+**Fetch.** A fetch reads what is replayed. A client that requires stable offsets gets UNSTABLE_OFFSET_COMMIT for
+partitions with pending offsets.
+
+**Deletion.** A tombstone deletes the committed offset and what is pending before it. Tombstones come from OffsetDelete,
+from DeleteGroups and deleted topics (`deletion`), and from expiry (`expiration`).
+
+After a crash, replay of the log gives the same committed and pending offsets. Acknowledged commits are in the log.
 """
 
 from __future__ import annotations
@@ -40,10 +57,13 @@ INVALID_OFFSET = -1
 NO_LEADER_EPOCH = -1
 
 FIRST_TXN_VERSION_OF_CONSUMER_GROUPS: Final = 6
-"""TxnOffsetCommit names topics by id and has the errors of consumer groups from this version on (KIP-1319)."""
+"""The first version of TxnOffsetCommit with topic ids and the errors of consumer groups (KIP-1319)."""
+
+LATEST_MS: Final = 2**63 - 1
+"""The latest time that a record can have, for retention times that reach beyond it."""
 
 PartitionCheck: TypeAlias = Callable[[bytes, int], None]
-"""Topic id and partition; raises STALE_MEMBER_EPOCH where the member may not commit for that partition."""
+"""Takes topic id and partition; raises STALE_MEMBER_EPOCH if the member may not commit for that partition."""
 
 FetchPartition: TypeAlias = OffsetFetchResponse.OffsetFetchResponsePartitions
 
@@ -55,8 +75,9 @@ def commit_offset(
     context: OperationContext,
     request: OffsetCommitRequest,
 ) -> CoordinatorResult[OffsetCommitResponse]:
-    """One record per accepted partition. A refused member fails the request; too much metadata fails its partition
-    alone.
+    """Returns one record per accepted partition.
+
+    If the member may not commit, the request fails. Metadata that is too large fails only its partition.
     """
     check = may_commit(group, context.api_version, request)
     response = OffsetCommitResponse()
@@ -66,13 +87,17 @@ def commit_offset(
         deadline_ms = context.now_ms + member.session_timeout_ms
         result.timers.append(Schedule(heartbeat_timer(group.group_id, member.member_id), deadline_ms))
     for topic in request.topics:
-        known = image.topics.get(topic.name)
-        topic_id = topic.topic_id if topic.topic_id != ZERO_UUID else known.id if known is not None else ZERO_UUID
+        existing = image.topics.get(topic.name)
+        topic_id = topic.topic_id
+        if topic_id == ZERO_UUID and existing is not None:
+            topic_id = existing.id
         answers = []
         for partition in topic.partitions:
-            # Version 1 says when; later ones leave that to the broker (KIP-211).
+            # Only version 1 has a commit timestamp, and only versions 2 to 4 have a retention time (KIP-211).
             commit_ms = context.now_ms if partition.commit_timestamp < 0 else partition.commit_timestamp
-            expire_ms = -1 if request.retention_time_ms < 0 else context.now_ms + request.retention_time_ms
+            expire_ms = -1
+            if request.retention_time_ms >= 0:
+                expire_ms = min(context.now_ms + request.retention_time_ms, LATEST_MS)
             record = _offset_record(
                 config, request.group_id, topic.name, topic_id, partition, check, commit_ms, expire_ms
             )
@@ -114,9 +139,7 @@ def _offset_record(
 
 
 def may_commit(group: Group | None, api_version: int, request: OffsetCommitRequest) -> PartitionCheck | None:
-    """Raises where the request as a whole is refused; returns a check per partition for a commit with an older
-    epoch.
-    """
+    """Raises if the whole request is rejected; returns a check per partition for a commit with an older epoch."""
     epoch = request.generation_id_or_member_epoch
     if group is None:
         if epoch >= 0:
@@ -136,13 +159,13 @@ def may_commit(group: Group | None, api_version: int, request: OffsetCommitReque
     if member.classic is None and api_version < 9:
         raise KafkaError(
             Errors.UNSUPPORTED_VERSION,
-            "A member of the consumer protocol commits with version 9 or later of OffsetCommit.",
+            f"OffsetCommit v{api_version} does not support members of the consumer protocol; v9 and later do.",
         )
     return _epoch_check(member, epoch)
 
 
 def _check_classic_commit(group: ClassicGroup, request: OffsetCommitRequest) -> None:
-    """A member of the present generation, and not between its join and the generation's assignment."""
+    """Raises unless the member is in the present generation and that generation has its assignments."""
     check_member(group, request.member_id, request.group_instance_id)
     check_generation(group, request.generation_id_or_member_epoch)
     if group.state is GroupState.COMPLETING_REBALANCE:
@@ -150,8 +173,10 @@ def _check_classic_commit(group: ClassicGroup, request: OffsetCommitRequest) -> 
 
 
 def _epoch_check(member: ConsumerGroupMember, epoch: int, stale: Errors | None = None) -> PartitionCheck | None:
-    """A commit with an older epoch is good for the partitions that the member has owned since (observed in Kafka
-    4.3.1). `stale` is the error otherwise, by default that of the member's protocol.
+    """Checks the epoch of a commit; returns a check per partition if it is older than the member's.
+
+    An older epoch is accepted for partitions that the member has owned since then (observed in Kafka 4.3.1). Else the
+    error is `stale`, by default that of the member's protocol.
     """
     if epoch == member.member_epoch:
         return None
@@ -169,7 +194,7 @@ def _epoch_check(member: ConsumerGroupMember, epoch: int, stale: Errors | None =
 def _stale(member: ConsumerGroupMember, epoch: int, error: Errors | None = None) -> KafkaError:
     return KafkaError(
         error or (Errors.STALE_MEMBER_EPOCH if member.classic is None else Errors.ILLEGAL_GENERATION),
-        f"Member {member.member_id} is at epoch {member.member_epoch}, the request says {epoch}.",
+        f"Member {member.member_id} is at epoch {member.member_epoch}, but the request has epoch {epoch}.",
     )
 
 
@@ -180,14 +205,14 @@ def commit_transactional_offsets(
     context: OperationContext,
     request: TxnOffsetCommitRequest,
 ) -> CoordinatorResult[TxnOffsetCommitResponse]:
-    """Like OffsetCommit, in records of the producer's transaction."""
+    """Returns one record of the producer's transaction per accepted partition, otherwise as `commit_offset`."""
     check = _may_commit_in_transaction(group, context.api_version, request)
     producer = Producer(request.producer_id, request.producer_epoch)
     response = TxnOffsetCommitResponse()
     result = CoordinatorResult(response, is_refusable=True)
     for topic in request.topics:
-        known = image.topics.get(topic.name)
-        topic_id = known.id if known is not None else ZERO_UUID
+        existing = image.topics.get(topic.name)
+        topic_id = existing.id if existing is not None else ZERO_UUID
         answers = []
         for partition in topic.partitions:
             record = _offset_record(config, request.group_id, topic.name, topic_id, partition, check, context.now_ms)
@@ -211,10 +236,10 @@ def commit_transactional_offsets(
 def _may_commit_in_transaction(
     group: Group | None, api_version: int, request: TxnOffsetCommitRequest
 ) -> PartitionCheck | None:
-    """Raises if the request as a whole is refused; returns a check per partition for a commit with an older epoch.
+    """Raises if the whole request is rejected; returns a check per partition for a commit with an older epoch.
 
-    Group metadata is optional here (KIP-447): it is checked if any of it is given. Before version 6 the errors are
-    those of classic groups for groups of both types (observed in Kafka 4.3.1 and 4.4.0).
+    Generation, member id and instance id are optional here (KIP-447). They are checked if the request has any. Before
+    version 6 both types of groups have the errors of classic groups (observed in Kafka 4.3.1 and 4.4.0).
     """
     generation, member_id = request.generation_id_or_member_epoch, request.member_id
     knows_consumer_groups = api_version >= FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
@@ -243,10 +268,10 @@ def fetch_offsets(
     pending: TransactionalOffsets | None,
     request: OffsetFetchRequest.OffsetFetchRequestGroup,
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
-    """The committed offsets of the partitions asked for, or of all where `topics` is null; -1 where there is none.
+    """Returns the committed offsets of the requested partitions, or of all if `topics` is null; -1 if there is none.
 
-    A topic id that is not the one that was committed with means a topic made again: its offsets are not answered.
-    `pending` is given where only a stable answer will do (KIP-447): partitions in transactions under way have none.
+    If the topic id is not the committed one, the topic was created again, and its old offsets are not returned.
+    `pending` is given if the client requires stable offsets (KIP-447): partitions with pending offsets get an error.
     """
     may_fetch(group, request)
     response = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=request.group_id)
@@ -283,8 +308,8 @@ def fetch_offsets(
     return response
 
 
-def _same_topic(committed: bytes, asked: bytes) -> bool:
-    return committed == asked or ZERO_UUID in (committed, asked)
+def _same_topic(committed: bytes, requested: bytes) -> bool:
+    return committed == requested or ZERO_UUID in (committed, requested)
 
 
 def _fetched(partition: int, offset: CommittedOffset | None) -> FetchPartition:
@@ -310,7 +335,7 @@ def _unstable(partition: int) -> FetchPartition:
 
 
 def may_fetch(group: Group | None, request: OffsetFetchRequest.OffsetFetchRequestGroup) -> None:
-    """A request that names no member may always read; one that does must be a member at its present epoch."""
+    """Raises unless the request has no member, or a member of the group with its present epoch."""
     if not isinstance(group, ConsumerGroup) or (request.member_id is None and request.member_epoch < 0):
         return
     member = group.members.get(request.member_id or "")
@@ -323,13 +348,17 @@ def may_fetch(group: Group | None, request: OffsetFetchRequest.OffsetFetchReques
 def check_transaction(
     pending: TransactionalOffsets, verifications: Verifications, request: TxnOffsetCommitRequest, ticket: int | None
 ) -> None:
-    """Raises unless the producer's transaction is open in this log, or its beginning was agreed with the transaction
-    coordinator since the ticket was taken.
+    """Raises INVALID_TXN_STATE unless the producer's transaction is open in this log or is verified.
+
+    It is verified if the transaction coordinator agreed and no marker came since the ticket was taken.
     """
     epoch = pending.check_epoch(request.producer_id, request.producer_epoch)
-    agreed = ticket is not None and verifications.holds(request.producer_id, ticket)
-    if epoch != request.producer_epoch and not agreed:
-        raise KafkaError(Errors.INVALID_TXN_STATE, f"Producer {request.producer_id} has no transaction under way here.")
+    is_verified = ticket is not None and verifications.holds(request.producer_id, ticket)
+    if epoch != request.producer_epoch and not is_verified:
+        raise KafkaError(
+            Errors.INVALID_TXN_STATE,
+            f"Producer {request.producer_id} has no open transaction in this partition of __consumer_offsets.",
+        )
 
 
 def delete_offsets(
@@ -339,8 +368,9 @@ def delete_offsets(
     pending: TransactionalOffsets,
     request: OffsetDeleteRequest,
 ) -> CoordinatorResult[OffsetDeleteResponse]:
-    """KIP-496: partitions of subscribed topics are refused one by one, the others deleted; an absent offset is no
-    error. What transactions under way have pending is deleted as well.
+    """Deletes offsets (KIP-496), with one error code per partition.
+
+    A partition of a subscribed topic is rejected. A missing offset is no error. Pending offsets are deleted too.
     """
     if not request.group_id:
         raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
@@ -351,13 +381,13 @@ def delete_offsets(
     response = OffsetDeleteResponse()
     deleted: list[CoordinatorRecord] = []
     for topic in request.topics:
-        known = image.topics.get(topic.name)
+        existing = image.topics.get(topic.name)
         subscribed = group.is_subscribed_to(topic.name)
         answers = []
         for requested in topic.partitions:
             partition = requested.partition_index
             error = Errors.NONE
-            if known is None or not 0 <= partition < len(known.partitions):
+            if existing is None or not 0 <= partition < len(existing.partitions):
                 error = Errors.UNKNOWN_TOPIC_OR_PARTITION
             elif subscribed:
                 error = Errors.GROUP_SUBSCRIBED_TO_TOPIC

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of OffsetCommit: offsets go from a request's bytes to the log's bytes and to the rows in memory without
-becoming numbers.
+"""The fast path of OffsetCommit, from the bytes of the request to the bytes of the log and the rows in memory.
 
-A consumer commits the same partitions again and again. What stays the same is remembered as a CommitPlan; what is new
-are 12 bytes per partition, its offset and leader epoch, which lie side by side in the request, in the record and in a
-row of `TopicOffsets`. Invariant: `prepare` says yes only where `offset_operations.commit_offset` would accept every
-partition; then `encode_batch` is byte for byte the batch of the records that it would give, and `replay` changes the
-state as the replay of these records does. Wherever that is not certain `prepare` says no, and the request goes the
-general way. Whether the member may commit is decided anew where its group, or the metadata image, has changed.
+A consumer commits the same partitions again and again. A `CommitPlan` keeps what stays the same. Each commit adds only
+12 bytes per partition: offset and leader epoch. These bytes are the same in the request, in the record and in a row of
+`TopicOffsets`, so they are copied without becoming numbers.
 
-A plan is looked at once and then not for long, so what it refers to is not in the processor's cache: a miss costs as
-much as ten steps of Python. So plans share what is equal, and one of a single partition has shorter ways.
+**Invariant.** `prepare` returns True only if `operations.commit_offset` would accept every partition. Then
+`encode_records` returns exactly the bytes of the records that it would return, and `replay` changes the state as the
+replay of these records does. In any doubt `prepare` returns False, and the request takes the general path.
+
+**Order.** `prepare`, `encode_records` and `replay` run in one operation, so no other change comes between them. Rows
+are found again if `layout` has changed. Permission is re-checked whenever the group or the metadata image has changed.
+
+A plan is used rarely, so its memory is usually not in the processor's cache, and a cache miss costs as much as ten
+steps of Python. Plans therefore share equal parts, and a plan with one partition has a special case.
 """
 
 from __future__ import annotations
@@ -41,27 +44,27 @@ from kcoord_protocol.primitives import encode_varint
 from kcoord_protocol.uuid import ZERO_UUID
 
 FIRST_VERSION: Final = 6
-"""From here on a request has leader epochs, and no retention time."""
+"""The first version with leader epochs and without a retention time."""
 FIRST_VERSION_WITH_TOPIC_IDS: Final = 10
 
 _KEY_TYPE: Final = b"\0\1"
 _VALUE_VERSION: Final = b"\0\4"
 _VALUE_BYTES: Final = 42
 _BEFORE_TIMESTAMP: Final = b"\1"
-"""Empty metadata, behind offset and leader epoch."""
+"""Empty metadata, which follows offset and leader epoch."""
 _TOPIC_ID_TAG: Final = b"\x01\x00\x10"
 _NO_HEADERS: Final = b"\0"
 
 _PARTITION: Final = Struct(">i")
 _RECORD_PARTS: Final = 5
-"""Start, key, partition and start of the value, offset and leader epoch, rest."""
+"""The parts of a record: start; key; partition and start of the value; offset and leader epoch; rest."""
 _CELL_PART: Final = 3
 _REST_PART: Final = 4
 
 
 @lru_cache(maxsize=1024)
 def _record_starts(record_bytes: int, first_delta: int, count: int) -> tuple[bytes, ...]:
-    """Length, attributes, timestamp delta and offset delta of so many records. Shared by all plans, as is the next."""
+    """Returns length, attributes, timestamp delta and offset delta of `count` records."""
     deltas = [encode_varint(delta) for delta in range(first_delta, first_delta + count)]
     return tuple(encode_varint(record_bytes + 2 + len(delta)) + b"\0\0" + delta for delta in deltas)
 
@@ -73,7 +76,7 @@ def _value_start(partition: int) -> bytes:
 
 @lru_cache(maxsize=8192)
 def shared(value: bytes) -> bytes:
-    """One object for all that are equal."""
+    """Returns the same object for equal bytes."""
     return value
 
 
@@ -83,7 +86,7 @@ _put_time: Final = TIME.pack_into
 
 @dataclass(slots=True)
 class TopicShape:
-    """One topic of a CommitShape: a name, or in versions with topic ids an id."""
+    """One topic of a CommitShape, by name or, in versions with topic ids, by id."""
 
     name: str
     topic_id: bytes
@@ -92,7 +95,7 @@ class TopicShape:
 
 @dataclass(slots=True)
 class CommitShape:
-    """What an OffsetCommit without metadata says beside offsets and leader epochs. No partition is named twice."""
+    """The fields of an OffsetCommit without metadata, except offsets and leader epochs. No partition occurs twice."""
 
     group_id: str
     generation_or_epoch: int
@@ -101,7 +104,7 @@ class CommitShape:
     topics: list[TopicShape]
 
     def request(self) -> OffsetCommitRequest:
-        """As far as it says who commits."""
+        """Returns a request with the fields that identify group and member; it has no topics."""
         return OffsetCommitRequest(
             group_id=self.group_id,
             generation_id_or_member_epoch=self.generation_or_epoch,
@@ -111,7 +114,7 @@ class CommitShape:
 
 
 class TopicPlan:
-    """One topic of a CommitPlan: its partitions, and the rows that they had when they were last looked for."""
+    """One topic of a CommitPlan: its partitions, and the rows that they had at the last lookup."""
 
     __slots__ = (
         "cells_at",
@@ -132,18 +135,18 @@ class TopicPlan:
         self.topic_id = shape.topic_id
         self.partitions = tuple(shape.partitions)
         self.record_bytes = 0
-        """Of a record but for its length and deltas."""
+        """The size of a record without its length, attributes, timestamp delta and offset delta."""
         self.record_rest = b""
         self.place: TopicOffsets | None = None
         self.layout = -1
         self.cells_at: Sequence[int] = ()
         self.times_at: Sequence[int] = ()
         self.is_only = is_only
-        """A commit of a single partition; `row` is what is needed of it."""
+        """True if the plan has a single partition. Then `row` is used instead of `cells_at` and `times_at`."""
         self.row = -1
 
     def find_rows(self, place: TopicOffsets) -> bool:
-        """Whether every partition has a row there."""
+        """Looks up the rows; returns False if a partition has no row."""
         rows = place.rows_of(self.partitions)
         if rows is None:
             return False
@@ -157,8 +160,9 @@ class TopicPlan:
 
 
 class CommitPlan:
-    """An OffsetCommit but for its offsets and leader epochs; as the `PackedRecords` of the runtime it stands for the
-    commit that was prepared last.
+    """An OffsetCommit without its offsets and leader epochs.
+
+    To the runtime it is the `PackedRecords` of the last prepared commit.
     """
 
     __slots__ = (
@@ -192,14 +196,14 @@ class CommitPlan:
         self._group: Group | None = None
         self._group_version: object = None
         self._parts: list[bytes] = []
-        """Of all records; of a single one the key and the start of the value."""
+        """The parts of all records. If there is only one record: its key and the start of its value."""
         self._cells: Sequence[bytes] = ()
         self.timestamp_ms = 0
         self._offsets: CommittedOffsets | None = None
-        """Where some partitions have no row yet."""
+        """Set if some partitions of the prepared commit have no row yet."""
 
     def _learn_topics(self, image: MetadataImage) -> bool:
-        """Whether the image has all topics and partitions; then the records are laid out."""
+        """Prepares the records for this image; returns False if the image lacks a topic or partition."""
         for topic in self._topics:
             by_id = self.version >= FIRST_VERSION_WITH_TOPIC_IDS
             image_topic = find_topic(image, topic.name, topic.topic_id, by_id=by_id)
@@ -229,10 +233,10 @@ class CommitPlan:
         cells: Sequence[bytes],
         now_ms: int,
     ) -> bool:
-        """Decides on a commit while no transaction is under way in the shard; False where it has to go the general way.
+        """Prepares a commit; returns False if it has to take the general path.
 
-        `cells` has offset and leader epoch of each partition, 12 bytes. State is only read; what is prepared holds
-        until the next change of any state.
+        The caller ensures that no transaction is open in the shard. `cells` has 12 bytes per partition: offset and
+        leader epoch. This only reads state. The prepared commit is valid until the state changes.
         """
         group = groups.get(self.group_id)
         if group is None:
@@ -263,7 +267,7 @@ class CommitPlan:
         return True
 
     def _is_accepted(self, group: Group, image: MetadataImage) -> bool:
-        """Whether the member may commit all of it; that holds for this version of the group, and this image."""
+        """True if the member may commit all partitions. The answer is valid for this version of group and image."""
         self._group = None
         if image is not self._image and not self._learn_topics(image):
             return False
@@ -276,7 +280,7 @@ class CommitPlan:
         return True
 
     def encode_records(self, first_delta: int) -> bytes:
-        """See `PackedRecords`."""
+        """Returns the records of the prepared commit (`PackedRecords`)."""
         before_rest = _BEFORE_TIMESTAMP + TIME.pack(self.timestamp_ms)
         parts = self._parts
         if self._is_single:
@@ -296,7 +300,7 @@ class CommitPlan:
         return b"".join(parts)
 
     def replay(self) -> None:
-        """Into the rows that `prepare` has just found, or has not."""
+        """Writes the prepared commit into the rows that `prepare` has found, or into new ones."""
         if self._offsets is not None:
             self._put(self._offsets)
             return
@@ -304,14 +308,16 @@ class CommitPlan:
         if self._is_single:
             topic = self._topics[0]
             place, row = topic.place, topic.row
-            assert place is not None and place.layout == topic.layout, "rows do not move between prepare and replay"
+            assert place is not None and place.layout == topic.layout, (
+                "G-9: the row moved since the commit was prepared"
+            )
             _put_cell(place.cells, row * CELL_BYTES + _PARTITION.size, self._cells[0])
             _put_time(place.times, row * TIME_BYTES, timestamp_ms)
             return
         values = iter(self._cells)
         for topic in self._topics:
             place = topic.place
-            assert place is not None and place.layout == topic.layout, "rows do not move between prepare and replay"
+            assert place is not None and place.layout == topic.layout, "G-10: rows moved since the commit was prepared"
             cells, times = place.cells, place.times
             for cell_at, time_at, value in zip(topic.cells_at, topic.times_at, values, strict=False):
                 _put_cell(cells, cell_at, value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of OffsetFetch v8 and later: an answer is put together from the rows as they are kept.
+"""The fast path of OffsetFetch v8 and later, which copies the packed rows into the response.
 
-Invariant: `PackedFetch.encode` gives the bytes of the OffsetFetchResponseGroup that `offset_operations.fetch_offsets`
-would answer with, or None, where the request goes the general way: it is refused, or something asked for has metadata.
-The rows of the partitions are remembered for as long as they stay where they are.
+**Invariant.** `PackedFetch.encode` returns the bytes of the OffsetFetchResponseGroup that `operations.fetch_offsets`
+would return, or None. None means that the request takes the general path, because it is rejected or a requested offset
+has metadata. The row numbers of partitions are remembered until `TopicOffsets.layout` changes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _compact(text: str) -> bytes:
     return encode_uvarint(len(data) + 1) + data
 
 
-class _AskedTopic:
-    """A topic of a request by name (v8, v9) or id (v10), and where its partitions were found last."""
+class _RequestedTopic:
+    """A topic of a request by name (v8, v9) or id (v10), and the rows of its partitions at the last lookup."""
 
     __slots__ = ("_layout", "_pieces", "_place", "_start", "name", "partitions", "topic_id")
 
@@ -57,7 +57,7 @@ class _AskedTopic:
         self._pieces: list[slice | bytes] = []
 
     def append_to(self, answer: list[bytes], place: TopicOffsets | None) -> bool:
-        """False where the rows cannot be the answer."""
+        """Appends the topic's part of the response; returns False if the rows are not sufficient."""
         if place is not None:
             if place.notes is not None:
                 return False
@@ -72,7 +72,7 @@ class _AskedTopic:
         return True
 
     def _find(self, place: TopicOffsets | None) -> None:
-        """Rows that follow each other are one piece."""
+        """Looks up the rows; contiguous rows become one piece."""
         pieces: list[slice | bytes] = []
         for partition in self.partitions:
             row = place.row_of(partition) if place is not None else None
@@ -88,7 +88,7 @@ class _AskedTopic:
 
 
 class PackedFetch:
-    """What one group is asked for. `names` resolves the ids of v10; a request with an unknown one is not packed."""
+    """A request for the offsets of one group."""
 
     __slots__ = ("_by_id", "_names_member", "_request", "_start", "_topics", "_topics_start", "group_id", "version")
 
@@ -99,11 +99,14 @@ class PackedFetch:
         self._start = _compact(request.group_id)
         self._names_member = request.member_id is not None or request.member_epoch >= 0
         self._by_id = version >= FIRST_VERSION_WITH_TOPIC_IDS
-        self._topics = None if request.topics is None else [_AskedTopic(topic, version) for topic in request.topics]
+        self._topics = None if request.topics is None else [_RequestedTopic(topic, version) for topic in request.topics]
         self._topics_start = self._start + encode_uvarint(len(self._topics or ()) + 1)
 
     def encode(self, group: Group | None, offsets: CommittedOffsets, image: MetadataImage) -> bytes | None:
-        """The encoded OffsetFetchResponseGroup while no transaction is to be waited for."""
+        """Returns the encoded OffsetFetchResponseGroup, or None if the request takes the general path.
+
+        The caller ensures that no pending offset makes the response unstable.
+        """
         if self._names_member:
             try:
                 may_fetch(group, self._request)
@@ -115,27 +118,30 @@ class PackedFetch:
         answer = [self._topics_start]
         for topic in self._topics:
             if self._by_id:
-                known = image.topics_by_id.get(topic.topic_id)
-                if known is None:
+                existing = image.topics_by_id.get(topic.topic_id)
+                if existing is None:
                     return None
-                topic.name = known.name
+                topic.name = existing.name
             if not topic.append_to(answer, places.get(topic.name)):
                 return None
         answer.append(_GROUP_END)
         return b"".join(answer)
 
     def _all(self, places: Mapping[str, TopicOffsets], image: MetadataImage) -> bytes | None:
-        """Offsets of a topic that is gone have no id to be told by: v10 leaves them out."""
+        """Returns the response with all offsets of the group; None if an offset has metadata.
+
+        v10 identifies topics by id only. A deleted topic has none, so its offsets are omitted.
+        """
         topics: list[bytes] = []
         count = 0
         for name, place in sorted(places.items()):
             if place.notes is not None:
                 return None
             if self.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-                known = image.topics.get(name)
-                if known is None:
+                existing = image.topics.get(name)
+                if existing is None:
                     continue
-                named = known.id
+                named = existing.id
             else:
                 named = _compact(name)
             count += 1

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short way from the bytes of offset commits to the packed rows of `CommittedOffsets`: most of a coordinator's log is
-offset commits, and loading it takes as long as they do.
+"""The fast path of loading: replays the bytes of offset commits into the packed rows of `CommittedOffsets`.
 
-Only the shapes that this broker writes are taken (no metadata, no expire timestamp, no unknown tag); every other record
-goes the ordinary way, with the same outcome.
+Most of a coordinator's log is offset commits, so they decide how long a load takes. This path only accepts the shapes
+that this broker writes: no metadata, no expire timestamp, no unknown tag. Every other record needs the general replay,
+which has the same result.
+
+Records of equal size and with equal fixed bytes are a *run*. A run is unpacked with one `Struct`, whose columns are
+then compared and stored together.
 """
 
 from __future__ import annotations
@@ -38,14 +41,14 @@ _INT32: Final = Struct(">i")
 _LAST_OFFSET_DELTA_AT: Final = 23
 
 _VALUE_3: Final = ("qi2sq1s", 24, b"\0\3", b"\0\0")
-"""Offset, leader epoch, empty metadata, commit timestamp, and the record's count of headers; the bytes of the value;
-then version and empty metadata as they have to be."""
+"""The layout of offset, leader epoch, empty metadata, commit timestamp and the record's header count; the size of the
+value in bytes; then the expected version and the expected empty metadata."""
 _VALUE_4: Final = ("qi1sq20s", 42, b"\0\4", b"\1")
 _TOPIC_ID_TAG: Final = b"\x01\x00\x10"
 
 
 class _Shape(NamedTuple):
-    """How the records of a run look: equal sizes everywhere. `start` and `middle` are the same bytes in each."""
+    """The shape of the records of a run: all fields have equal sizes, and `start` and `middle` have equal bytes."""
 
     layout: Struct
     start: bytes
@@ -53,25 +56,26 @@ class _Shape(NamedTuple):
     metadata: bytes
     key_size_bytes: int
     has_short_delta: bool
-    """The offset delta takes one byte, as it does in the first 64 records of a batch."""
+    """True if the offset delta takes one byte, as it does in the first 64 records of a batch."""
 
 
 _NO_SHAPE: Final = _Shape(Struct(">1s1s1si1sqi1sq1s"), b"", b"", b"", 0, False)
-"""Fits nothing: a record begins with its length, of at least one byte."""
+"""Fits no record: a record begins with its length, which takes at least one byte."""
 
 
 class OffsetCommitReader:
-    """Replays what it can into a shard that is being loaded. It remembers where each topic's offsets go, until a
-    tombstone may have taken them away.
+    """Replays batches of offset commits into a shard that is being loaded.
+
+    It remembers the TopicOffsets of each record key, until a batch with other records may have deleted them.
     """
 
-    __slots__ = ("_delta", "_groups", "_known", "_last", "_layouts", "_offsets", "_pending", "_tail", "_topic_id")
+    __slots__ = ("_delta", "_groups", "_last", "_layouts", "_offsets", "_pending", "_places", "_tail", "_topic_id")
 
     def __init__(self, groups: dict[str, Group], offsets: CommittedOffsets, pending: TransactionalOffsets) -> None:
         self._groups = groups
         self._offsets = offsets
         self._pending = pending
-        self._known: dict[bytes, TopicOffsets] = {}
+        self._places: dict[bytes, TopicOffsets] = {}
         self._layouts: dict[str, Struct] = {}
         self._last = _NO_SHAPE
         self._delta = -1
@@ -79,12 +83,14 @@ class OffsetCommitReader:
         self._topic_id: bytes | None = None
 
     def replay(self, batch: bytes, count: int) -> bool:
-        """Replays the `count` records of a batch that is not compressed. False where one of them has to be replayed
-        the ordinary way: then all of the batch has to be, which changes nothing that was done here.
+        """Replays the `count` records of a batch that is not compressed.
+
+        Returns False if any record needs the general replay. The caller then replays the whole batch; replaying again
+        is harmless.
         """
         if self._pending:
-            # A commit may supersede what a transaction under way has pending.
-            self._known.clear()
+            # A commit supersedes pending offsets of its partition, which this path does not do.
+            self._places.clear()
             return False
         self._delta = -1
         view = memoryview(batch)
@@ -106,11 +112,11 @@ class OffsetCommitReader:
         (last_delta,) = _INT32.unpack_from(batch, _LAST_OFFSET_DELTA_AT)
         if count == 0 and position == end and self._delta <= last_delta:
             return True
-        self._known.clear()
+        self._places.clear()
         return False
 
     def _replay_run(self, shape: _Shape, batch: memoryview, position: int, count: int) -> int:
-        """How many records from the one at `position` on had this shape, and are replayed."""
+        """Replays the records from `position` on that have this shape, at most `count`; returns how many."""
         layout = shape.layout
         count = min(count, (len(batch) - position) // layout.size)
         if count > 0 and shape.has_short_delta:
@@ -132,8 +138,8 @@ class OffsetCommitReader:
             and tails.count(tail) == count
         )
         if is_uniform and self._delta == -1 and deltas == _FIRST_DELTAS[:count] and keys.count(keys[0]) == count:
-            # One commit of one topic, as most batches are.
-            place = self._known.get(keys[0]) or self._place(keys[0], shape.key_size_bytes)
+            # Most batches are one commit of one topic.
+            place = self._places.get(keys[0]) or self._place(keys[0], shape.key_size_bytes)
             if place is None:
                 return 0
             self._delta = count - 1
@@ -149,7 +155,7 @@ class OffsetCommitReader:
         while done < alike:
             key = keys[done]
             end = done + _alike(keys[done:alike], key)
-            place = self._known.get(key) or self._place(key, shape.key_size_bytes)
+            place = self._places.get(key) or self._place(key, shape.key_size_bytes)
             if place is None:
                 break
             run = slice(done, end)
@@ -158,7 +164,7 @@ class OffsetCommitReader:
         return done
 
     def _shape(self, batch: bytes, position: int, end: int) -> _Shape | None:
-        """The shape of the record at `position`; None where it is no plain offset commit."""
+        """Returns the shape of the record at `position`; None if it is not an offset commit of an accepted shape."""
         try:
             size, start = decode_uvarint(batch, position)
             record_end = start + (size >> 1)
@@ -191,8 +197,9 @@ class OffsetCommitReader:
         return _Shape(layout, *fixed, metadata, key_start - delta_end, delta_end == start + 3)
 
     def _place(self, key: bytes, size_bytes: int) -> TopicOffsets | None:
-        """Where the commits of a group and topic go. `key` is the length and all but the partition of a record's key;
-        None where it is not the key of an offset commit.
+        """Returns the TopicOffsets for a record key, and creates the group if necessary.
+
+        `key` is the key with its length, but without the partition. Returns None if it is no key of an offset commit.
         """
         prefix = key[size_bytes:]
         if prefix[:2] not in _KEY_TYPES or key[:size_bytes] != encode_varint(len(prefix) + _PARTITION_BYTES):
@@ -207,12 +214,15 @@ class OffsetCommitReader:
             return None
         if group_id not in self._groups:
             self._groups[group_id] = ClassicGroup(group_id)
-        place = self._known[key] = self._offsets.topic_for(group_id, topic)
+        place = self._places[key] = self._offsets.topic_for(group_id, topic)
         return place
 
 
 def _last_delta(deltas: Sequence[bytes], previous: int) -> int | None:
-    """The last of these offset deltas; None where they do not grow, are negative (odd, in zigzag) or end elsewhere."""
+    """Returns the last of these offset deltas, or None.
+
+    None means that the deltas do not grow, or that one is negative (odd in zigzag) or not a varint of this size.
+    """
     if not deltas:
         return previous
     size = len(deltas[0])
@@ -231,11 +241,11 @@ def _last_delta(deltas: Sequence[bytes], previous: int) -> int | None:
     return previous
 
 
-def _alike(values: Sequence[bytes], wanted: bytes) -> int:
-    """How many of the first values are the wanted one."""
-    if values.count(wanted) == len(values):
+def _alike(values: Sequence[bytes], expected: bytes) -> int:
+    """Returns how many values equal `expected` before the first one that does not."""
+    if values.count(expected) == len(values):
         return len(values)
-    return next(number for number, value in enumerate(values) if value != wanted)
+    return next(number for number, value in enumerate(values) if value != expected)
 
 
 def _put(
@@ -246,7 +256,7 @@ def _put(
     offsets: tuple[int, ...],
     times: tuple[int, ...],
 ) -> None:
-    """Partitions that follow each other, where every one before them is there too, are put in one piece."""
+    """Stores a run of offsets; in one piece if the partitions are contiguous and no row before them is missing."""
     first, count = partitions[0], len(partitions)
     if (
         place.notes is None
@@ -263,7 +273,10 @@ def _put(
 
 
 def _topic_id(tail: bytes) -> bytes | None:
-    """What follows the commit timestamp: nothing, or the topic id as the only tag; then no record headers."""
+    """Returns the topic id from the bytes after the commit timestamp; None if they have any other shape.
+
+    The bytes are nothing, or the topic id as the only tag; then a header count of zero.
+    """
     if len(tail) == 1:
         return ZERO_UUID if tail == b"\0" else None
     if tail[:3] != _TOPIC_ID_TAG or tail[19]:

@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets that were committed within transactions under way (KIP-98, KIP-447): pending until the marker comes.
+"""Offsets of open transactions (KIP-98, KIP-447): they are pending until the marker of their transaction.
 
-This is the definition of which records of a transaction count. The shard's replay follows it, and so do the tools that
-read logs (`kcoord.logtools.transactions`). Log order decides between the records of one partition: what was committed
-after a pending offset, with or without a transaction, outlives that offset's own marker, and a tombstone deletes what
-is pending before it. `kcoord.pipeline.transactions` has the same rule for columns.
+This module defines which records of a transaction count. The shard's replay uses it, and so do the tools that read
+logs (`kcoord.logtools.transactions`); `kcoord.pipeline.transactions` has the same rules for columns.
+
+The life of a pending offset:
+
+* A record of a transaction makes it pending. The first such record opens the producer's transaction in this log.
+* A commit marker makes it the committed offset. An abort marker drops it. Either marker closes the transaction.
+* A later record of the same partition supersedes it: a plain commit at once, a commit in another transaction when that
+  transaction commits. Then its own marker no longer makes it count. The partition stays unstable until that marker.
+* A tombstone deletes it, in a transaction too.
+
+The order of records in the log decides all of this. The state is rebuilt from the log after a crash; snapshots are not
+written while there is a pending offset.
 """
 
 from __future__ import annotations
@@ -20,7 +29,7 @@ T = TypeVar("T")
 
 
 class OffsetKey(NamedTuple):
-    """What a committed offset belongs to."""
+    """The key of a committed offset."""
 
     group_id: str
     topic: str
@@ -28,7 +37,7 @@ class OffsetKey(NamedTuple):
 
 
 class OpenTransaction(Generic[T]):
-    """What one producer has pending. An offset that was superseded is None; its partition stays unstable."""
+    """The pending offsets of one producer. A superseded offset is None; its partition stays unstable."""
 
     __slots__ = ("offsets", "producer_epoch")
 
@@ -38,15 +47,15 @@ class OpenTransaction(Generic[T]):
 
 
 class PendingOffsets(Generic[T]):
-    """All pending offsets of a log. `T` is what its reader makes of one: a CommittedOffset, or the record."""
+    """All pending offsets of a log. `T` is the reader's form of an offset: a CommittedOffset, or the record."""
 
     __slots__ = ("_writers", "open")
 
     def __init__(self) -> None:
         self.open: dict[int, OpenTransaction[T]] = {}
-        """By producer id."""
+        """Producer id -> its open transaction."""
         self._writers: dict[str, dict[OffsetKey, dict[int, None]]] = {}
-        """By group: the producers with a pending offset of each partition, in the order of the log."""
+        """Group id -> partition -> the producers with a pending offset of it, in the order of the log."""
 
     def __bool__(self) -> bool:
         return bool(self.open)
@@ -54,12 +63,12 @@ class PendingOffsets(Generic[T]):
     # Reading.
 
     def epoch_of(self, producer_id: int) -> int | None:
-        """The epoch of a producer whose transaction is open in this log."""
-        found = self.open.get(producer_id)
-        return found.producer_epoch if found is not None else None
+        """Returns the epoch of a producer whose transaction is open in this log, else None."""
+        transaction = self.open.get(producer_id)
+        return transaction.producer_epoch if transaction is not None else None
 
     def check_epoch(self, producer_id: int, producer_epoch: int) -> int | None:
-        """As `epoch_of`; raises INVALID_PRODUCER_EPOCH if that epoch is newer than the caller's."""
+        """Returns `epoch_of`; raises INVALID_PRODUCER_EPOCH if that epoch is newer than the caller's."""
         epoch = self.epoch_of(producer_id)
         if epoch is not None and producer_epoch < epoch:
             raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {producer_id} is at epoch {epoch}.")
@@ -70,26 +79,28 @@ class PendingOffsets(Generic[T]):
         return writers is not None and OffsetKey(group_id, topic, partition) in writers
 
     def of_group(self, group_id: str) -> list[OffsetKey]:
-        """The group's partitions with pending offsets."""
+        """Returns the group's partitions with pending offsets."""
         return sorted(self._writers.get(group_id, ()))
 
     def of_topic(self, topic: str) -> list[OffsetKey]:
-        """The partitions of a topic with pending offsets, of all groups."""
+        """Returns the partitions of a topic with pending offsets, of all groups."""
         return sorted(key for writers in self._writers.values() for key in writers if key.topic == topic)
 
     def has_group(self, group_id: str) -> bool:
         return group_id in self._writers
 
     def count_of(self, producer_id: int) -> int:
-        """How many offsets would count if the producer's transaction were committed now."""
+        """Returns how many offsets would count if the producer's transaction were committed now."""
         transaction = self.open.get(producer_id)
         return 0 if transaction is None else sum(offset is not None for offset in transaction.offsets.values())
 
     # Changing.
 
     def note(self, key: OffsetKey, offset: T | None, producer: Producer | None) -> bool:
-        """The next record of the log, a tombstone where `offset` is None; `producer` is whose transaction it is part
-        of. Whether the record counts from its own place on: a tombstone does, in a transaction too.
+        """Adds the next record of the log. Returns True if the record counts at once, without a marker.
+
+        `offset` is None for a tombstone, which always counts at once. `producer` is the producer of the record's
+        transaction, None outside a transaction.
         """
         if offset is None:
             self._drop(key)
@@ -101,7 +112,7 @@ class PendingOffsets(Generic[T]):
         return True
 
     def _put(self, producer: Producer, key: OffsetKey, offset: T) -> None:
-        """A producer has committed within its transaction."""
+        """Makes an offset pending in the producer's transaction."""
         transaction = self.open.get(producer.producer_id)
         if transaction is None:
             transaction = self.open[producer.producer_id] = OpenTransaction(producer.producer_epoch)
@@ -112,12 +123,12 @@ class PendingOffsets(Generic[T]):
         writers[producer.producer_id] = None
 
     def _supersede(self, key: OffsetKey) -> None:
-        """There is a newer offset of the partition: none of the pending ones is to replace it."""
+        """Supersedes all pending offsets of the partition, since there is a newer committed offset."""
         for producer_id in self._writers.get(key.group_id, {}).get(key, ()):
             self.open[producer_id].offsets[key] = None
 
     def _drop(self, key: OffsetKey) -> None:
-        """The partition's offset was deleted, and what is pending goes with it."""
+        """Deletes all pending offsets of the partition."""
         writers = self._writers.get(key.group_id)
         if writers is None:
             return
@@ -127,7 +138,7 @@ class PendingOffsets(Generic[T]):
             del self._writers[key.group_id]
 
     def end(self, producer_id: int, *, committed: bool) -> Iterator[tuple[OffsetKey, T]]:
-        """The producer's transaction has ended; the offsets that count from now on."""
+        """Closes the producer's transaction and yields the offsets that count from now on."""
         transaction = self.open.pop(producer_id, None)
         if transaction is None:
             return
@@ -165,4 +176,4 @@ class PendingOffsets(Generic[T]):
 
 
 TransactionalOffsets: TypeAlias = PendingOffsets[CommittedOffset]
-"""Those of a shard."""
+"""The pending offsets of a shard."""
