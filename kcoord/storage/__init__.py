@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ring 3: logs of record batches in Kafka's own file format, through a small FileSystem interface.
+"""Logs of record batches in Kafka's own file format, on top of a small FileSystem interface (ring 3).
 
-No clock, thread, event loop or random source is used here; whoever calls passes time and identifiers in.
+This package uses no clock, thread, event loop or source of random numbers. Callers pass times and identifiers.
+
+Start with `log`, which has the theory of operation: what orders appends, flushes and reads, and what survives a crash.
+`recovery` describes the opening of a log after a crash, `cleaner` and `replacement` the compaction, `journal` the one
+sync for many logs, and `log_dir` the data folder.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kafka's small text files: offset checkpoints, leader epochs, partition.metadata and meta.properties.
 
-All are replaced atomically. What is malformed is reported with file and line, never guessed.
+All files are replaced atomically. A malformed file raises an error with the file and the line; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSION = "0"
 
 
 def read_offset_checkpoint(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:
-    """Lines `topic partition offset`; nothing where the file is missing."""
+    """Reads lines `topic partition offset`. Returns an empty dictionary if the file does not exist."""
     offsets: dict[TopicPartition, int] = {}
     for number, fields in _read_lines(file_system, path, 3):
         offsets[fields[0], _number(path, number, fields[1])] = _number(path, number, fields[2])
@@ -38,7 +38,7 @@ def write_offset_checkpoint(file_system: FileSystem, path: str, offsets: Mapping
 
 
 def read_leader_epochs(file_system: FileSystem, path: str) -> list[tuple[int, int]]:
-    """Lines `epoch start_offset`, ascending; nothing where the file is missing."""
+    """Reads lines `epoch start_offset`, ascending. Returns an empty list if the file does not exist."""
     lines = _read_lines(file_system, path, 2)
     return [(_number(path, number, fields[0]), _number(path, number, fields[1])) for number, fields in lines]
 
@@ -48,7 +48,7 @@ def write_leader_epochs(file_system: FileSystem, path: str, epochs: Sequence[tup
 
 
 def read_topic_id(file_system: FileSystem, path: str) -> bytes | None:
-    """The topic id of a partition.metadata file; None where the file is missing."""
+    """Returns the topic id in a partition.metadata file, or None if the file does not exist."""
     if not file_system.exists(path):
         return None
     values = dict(line.split(": ", 1) for line in _text(file_system, path).splitlines() if ": " in line)
@@ -57,7 +57,7 @@ def read_topic_id(file_system: FileSystem, path: str) -> bytes | None:
     try:
         return uuid_from_string(values["topic_id"])
     except ValueError as error:
-        raise MalformedCheckpointError(f"{path}: {values['topic_id']!r} is no topic id") from error
+        raise MalformedCheckpointError(f"{path}: {values['topic_id']!r} is not a topic id") from error
 
 
 def write_topic_id(file_system: FileSystem, path: str, topic_id: bytes) -> None:
@@ -66,14 +66,14 @@ def write_topic_id(file_system: FileSystem, path: str, topic_id: bytes) -> None:
 
 
 def read_properties(file_system: FileSystem, path: str) -> dict[str, str] | None:
-    """Lines `key=value`, as Java writes them for values without special characters; None where the file is missing."""
+    """Reads lines `key=value`, as Java writes values without special characters. None if the file does not exist."""
     if not file_system.exists(path):
         return None
     properties: dict[str, str] = {}
     try:
         lines = read_file(file_system, path).decode().splitlines()
     except UnicodeDecodeError as error:
-        raise MetaPropertiesError(f"{path}: no text: {error}") from error
+        raise MetaPropertiesError(f"{path}: the file is not UTF-8 text: {error}") from error
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line[0] in "#!":
@@ -91,19 +91,21 @@ def write_properties(file_system: FileSystem, path: str, properties: Mapping[str
 
 
 def _read_lines(file_system: FileSystem, path: str, fields: int) -> list[tuple[int, list[str]]]:
-    """The lines behind the version and the count, split into fields, with their numbers."""
+    """Returns the lines after the version and the count as pairs of line number and fields."""
     if not file_system.exists(path):
         return []
     lines = _text(file_system, path).splitlines()
     if len(lines) < 2 or lines[0].strip() != _VERSION:
         raise MalformedCheckpointError(f"{path}, line 1: expected version {_VERSION}, then a count")
-    found = [(number, line.split()) for number, line in enumerate(lines[2:], 3) if line.strip()]
-    for number, values in found:
+    rows = [(number, line.split()) for number, line in enumerate(lines[2:], 3) if line.strip()]
+    for number, values in rows:
         if len(values) != fields:
-            raise MalformedCheckpointError(f"{path}, line {number}: expected {fields} fields")
-    if _number(path, 2, lines[1]) != len(found):
-        raise MalformedCheckpointError(f"{path}, line 2: says {lines[1]} lines, but {len(found)} follow")
-    return found
+            raise MalformedCheckpointError(f"{path}, line {number}: expected {fields} fields, got {len(values)}")
+    if _number(path, 2, lines[1]) != len(rows):
+        raise MalformedCheckpointError(
+            f"{path}, line 2: the count is {lines[1]}, but the number of lines after it is {len(rows)}"
+        )
+    return rows
 
 
 def _write_lines(file_system: FileSystem, path: str, lines: Sequence[str]) -> None:
@@ -116,11 +118,11 @@ def _text(file_system: FileSystem, path: str) -> str:
     try:
         return read_file(file_system, path).decode()
     except UnicodeDecodeError as error:
-        raise MalformedCheckpointError(f"{path}: no text: {error}") from error
+        raise MalformedCheckpointError(f"{path}: the file is not UTF-8 text: {error}") from error
 
 
 def _number(path: str, line: int, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise MalformedCheckpointError(f"{path}, line {line}: {text!r} is no number") from None
+        raise MalformedCheckpointError(f"{path}, line {line}: {text!r} is not a number") from None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cleaning has to know of transactions (KIP-98): data of aborted ones goes, and a marker goes once nothing of its
-transaction is left and its delete horizon has passed.
+"""Transactions during cleaning (KIP-98).
 
-It is all read from the log: every transaction has its marker in there, or it is still open.
+Cleaning removes the data of aborted transactions. It removes a marker when its transaction has no data left in the log
+and the marker's delete horizon has passed. The log itself is the only source: it has the marker of every transaction
+that is not open.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from kcoord_protocol.record_batch import records_of
 
 
 def marker_type(header: BatchHeader, batch: bytes) -> ControlRecordType | None:
-    """What a control batch says; None for an empty one, and for a type that is not known."""
+    """Returns the type of a control batch, or None if the batch is empty or its type is unknown."""
     for record in iter_raw(records_of(batch, 0, header), header.records_count):
         return decode_control_key(record.key)
     return None
 
 
 class AbortedTransactions:
-    """Where the aborted transactions of a log lie."""
+    """The offset ranges of the aborted transactions of a log."""
 
     __slots__ = ("_by_producer", "first_open_offset")
 
     def __init__(self, batches: Iterator[tuple[BatchHeader, bytes]]) -> None:
-        """`batches` are the transactional and control batches of the log, in order."""
+        """Reads `batches`: the transactional batches and the control batches of the log, in order."""
         self._by_producer: dict[int, list[tuple[int, int]]] = {}
         opened: dict[int, int] = {}
         for header, batch in batches:
@@ -43,10 +44,10 @@ class AbortedTransactions:
                 if kind is ControlRecordType.ABORT:
                     self._by_producer.setdefault(producer_id, []).append((header.last_offset, first_offset))
         self.first_open_offset = min(opened.values(), default=None)
-        """Where the oldest transaction begins whose marker is not there yet."""
+        """The first offset of the oldest open transaction; None if no transaction is open."""
 
     def holds(self, header: BatchHeader) -> bool:
-        """Whether this data batch is part of an aborted transaction."""
+        """True if this data batch is part of an aborted transaction."""
         if not header.is_transactional:
             return False
         ranges = self._by_producer.get(header.producer_id)
@@ -57,7 +58,7 @@ class AbortedTransactions:
 
 
 class TransactionsOfPass:
-    """Follows one pass over a log from its first batch on, and says what may be dropped."""
+    """Decides in one pass over a log, from its first batch, which transactional batches cleaning may drop."""
 
     __slots__ = ("_aborted", "_seen_aborted", "_seen_committed", "removed_aborts")
 
@@ -66,12 +67,12 @@ class TransactionsOfPass:
         self._seen_committed: set[int] = set()
         self._seen_aborted: set[int] = set()
         self.removed_aborts: set[int] = set()
-        """The offsets of abort markers that were dropped."""
+        """The offsets of the abort markers that were dropped."""
 
     def may_discard(self, header: BatchHeader, batch: bytes) -> bool:
-        """Whether the batch is of no use, as far as transactions go: aborted data, or a marker of nothing."""
+        """True if the batch has aborted data, or is the marker of a transaction without data in the log."""
         if header.is_control:
-            return self._is_marker_of_nothing(header, batch)
+            return self._is_marker_without_data(header, batch)
         if not header.is_transactional:
             return False
         if self._aborted.holds(header):
@@ -80,7 +81,7 @@ class TransactionsOfPass:
         self._seen_committed.add(header.producer_id)
         return False
 
-    def _is_marker_of_nothing(self, header: BatchHeader, batch: bytes) -> bool:
+    def _is_marker_without_data(self, header: BatchHeader, batch: bytes) -> bool:
         if not header.records_count:
             return True
         match marker_type(header, batch):
@@ -90,11 +91,11 @@ class TransactionsOfPass:
                 seen = self._seen_aborted
             case _:
                 return False
-        is_of_nothing = header.producer_id not in seen
+        has_data = header.producer_id in seen
         seen.discard(header.producer_id)
-        return is_of_nothing
+        return not has_data
 
     def note_removed(self, header: BatchHeader, batch: bytes) -> None:
-        """A control batch was dropped."""
+        """Notes that a control batch was dropped."""
         if marker_type(header, batch) is ControlRecordType.ABORT:
             self.removed_aborts.add(header.last_offset)

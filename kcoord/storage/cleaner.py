@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log compaction by Kafka's rules: of each key the last record stays, with its offset and timestamp.
+"""Log compaction by Kafka's rules: the last record of every key stays, with its offset and timestamp.
 
-The uncleaned part of a log gives a map from keys to their last offsets; then all segments up to its end are copied, in
-groups of at most segment.bytes, without what the map knows a later record for. A tombstone, and a transaction marker of
-which no data is left, stays for delete.retention.ms after the first pass that could have dropped it: the batch says
-until when. The active segment is never touched.
+Theory of operation
+-------------------
+A log has a clean part, in which every key occurs once, and a dirty part after it. A pass has these steps:
 
-Everything here runs in a thread of its own beside the log's. It reads closed segments, writes new files, and leaves the
-replacing to `Replacement`, one group at a time.
+1. Assess: the dirty part to clean ends before the active segment, the first open transaction, and segments that are
+   younger than min.compaction.lag.ms.
+2. Map: the cleaner reads the dirty part and notes the last offset of every key in an `OffsetMap`. If the map is full,
+   the pass ends at the map's last offset.
+3. Copy: all segments from the start of the log to the end of the map are copied, in groups that fit into one segment.
+   A record is left out if it has no key, or if the map has a later offset for its key. A batch keeps its first and last
+   offset, so offsets never change. A batch without records is left out, unless its producer still needs it.
+4. Replace: `Replacement` puts the new segment in the place of its group, one group at a time.
+
+A tombstone stays for delete.retention.ms after the first pass that copied it, so that readers can see the deletion. The
+same holds for the marker of a transaction without data. The batch has this time as its delete horizon.
+
+The cleaner has its own thread. It copies only closed segments and never changes the active one, so appends and reads
+continue. Only the steps on the owner's thread (`on_owner`) change the log. A crash before a group's replacement leaves
+the old segments; `replacement` describes a crash during it. Groups that were replaced stay replaced: cleaning again is
+harmless.
 """
 
 from __future__ import annotations
@@ -34,7 +47,7 @@ from kcoord_protocol.record_batch import records_of
 from kcoord_protocol.record_walk import walk_records
 
 SLICE_BYTES = 64 << 10
-"""How much is worked on between two calls of `pause`."""
+"""The number of bytes that are processed between two calls of `pause`."""
 
 _HEADERS_SLICE_BYTES = 256 << 10
 _ATTRIBUTES_AT = 21
@@ -42,7 +55,7 @@ _ATTRIBUTES_AT = 21
 
 @dataclass(slots=True)
 class CleaningRules:
-    """The settings of one log, named as Kafka's topic configs."""
+    """The cleaning settings of one log, with the names of Kafka's topic configs."""
 
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
@@ -52,28 +65,30 @@ class CleaningRules:
 
 @dataclass(slots=True)
 class Assessment:
-    """What there is to clean: [`first_dirty_offset`, `end_offset`)."""
+    """The range of a log that can be cleaned: from `first_dirty_offset` to `end_offset` (exclusive)."""
 
     first_dirty_offset: int
     end_offset: int
     clean_bytes: int
     cleanable_bytes: int
     is_overdue: bool
-    """A record has waited for longer than max.compaction.lag.ms."""
+    """True if a record is dirty for longer than max.compaction.lag.ms."""
 
     @property
     def ratio(self) -> float:
+        """The share of the cleanable bytes in all bytes that a pass would read, from 0.0 to 1.0."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
     def is_due(self, rules: CleaningRules) -> bool:
+        """True if the rules require a pass now."""
         if self.cleanable_bytes == 0:
             return False
         return self.is_overdue or self.ratio > rules.min_cleanable_dirty_ratio
 
 
 def assess(log: Log, first_dirty_offset: int, rules: CleaningRules, stable_offset: int, now_ms: int) -> Assessment:
-    """What of the log can be cleaned now. `first_dirty_offset` is where the last pass ended, as far as is known."""
+    """Returns the range of the log that can be cleaned now. `first_dirty_offset` is the end of the last known pass."""
     segments = log.segments
     if first_dirty_offset > segments[-1].base_offset:
         first_dirty_offset = 0
@@ -87,7 +102,7 @@ def assess(log: Log, first_dirty_offset: int, rules: CleaningRules, stable_offse
             continue
         lag_ms = rules.min_compaction_lag_ms
         if following.base_offset > end or (lag_ms > 0 and _newest_ms(segment) > now_ms - lag_ms):
-            # Too young, or the first unstable offset lies in it: the segment waits as a whole.
+            # The segment is too young, or has the first unstable offset. It is cleaned as a whole in a later pass.
             end = min(end, segment.base_offset)
             break
         cleanable_bytes += segment.size_bytes
@@ -106,10 +121,10 @@ def _oldest_ms(segment: Segment) -> int:
 
 
 class Cleaner:
-    """Cleans one log after another.
+    """Cleans logs, one at a time.
 
-    `pause` is called with a number of bytes after each slice of work: there the thread rests, and a pass is given up by
-    an exception. `on_owner` is that of `Replacement`.
+    `pause` is called with the number of bytes after every slice of work. It may sleep, to limit the rate, or raise an
+    exception, which abandons the pass. `on_owner` is described in `replacement`.
     """
 
     def __init__(self, file_system: FileSystem, *, max_map_bytes: int, pause: Callable[[int], None]) -> None:
@@ -129,11 +144,13 @@ class Cleaner:
         producers: Mapping[int, LastOfProducer] | None = None,
         forget_aborted: Callable[[set[int]], None] = lambda offsets: None,
     ) -> Cleaned:
-        """One pass. A CorruptLogError leaves the log as it is; what was replaced until then stays so.
+        """Runs one pass over a log.
 
-        ReplacementAbandoned where retention, or the end of the topic, took segments away meanwhile. `forget_aborted`
-        runs on the owner before abort markers go, with their offsets: whoever still named such a transaction to readers
-        would make them skip what its producer wrote later.
+        Raises CorruptLogError if a segment is damaged, and ReplacementAbandoned if retention or the deletion of the
+        topic removed segments meanwhile. Groups that were replaced before the error stay replaced.
+
+        `forget_aborted` runs on the owner's thread before abort markers are removed, with their offsets. A fetch that
+        still listed such a transaction as aborted would make readers skip later records of its producer.
         """
         before = log.segments
         try:
@@ -168,9 +185,10 @@ class Cleaner:
         transactions = TransactionsOfPass(aborted)
         result = Cleaned(end_offset, removed_aborts=transactions.removed_aborts)
         pass_ = Pass(offsets.map, transactions, producers, now_ms, rules.delete_retention_ms, result)
-        for group in group_segments(segments, log):
+        groups = list(group_segments(segments, log))
+        for group in groups:
             gone = len(result.removed_aborts)
-            replacement = self._prepare(log, group, pass_)
+            replacement = self._prepare(log, group, pass_, is_last=group is groups[-1])
             if len(result.removed_aborts) > gone:
                 on_owner(partial(forget_aborted, result.removed_aborts))
             if replacement is not None:
@@ -180,7 +198,7 @@ class Cleaner:
     # -- the map -------------------------------------------------------------------------------------------------------
 
     def _frames(self, segment: Segment) -> Iterator[BatchFrame]:
-        """The batches of a segment, with pauses."""
+        """Yields the batches of a segment and pauses between slices."""
         done_bytes = 0
         for frame in segment.batches(0, segment.base_offset, segment.size_bytes):
             yield frame
@@ -191,7 +209,10 @@ class Cleaner:
         self._pause(done_bytes)
 
     def _transactional_batches(self, log: Log, stable_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
-        """From the whole log, because the marker of a transaction may lie beyond what is cleaned."""
+        """Yields the transactional and control batches of the whole log up to the stable offset.
+
+        The marker of a transaction may be after the range that is cleaned.
+        """
         for segment in log.segments:
             done_bytes = 0
             for frame in segment.frames():
@@ -225,7 +246,7 @@ class Cleaner:
 
     @staticmethod
     def _put(offsets: OffsetMap, header: BatchHeader, data: bytes, start: int) -> bool:
-        """False where the map is full."""
+        """Adds the keys of a batch to the map. Returns False if the map is full."""
         base_offset, count = header.base_offset, header.records_count
         runs = read_runs(data, count) if base_offset >= start else None
         if runs is not None:
@@ -242,18 +263,20 @@ class Cleaner:
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, log: Log, group: tuple[Segment, ...], pass_: Pass) -> Replacement | None:
-        """Writes what is to stand in the place of a group, durably; None where nothing would change."""
+    def _prepare(self, log: Log, group: tuple[Segment, ...], pass_: Pass, *, is_last: bool) -> Replacement | None:
+        """Writes the segment that replaces a group and makes it durable. Returns None if it would change nothing."""
         new = NewSegment(self._file_system, log.new_segment_for(group[0]))
         result = pass_.result
         result.bytes_before += sum(segment.size_bytes for segment in group)
         result.segments_before += len(group)
         try:
             is_changed = self._copy(group, new, pass_)
+            if is_last:
+                pass_.check_last_records()
             result.bytes_after += new.size_bytes
             result.segments_after += 1
             if not is_changed and len(group) == 1:
-                # Nothing to gain from replacing a file by its like.
+                # The new file would equal the old one.
                 new.discard()
                 return None
             new.finish(group[-1].created_ms)
@@ -264,7 +287,7 @@ class Cleaner:
         return Replacement(self._file_system, log, group, new.segment)
 
     def _copy(self, group: tuple[Segment, ...], new: NewSegment, pass_: Pass) -> bool:
-        """True where anything is not as it was."""
+        """Copies the batches of a group without superseded records. Returns True if any batch has changed."""
         is_changed = False
         last: BatchHeader | None = None
         unwritten_bytes = 0
@@ -277,6 +300,11 @@ class Cleaner:
                 if kept is None:
                     continue
                 kept_header = header if kept is batch else decode_header(kept)
+                offsets = (header.base_offset, header.last_offset)
+                kept_offsets = (kept_header.base_offset, kept_header.last_offset)
+                assert kept_offsets == offsets, (
+                    f"S-7: cleaning changes a batch of {segment.log_path} with the offsets {offsets} to {kept_offsets}"
+                )
                 new.add(kept, header.last_offset, kept_header.max_timestamp)
                 last = None
                 unwritten_bytes += len(kept)
@@ -285,7 +313,7 @@ class Cleaner:
                     self._pause(unwritten_bytes)
                     unwritten_bytes = 0
         if last is not None and len(group) > 1:
-            # The new segment has to reach as far as those it replaces: recovery goes by that.
+            # The new segment must end at the same offset as the group. Recovery removes the old segments by that rule.
             new.add(empty_batch(last), last.last_offset, last.max_timestamp)
         return is_changed
 
@@ -293,11 +321,11 @@ class Cleaner:
 class _FilledMap(NamedTuple):
     map: OffsetMap
     is_complete: bool
-    """Whether all that is dirty is in the map; else what lies behind its last entry waits for the next pass."""
+    """True if the map has the whole dirty part. Otherwise the rest is cleaned in the next pass."""
 
 
 def group_segments(segments: tuple[Segment, ...], log: Log) -> Iterator[tuple[Segment, ...]]:
-    """Runs of segments that fit into one, by bytes, by the size of its indexes and by offsets."""
+    """Yields groups of consecutive segments that fit into one segment by bytes, by index size, and by offsets."""
     bases = [segment.base_offset for segment in log.segments]
     following = dict(pairwise(bases))
     config = log.config

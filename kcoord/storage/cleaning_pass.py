@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one pass of the cleaner makes of each batch, in the order of the log. No files here, only bytes."""
+"""Filters the batches of one pass of the cleaner, in the order of the log. This module has no files, only bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kcoord_protocol.record_walk import walk_records
 
 
 class LastOfProducer(NamedTuple):
-    """What of an active producer must stay in the log: its last data batch, or else its last marker."""
+    """The batch of an active producer that must stay in the log: its last data batch, or else its last marker."""
 
     last_data_offset: int | None
     producer_epoch: int
@@ -24,7 +24,7 @@ class LastOfProducer(NamedTuple):
 
 @dataclass(slots=True)
 class Cleaned:
-    """How a pass went. The log is clean up to `next_dirty_offset`."""
+    """The result of a pass. The log is clean up to `next_dirty_offset` (exclusive)."""
 
     next_dirty_offset: int = 0
     records_read: int = 0
@@ -34,13 +34,21 @@ class Cleaned:
     segments_before: int = 0
     segments_after: int = 0
     removed_aborts: set[int] = field(default_factory=set)
-    """Last offsets of aborted transactions of which nothing is left, not even the marker."""
+    """The last offsets of aborted transactions whose marker was removed. The log has no trace of them any more."""
 
 
 class Pass:
-    """Decides about each batch of one pass, in the order of the log."""
+    """Decides for every batch of one pass, in the order of the log, which records stay."""
 
-    __slots__ = ("_delete_retention_ms", "_now_ms", "_offsets", "_producers", "_transactions", "result")
+    __slots__ = (
+        "_delete_retention_ms",
+        "_last_records",
+        "_now_ms",
+        "_offsets",
+        "_producers",
+        "_transactions",
+        "result",
+    )
 
     def __init__(
         self,
@@ -56,10 +64,18 @@ class Pass:
         self._producers = producers
         self._now_ms = now_ms
         self._delete_retention_ms = delete_retention_ms
+        self._last_records = 0
+        """The number of records that have the last offset of their key, and were kept or are expired tombstones."""
         self.result = result
 
+    def check_last_records(self) -> None:
+        """Checks, after all batches were filtered, that the last record of every key was seen and treated as such."""
+        assert self._last_records == len(self._offsets), (
+            f"S-8: the last records of {len(self._offsets)} keys have to stay, but {self._last_records} were kept"
+        )
+
     def filtered(self, header: BatchHeader, batch: bytes) -> bytes | None:
-        """The same object where nothing changes, None where nothing is left."""
+        """Returns the batch without superseded records: the same object if all stay, None if the batch is dropped."""
         self.result.records_read += header.records_count
         is_useless = self._transactions.may_discard(header, batch)
         horizon_ms = header.delete_horizon_ms
@@ -69,7 +85,7 @@ class Pass:
             self._transactions.note_removed(header, batch)
         if is_discarded or not header.records_count:
             return self._without_records(header, batch)
-        return self._with_records(header, batch, marker_of_nothing=is_useless, has_passed=has_passed)
+        return self._with_records(header, batch, is_marker_without_data=is_useless, has_passed=has_passed)
 
     def _without_records(self, header: BatchHeader, batch: bytes) -> bytes | None:
         if not self._is_last_of_producer(header):
@@ -77,7 +93,7 @@ class Pass:
         return empty_batch(header) if header.records_count else batch
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
-        """KIP-98: the last batch of an active producer stays, for its sequence number and epoch."""
+        """True if this is the last batch of an active producer, which keeps its sequence number and epoch (KIP-98)."""
         last = self._producers.get(header.producer_id)
         if last is None:
             return False
@@ -86,11 +102,12 @@ class Pass:
         return header.is_control and header.producer_epoch == last.producer_epoch
 
     def _with_records(
-        self, header: BatchHeader, batch: bytes, *, marker_of_nothing: bool, has_passed: bool
+        self, header: BatchHeader, batch: bytes, *, is_marker_without_data: bool, has_passed: bool
     ) -> bytes | None:
         data = records_of(batch, 0, header)
         if header.is_control:
-            kept, has_tombstones = [record[:2] for record in iter_raw(data, header.records_count)], marker_of_nothing
+            kept = [record[:2] for record in iter_raw(data, header.records_count)]
+            has_tombstones = is_marker_without_data
         else:
             kept, has_tombstones = self._survivors(header, data, has_passed=has_passed)
         self.result.records_kept += len(kept)
@@ -104,7 +121,7 @@ class Pass:
         return filter_batch(header, data, kept, new_horizon_ms)
 
     def _survivors(self, header: BatchHeader, data: bytes, *, has_passed: bool) -> tuple[list[Span], bool]:
-        """The records that stay, and whether there are tombstones among them."""
+        """Returns the records that stay, and whether any of them is a tombstone."""
         base_offset = header.base_offset
         if header.last_offset <= self._offsets.latest_offset:
             runs = read_runs(data, header.records_count)
@@ -114,6 +131,7 @@ class Pass:
         latest_offset = self._offsets.latest_offset
         kept: list[Span] = []
         has_tombstones = False
+        last_records = 0
         start = following = 0
         for end, _, delta, key_at, key_end, value_at, _ in walk_records(
             data, header.records_count, check_headers=False
@@ -122,26 +140,30 @@ class Pass:
             offset = base_offset + (delta >> 1)
             is_tombstone = value_at == -1
             if offset <= latest_offset:
-                if key_at == -1 or offset < last_offset_of(data[key_at:key_end]):
+                if key_at == -1 or offset < (last_offset := last_offset_of(data[key_at:key_end])):
                     continue
+                last_records += offset == last_offset
                 if is_tombstone and has_passed:
                     continue
             has_tombstones = has_tombstones or is_tombstone
             kept.append((start, end))
+        self._last_records += last_records
         return kept, has_tombstones
 
     def _survivors_of_runs(self, base_offset: int, runs: list[Run], *, has_passed: bool) -> tuple[list[Span], bool]:
         kept: list[Span] = []
         has_tombstones = False
         for run in runs:
-            if not run.has_values and has_passed:
-                continue
             newest = self._offsets.last_offsets(run.keys)
-            found = [
+            spans = [
                 run.span(number)
                 for number, (delta, last) in enumerate(zip(run.offset_deltas, newest, strict=True))
                 if base_offset + delta >= last
             ]
-            has_tombstones = has_tombstones or (bool(found) and not run.has_values)
-            kept += found
+            # The keys that are not in the map have their last record elsewhere.
+            self._last_records += len(spans) - newest.count(-1)
+            if not run.has_values and has_passed:
+                continue
+            has_tombstones = has_tombstones or (bool(spans) and not run.has_values)
+            kept += spans
         return kept, has_tombstones

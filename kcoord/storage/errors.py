@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What storage raises. Damage always names the file, the position, the offset and what can be done about it."""
+"""The errors of storage. An error about damage has the file, the position, the offset, and advice for the operator."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import errno
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether there is no space, or none for this user: a failure that passes without anybody touching the log."""
+    """True if the disk or the user's quota is full. Such a failure ends without a change of the log."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageError(Exception):
-    """Base of every error that storage raises itself (a plain OSError of the file system passes through)."""
+    """Base class of the errors of storage. An OSError of the file system is raised as it is."""
 
 
 class CorruptLogError(StorageError):
-    """A log file holds something that no crash can explain; the log is refused instead of being cut silently."""
+    """A log file has damage that no crash can cause. The log is not opened, instead of being truncated silently."""
 
     def __init__(self, file: str, position: int, offset: int, reason: str, advice: str) -> None:
         super().__init__(f"{file}: position {position}, offset {offset}: {reason}; {advice}")
@@ -28,25 +28,25 @@ class CorruptLogError(StorageError):
 
 
 class LogFailedError(StorageError, OSError):
-    """An earlier write or sync of this log failed: what is on disk is unknown until the log is opened again."""
+    """An earlier write or sync of this log failed. The content of the disk is unknown until the log is opened again."""
 
 
 class OffsetOutOfRangeError(StorageError):
-    """A read outside [start_offset, end_offset]."""
+    """A read before `start_offset` or after `end_offset`."""
 
     def __init__(self, offset: int, start_offset: int, end_offset: int) -> None:
-        super().__init__(f"offset {offset} is outside the log, which holds {start_offset} to {end_offset}")
+        super().__init__(f"offset {offset} is outside the log, which has the offsets {start_offset} to {end_offset}")
         self.offset = offset
         self.start_offset = start_offset
         self.end_offset = end_offset
 
 
 class InvalidAppendError(StorageError):
-    """What was to be appended is not a run of whole batches that continues the log; nothing was written."""
+    """The data of an append is not a sequence of whole batches that continues the log. Nothing was written."""
 
 
 class DamagedIndexError(StorageError):
-    """An index file cannot belong to its log file. It is rebuilt from the log."""
+    """An index file does not fit its log file. It is rebuilt from the log."""
 
 
 class DirectoryLockedError(StorageError):
@@ -54,11 +54,11 @@ class DirectoryLockedError(StorageError):
 
 
 class PartitionHeldError(StorageError):
-    """The worker that led a partition before still has its log open."""
+    """Another worker, which led the partition before, still has its log open."""
 
 
 class MetaPropertiesError(StorageError):
-    """meta.properties is unreadable, or belongs to another node or cluster."""
+    """meta.properties is malformed, or belongs to another node or cluster."""
 
 
 class MalformedCheckpointError(StorageError):
@@ -66,4 +66,4 @@ class MalformedCheckpointError(StorageError):
 
 
 class TruncateFailedError(StorageError):
-    """A failed write could not be undone: the file may end in part of a batch."""
+    """A failed write could not be undone. The file may end inside a batch."""

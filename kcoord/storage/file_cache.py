@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds what all logs of a process hold open: the least recently used files and indexes are dropped first.
+"""Limits the open files and loaded indexes of all logs of a process. The least recently used ones are evicted first.
 
-Eviction only drops a reference. A thread that is reading still has its own, and the file closes when that one goes too.
+Eviction only drops a reference. A thread that is reading has its own reference, and the file closes with the last one.
+Several threads may use a cache without a lock: each step is one operation on a dictionary, and lost races are repaired.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ V = TypeVar("V")
 
 
 class FileCache:
-    """Open files by (path, writable) and the indexes of closed segments by path."""
+    """Open files by (path, is writable), and the indexes of closed segments by path."""
 
     __slots__ = ("_files", "_forgotten", "_indexes", "_max_files", "_max_indexes", "file_system")
 
@@ -30,9 +31,11 @@ class FileCache:
         self._indexes: OrderedDict[str, SegmentIndexes] = OrderedDict()
 
     def reader(self, path: str) -> File:
+        """Returns the file, open for reading."""
         return self._get(path, False)
 
     def writer(self, path: str) -> File:
+        """Returns the file, open for appending and reading. Creates an empty file if it does not exist."""
         return self._get(path, True)
 
     def _get(self, path: str, writable: bool) -> File:
@@ -41,10 +44,10 @@ class FileCache:
         while file is None:
             forgotten = self._forgotten
             file = self.file_system.open_append(path) if writable else self.file_system.open_read(path)
-            # Another thread may have opened it meanwhile: both use the same one then, this one closes itself.
+            # If another thread has opened the file meanwhile, both use that object, and this one closes itself.
             file = self._files.setdefault(key, file)
             if self._forgotten != forgotten:
-                # Or the path may stand for another file since.
+                # The path may belong to another file now.
                 self._files.pop(key, None)
                 file = None
             while len(self._files) > self._max_files:
@@ -53,18 +56,20 @@ class FileCache:
         return file
 
     def indexes(self, path: str) -> SegmentIndexes | None:
-        found = self._indexes.get(path)
-        if found is not None:
+        """Returns the indexes of a closed segment, or None if they are not loaded."""
+        indexes = self._indexes.get(path)
+        if indexes is not None:
             _touch(self._indexes, path)
-        return found
+        return indexes
 
     def keep_indexes(self, path: str, indexes: SegmentIndexes) -> None:
+        """Adds or replaces the indexes of a closed segment."""
         self._indexes[path] = indexes
         while len(self._indexes) > self._max_indexes:
             self._indexes.popitem(last=False)
 
     def forget(self, path: str) -> None:
-        """The file is about to be renamed, removed or is not needed for long."""
+        """Drops a file that is about to be renamed or removed, or is not needed for some time."""
         self._forgotten += 1
         self._files.pop((path, False), None)
         self._files.pop((path, True), None)
@@ -79,5 +84,5 @@ def _touch(entries: OrderedDict[K, V], key: K) -> None:
     try:
         entries.move_to_end(key)
     except KeyError:
-        # Evicted by the other thread since it was found: the caller's reference stays good.
+        # Another thread has evicted the entry since it was read. The caller's reference stays valid.
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam between storage and the machine: everything that storage does to files goes through FileSystem and File.
+"""The interface between storage and the operating system: all file operations of storage use FileSystem and File.
 
-Nothing is durable before `datasync` of the file and `sync_dir` of each folder whose entries changed. Paths are strings
-with "/".
+Content is durable after `datasync` of the file, and the names of files after `sync_dir` of their folder. Paths are
+strings with "/".
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ _REWRITE_BYTES = 1 << 20
 
 
 class File(Protocol):
-    """An open file. Closing twice is allowed; a file that nobody refers to any more closes itself."""
+    """An open file. It may be closed twice, and closes itself with its last reference."""
 
     @property
     def descriptor(self) -> int | None:
-        """What the kernel knows it by, if it does."""
+        """The file descriptor; None if the file is not one of the operating system."""
 
     def write(self, data: Bytes, /) -> int:
-        """Append, and return how many bytes were taken, which may be fewer than given: `write_rest` follows then."""
+        """Appends, and returns the number of bytes that were written. If it is less than all, use `write_rest`."""
 
     def read_at(self, position: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file. Safe beside a concurrent `write`."""
+        """Reads up to `size` bytes; fewer only at the end of the file. May run during a `write` of another thread."""
 
     def size(self) -> int: ...
 
     def truncate(self, size: int, /) -> int:
-        """Cut the file to `size` bytes, which is also what is returned."""
+        """Truncates the file to `size` bytes. Returns `size`."""
 
     def datasync(self) -> None:
-        """Make content and size durable. After a failure, what was written since the last success may be anything."""
+        """Makes content and size durable.
+
+        After a failure, the disk may have any part of the bytes that were written since the last successful sync.
+        """
 
     def close(self) -> None: ...
 
 
 class Lock(Protocol):
-    """An exclusive lock that the end of the process also releases."""
+    """An exclusive lock, which the end of the process also releases."""
 
     def release(self) -> None: ...
 
@@ -53,12 +56,12 @@ class FileSystem(Protocol):
     """The file operations that storage needs."""
 
     def open_append(self, path: str) -> File:
-        """Open for appending and reading, creating an empty file where there is none."""
+        """Opens a file for appending and reading. Creates an empty file if it does not exist."""
 
     def open_read(self, path: str) -> File: ...
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in the folder, sorted. FileNotFoundError where there is no such folder."""
+        """Returns the names in the folder, sorted. Raises FileNotFoundError if the folder does not exist."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -67,37 +70,38 @@ class FileSystem(Protocol):
     def make_dirs(self, path: str) -> None: ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically, replacing a file `target`."""
+        """Renames a file atomically. Replaces an existing file `target`."""
 
     def remove(self, path: str) -> None: ...
 
     def remove_dir(self, path: str) -> None:
-        """Remove an empty folder."""
+        """Removes an empty folder."""
 
     def rewrite(self, path: str, position: int) -> None:
-        """Write what the file holds from `position` on once more, unchanged.
+        """Writes the content of the file from `position` again, unchanged.
 
-        After a failed sync the system may take bytes for written that are not; these are waiting to be written again.
+        After a failed sync the kernel may treat unwritten pages as clean. Writing them again makes them dirty, so that
+        the next sync writes them.
         """
 
     def write_at(self, path: str, position: int, data: Bytes) -> None:
-        """Write over what the file holds from `position` on, and behind it."""
+        """Overwrites the file from `position`. The file grows if the data is longer than its rest."""
 
     def sync_dir(self, path: str) -> None:
-        """Make the entries of this folder durable."""
+        """Makes the entries of this folder durable."""
 
     def lock(self, path: str) -> Lock:
-        """Take the lock file exclusively, or raise DirectoryLockedError at once."""
+        """Locks the file exclusively. Raises DirectoryLockedError, without waiting, if another process has the lock."""
 
     def lock_byte(self, path: str, position: int) -> Lock:
-        """Take one byte of a lock file exclusively, or raise DirectoryLockedError at once. Many bytes of a file cost
-        one descriptor.
-        """
+        """Locks one byte of a file exclusively, like `lock`. Many locked bytes of a file need one descriptor."""
 
 
 class RealFile(io.FileIO):
-    """A file of the operating system. Dropping the last reference closes it: no reader is left with a recycled
-    descriptor. `write` is inherited: one system call, and no call of a Python function on the way of every record.
+    """A file of the operating system.
+
+    The last reference closes the file, so a reader never has a descriptor that belongs to another file by now. `write`
+    is inherited: every append is one system call, without a call of a Python function.
     """
 
     __slots__ = ("_fd",)
@@ -137,12 +141,12 @@ class RealFile(io.FileIO):
         super().close()
 
     def __del__(self) -> None:
-        # The inherited finalizer warns of a file that nobody has closed.
+        # The inherited finalizer warns if a file was not closed.
         self.close()
 
 
 class RealLock:
-    """A POSIX record lock, the kind that Kafka's own broker takes: each keeps the other out of the folder."""
+    """A POSIX record lock, as Kafka's broker uses it. kcoord and Kafka exclude each other from a folder."""
 
     __slots__ = ("_fd", "_held", "_path")
 
@@ -159,7 +163,7 @@ class RealLock:
 
 
 class ByteLock:
-    """A record lock of one byte. The descriptor stays: closing it would give up every lock of the file."""
+    """A record lock of one byte. The descriptor stays open, because closing it would release every lock of the file."""
 
     __slots__ = ("_fd", "_held", "_key")
 
@@ -175,12 +179,12 @@ class ByteLock:
 
 
 class RealFileSystem:
-    """FileSystem on the operating system. Programs that this one starts inherit none of its files (PEP 446)."""
+    """The FileSystem of the operating system. Child programs inherit none of its files (PEP 446)."""
 
     __slots__ = ("_byte_files", "_held_bytes", "_held_locks")
 
     def __init__(self) -> None:
-        # A record lock belongs to the process, so a second lock of the same file would be granted within one.
+        # A record lock belongs to the process. The kernel would grant a second lock of the file to the same process.
         self._held_locks: set[str] = set()
         self._byte_files: dict[str, int] = {}
         self._held_bytes: set[tuple[str, int]] = set()
@@ -272,30 +276,30 @@ class RealFileSystem:
 
 def _locked(path: str) -> DirectoryLockedError:
     return DirectoryLockedError(
-        f"{os.path.dirname(path)} is in use by another process, which holds {path}; "
+        f"{os.path.dirname(path)} is in use by another process, which has locked {path}; "
         "stop that process or choose another log.dirs"
     )
 
 
 def join(directory: str, name: str) -> str:
-    """Path of an entry of a folder."""
+    """Returns the path of an entry of a folder."""
     return f"{directory}/{name}" if directory else name
 
 
 def parent(path: str) -> str:
-    """The folder that holds `path`."""
+    """Returns the folder that contains `path`."""
     return os.path.dirname(path) or "."
 
 
 def write_all(file: File, data: Bytes) -> None:
-    """Append all of `data`, however many writes that takes."""
+    """Appends all of `data`, with as many writes as necessary."""
     taken = file.write(data)
     if taken != len(data):
         write_rest(file, data, taken)
 
 
 def write_rest(file: File, data: Bytes, taken: int) -> None:
-    """Append what is behind the first `taken` bytes of `data`, all that a write took of it."""
+    """Appends the rest of `data` after a write that took only its first `taken` bytes."""
     rest = memoryview(data)[taken:]
     while rest:
         taken = file.write(rest)
@@ -305,7 +309,7 @@ def write_rest(file: File, data: Bytes, taken: int) -> None:
 
 
 def make_durable_dirs(file_system: FileSystem, path: str) -> None:
-    """Make the folder and those above it, as far as they are missing, so that they are there after a crash."""
+    """Makes the folder and its missing parents, so that they exist after a crash."""
     missing = []
     while not file_system.exists(path):
         missing.append(path)
@@ -317,7 +321,7 @@ def make_durable_dirs(file_system: FileSystem, path: str) -> None:
 
 
 def read_file(file_system: FileSystem, path: str) -> bytes:
-    """The whole content of a (small) file."""
+    """Returns the whole content of a small file."""
     file = file_system.open_read(path)
     try:
         return file.read_at(0, file.size())
@@ -326,7 +330,7 @@ def read_file(file_system: FileSystem, path: str) -> bytes:
 
 
 def write_file_atomically(file_system: FileSystem, path: str, data: bytes) -> None:
-    """Replace a file so that a crash leaves the old content or the new one, and the new one is durable on return."""
+    """Replaces a file. A crash leaves the old or the new content, and the new content is durable on return."""
     temporary = f"{path}.tmp"
     file = file_system.open_append(temporary)
     try:

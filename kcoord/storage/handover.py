@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the next leader of a partition must know about its log: a file that a leader leaves in the partition's folder.
+"""The file in a partition's folder that tells its next leader the state of the log.
 
-Checkpoints belong to the worker that writes them; a log that goes to another worker takes what they say along. Whoever
-opens the log next takes the file over, and removes it when its own checkpoints say the same.
+Checkpoints belong to the worker that writes them. When a log moves to another worker, the old leader writes its entries
+to this file. The worker that opens the log next reads the file, copies it to its own checkpoints, and then removes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _VERSION: Final = "0"
 
 
 class Handover(NamedTuple):
-    """As in the checkpoints. `is_clean`: the log was closed in an orderly way, with everything durable."""
+    """The checkpoint entries of one log. `is_clean`: the log was closed orderly, with everything durable."""
 
     recovery_point: int
     start_offset: int
@@ -30,7 +30,7 @@ def has_handover(file_system: FileSystem, folder: str) -> bool:
 
 
 def read_handover(file_system: FileSystem, folder: str) -> Handover | None:
-    """None where there is no such file; MalformedCheckpointError where it cannot be read."""
+    """Returns the handover, or None if the file does not exist. Raises MalformedCheckpointError if it is malformed."""
     if not has_handover(file_system, folder):
         return None
     path = join(folder, HANDOVER_FILE)
@@ -42,7 +42,7 @@ def read_handover(file_system: FileSystem, folder: str) -> Handover | None:
 
 
 def write_handover(file_system: FileSystem, folder: str, handover: Handover) -> None:
-    """Durable on return."""
+    """Writes the file. It is durable on return."""
     text = f"{_VERSION}\n{' '.join(str(int(value)) for value in handover)}\n"
     write_file_atomically(file_system, join(folder, HANDOVER_FILE), text.encode())
 

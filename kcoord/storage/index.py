@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kafka's sparse indexes of a segment: offset -> position (.index) and timestamp -> offset (.timeindex).
+"""Kafka's sparse indexes of a segment: offset to position (.index), and timestamp to offset (.timeindex).
 
-An index is an optimisation: what cannot belong to the log file is a DamagedIndexError, and the log gives a new index.
-Entries are appended by one thread while another looks up: each append makes an entry visible only once it is complete.
+An index only saves time. If its entries do not fit the log file, it raises DamagedIndexError and is rebuilt from the
+log. One thread appends entries while other threads look up: an append makes an entry visible only when it is complete.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _TIME_ENTRY = struct.Struct(">qi")
 
 
 class OffsetPosition(NamedTuple):
-    """The last offset of the batch that begins at `position`."""
+    """An entry of the offset index: the last offset of the batch that begins at `position`."""
 
     offset: int
     position: int
 
 
 class TimestampOffset(NamedTuple):
-    """The greatest timestamp up to and including the batch that ends with `offset`."""
+    """An entry of the time index: the largest timestamp up to and including the batch that ends with `offset`."""
 
     timestamp: int
     offset: int
 
 
 class OffsetIndex:
-    """Entries of two int32: offset relative to the base offset, and position; both strictly increasing."""
+    """Entries of two int32, both strictly increasing: the offset relative to the base offset, and the position."""
 
     __slots__ = ("_offsets", "base_offset", "positions")
 
@@ -49,7 +49,7 @@ class OffsetIndex:
     @classmethod
     def decode(cls, base_offset: int, data: bytes, log_size_bytes: int) -> OffsetIndex:
         if len(data) % OFFSET_ENTRY_BYTES:
-            raise DamagedIndexError(f"{len(data)} bytes are no whole number of offset index entries")
+            raise DamagedIndexError(f"{len(data)} bytes are not a whole number of offset index entries")
         index = cls(base_offset)
         words = array("i", data)
         if sys.byteorder == "little":
@@ -74,30 +74,37 @@ class OffsetIndex:
         return len(self._offsets)
 
     def append(self, offset: int, position: int) -> None:
+        """Appends an entry for the batch at `position`, whose last offset is `offset`."""
+        assert not self.positions or (
+            position > self.positions[-1] and offset - self.base_offset > self._offsets[-1]
+        ), (
+            f"S-10: the index entry {offset} at {position} does not follow "
+            f"{self.base_offset + self._offsets[-1]} at {self.positions[-1]}"
+        )
         self.positions.append(position)
         self._offsets.append(offset - self.base_offset)
 
     def lookup(self, offset: int) -> OffsetPosition | None:
-        """The last entry whose offset is not above `offset`."""
+        """Returns the last entry with at most this offset, or None."""
         return self._entry(bisect_right(self._offsets, min(offset - self.base_offset, MAX_RELATIVE_OFFSET)) - 1)
 
     def floor_position(self, position: int) -> int:
-        """The greatest indexed position not above `position`, or 0."""
-        found = bisect_right(self.positions, position) - 1
-        return self.positions[found] if found >= 0 else 0
+        """Returns the largest indexed position that is at most `position`, or 0."""
+        number = bisect_right(self.positions, position) - 1
+        return self.positions[number] if number >= 0 else 0
 
     def _entry(self, number: int) -> OffsetPosition | None:
         return OffsetPosition(self.base_offset + self._offsets[number], self.positions[number]) if number >= 0 else None
 
     def truncate_to_position(self, position: int) -> None:
-        """Keep the entries of batches that begin before `position`."""
+        """Drops the entries of batches that begin at or after `position`."""
         kept = bisect_left(self.positions, position)
         del self._offsets[kept:]
         del self.positions[kept:]
 
 
 class TimeIndex:
-    """Entries of int64 timestamp and int32 relative offset; timestamps strictly increasing, offsets not decreasing."""
+    """Entries of an int64 timestamp and an int32 relative offset. Timestamps strictly increase, offsets never fall."""
 
     __slots__ = ("_offsets", "base_offset", "timestamps")
 
@@ -109,7 +116,7 @@ class TimeIndex:
     @classmethod
     def decode(cls, base_offset: int, data: bytes) -> TimeIndex:
         if len(data) % TIME_ENTRY_BYTES:
-            raise DamagedIndexError(f"{len(data)} bytes are no whole number of time index entries")
+            raise DamagedIndexError(f"{len(data)} bytes are not a whole number of time index entries")
         index = cls(base_offset)
         for timestamp, offset in _TIME_ENTRY.iter_unpack(data):
             index.timestamps.append(timestamp)
@@ -126,17 +133,18 @@ class TimeIndex:
         return len(self.timestamps)
 
     def maybe_append(self, timestamp: int, offset: int) -> None:
-        """As Kafka: an entry that is no later than the last one says nothing new and is left out."""
+        """Appends an entry, unless its timestamp is at most that of the last entry (as Kafka does)."""
         last = self.timestamps[-1] if self.timestamps else -1
         if timestamp > last:
             self._offsets.append(offset - self.base_offset)
             self.timestamps.append(timestamp)
 
     def lookup(self, timestamp: int) -> TimestampOffset | None:
-        """The last entry whose timestamp is not above `timestamp`."""
+        """Returns the last entry with at most this timestamp, or None."""
         return self._entry(bisect_right(self.timestamps, timestamp) - 1)
 
     def last(self) -> TimestampOffset | None:
+        """Returns the last entry, or None if the index is empty."""
         return self._entry(len(self.timestamps) - 1)
 
     def _entry(self, number: int) -> TimestampOffset | None:
@@ -145,7 +153,7 @@ class TimeIndex:
         return TimestampOffset(self.timestamps[number], self.base_offset + self._offsets[number])
 
     def truncate_to_offset(self, offset: int) -> None:
-        """Keep the entries below `offset`."""
+        """Drops the entries at or above `offset`."""
         kept = bisect_left(self._offsets, offset - self.base_offset)
         del self.timestamps[kept:]
         del self._offsets[kept:]

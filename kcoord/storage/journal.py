@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A write-ahead journal for the logs of a data folder: one sync makes the appends of many logs durable.
+"""A journal for the logs of a data folder: one sync makes the appends of many logs durable.
 
-The logs stay the truth. Each append goes to its log first, as far as the page cache, and then, with its place, to the
-journal; the reply needs the sync of the journal alone. Only a machine that stops between two syncs of a log needs the
-journal: the next start writes what it holds over the ends of the logs, before anybody opens them. Appends are only ever
-behind one another, so doing that twice does no harm; segments that others follow were synced, and are left alone.
+Theory of operation
+-------------------
+An append is first written to its log, which puts it into the page cache. Then the same bytes, with file and position,
+are written to the journal. The response needs only the sync of the journal. If only the process stops, the logs are
+complete, because the page cache survives. The journal is needed if the machine stops before a log itself was synced:
+the next start writes the journal's extents over the ends of the logs, before any log is opened. A restore may be
+repeated: it writes the extents in their order, every extent at its position, so the result is the same. Only the active
+segment of a log is restored, because a segment is synced before its log begins the next one.
 
-The file is a row of frames: CRC-32C and length of the body, then extents. The first damaged frame ends it.
+The file is a sequence of frames: CRC-32C and length of the body, then the body, which is a list of extents. The first
+damaged frame ends the journal. After a failed write the journal is *torn* and accepts nothing until it is emptied,
+because frames after a damaged one would not be read.
 
-`DurableAppends` makes appends durable by the journal, and now and then the logs themselves, so that the journal can
-begin again. If the journal cannot be written, each log is synced instead: a log's own sync is always as good. The
-journal begins again only when every log that it stands for is durable.
+`DurableAppends` writes the journal. If the journal is torn, each log is synced instead, which is as good. When the
+journal has grown, or is torn, it is renewed: all logs with extents in it are synced, and only if all of them succeed is
+the journal emptied. When a log is closed, moved to another process or deleted, `Journal.forget` voids its extents, so
+that a later restore does not overwrite the files of the next owner.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -26,15 +34,17 @@ from kcoord.storage.recovery import base_offset_of
 from kcoord.storage.segment import LOG_SUFFIX, segment_name
 from kcoord_protocol.batch_header import crc32c
 
+_logger = logging.getLogger(__name__)
+
 JOURNAL_FILE = "journal"
 _FRAME = struct.Struct(">II")
 _EXTENT = struct.Struct(">HqqI")
 _FORGET = -1
-"""The position of an extent that makes all earlier ones of its folder void."""
+"""The position in an extent that voids all earlier extents of its folder."""
 
 
 class Extent(NamedTuple):
-    """Bytes of a log: the name of its folder, the base offset of the segment, and where in that file they begin."""
+    """Bytes of a log, with the folder of the log, the base offset of the segment, and their position in its file."""
 
     folder: str
     segment_base_offset: int
@@ -43,21 +53,20 @@ class Extent(NamedTuple):
 
 
 class Journal:
-    """The journal that a process writes. Any thread may call it, if `lock` is one. After a failed write it takes
-    nothing until it was begun anew: what follows a torn frame would not be found.
-    """
+    """The journal that a process writes. Any thread may call it if `lock` is a lock."""
 
     def __init__(self, file_system: FileSystem, path: str, lock: AbstractContextManager[object] | None = None) -> None:
-        """Begins an empty one; what an earlier process left was to be restored."""
+        """Creates or empties the file. The caller has restored the journal of an earlier process before."""
         self._fs = file_system
         self._path = path
         self._lock = lock if lock is not None else nullcontext()
-        self._folders: set[str] = set()
+        self._ends: dict[str, tuple[int, int]] = {}
+        """By folder: the segment of its last extent, and the position after that extent."""
         self._size = 0
         self._is_torn = False
         self._file: File = file_system.open_append(path)
         self.descriptor = self._file.descriptor
-        """The file, for whoever syncs it instead of `sync`."""
+        """The file descriptor, for callers that sync the file themselves."""
         self._file.truncate(0)
         self._file.datasync()
         file_system.sync_dir(parent(path))
@@ -68,49 +77,56 @@ class Journal:
 
     @property
     def is_torn(self) -> bool:
-        """A write failed: nothing more is taken before `begin_anew`."""
+        """True after a failed write or sync. The journal accepts nothing before `begin_anew`."""
         return self._is_torn
 
     def write(self, extents: Sequence[Extent]) -> None:
-        """Durable after a sync. After an OSError the extents may be found or not."""
+        """Appends a frame, which is durable after a sync. After an OSError the journal may have the extents or not."""
         with self._lock:
+            self._check_untorn()
+            ends = self._ends
+            for folder, base_offset, position, data in extents:
+                assert (base_offset, position) >= ends.get(folder, (0, 0)), (
+                    f"S-12: the journal gets bytes of {folder} for segment {base_offset} at {position}, "
+                    f"but has bytes up to segment {ends[folder][0]} at {ends[folder][1]}"
+                )
+                ends[folder] = (base_offset, position + len(data))
             self._write(extents)
-            self._folders.update([extent.folder for extent in extents])
 
     def sync(self) -> None:
-        """Makes what was written durable."""
+        """Makes all written frames durable."""
         with self._lock:
             self._sync()
 
     def tear(self) -> None:
-        """A sync by somebody else failed."""
+        """Marks the journal as torn, after a caller's own sync of the file failed."""
         self._is_torn = True
 
     def forget(self, folder: str) -> None:
-        """The log of the folder was made durable and closed. From now on others may do with it what they like."""
+        """Voids the extents of a log that was made durable and closed. Another owner may change its files now."""
         with self._lock:
-            if folder in self._folders:
+            if folder in self._ends:
                 self._write([Extent(folder, 0, _FORGET, b"")])
                 self._sync()
-                self._folders.discard(folder)
+                del self._ends[folder]
 
     def begin_anew(self) -> None:
-        """All that was written here is durable in the logs."""
+        """Empties the journal. The caller has made all of its extents durable in the logs."""
         with self._lock:
             self._is_torn = True
             self._file.truncate(0)
             self._file.datasync()
-            self._folders.clear()
+            self._ends.clear()
             self._size = 0
             self._is_torn = False
 
     def restore(self, log_dir: str, folder: str) -> None:
-        """Writes what is here to one log, which failed and is about to be opened again."""
+        """Restores one log, which failed and is about to be opened again."""
         with self._lock:
             _restore(self._fs, log_dir, self._path, folder)
 
     def remove(self) -> None:
-        """As `begin_anew`, for good."""
+        """Removes the file. The caller has made all of its extents durable in the logs."""
         with self._lock:
             self._is_torn = True
             self.descriptor = None
@@ -118,8 +134,7 @@ class Journal:
             _remove(self._fs, self._path)
 
     def _write(self, extents: Sequence[Extent]) -> None:
-        if self._is_torn:
-            raise OSError("an earlier write to the journal failed")
+        self._check_untorn()
         parts: list[Bytes] = []
         for folder, base_offset, position, data in extents:
             name = folder.encode()
@@ -133,6 +148,10 @@ class Journal:
         self._is_torn = False
         self._size += len(frame)
 
+    def _check_untorn(self) -> None:
+        if self._is_torn:
+            raise OSError(f"{self._path}: an earlier write to the journal failed; the logs are synced instead")
+
     def _sync(self) -> None:
         was_torn, self._is_torn = self._is_torn, True
         self._file.datasync()
@@ -140,8 +159,9 @@ class Journal:
 
 
 def restore(file_system: FileSystem, log_dir: str, path: str) -> int:
-    """After the end of a process: gives the logs in `log_dir` what they lack and the journal at `path` holds, durably.
-    Then the journal is gone. Returns how many bytes it gave them.
+    """Restores the logs in `log_dir` from the journal that an earlier process left at `path`, and removes the journal.
+
+    The logs are durable before the journal is removed. Returns the number of bytes that the logs lacked.
     """
     if not file_system.exists(path):
         return 0
@@ -151,14 +171,15 @@ def restore(file_system: FileSystem, log_dir: str, path: str) -> int:
 
 
 def make_named_logs_durable(file_system: FileSystem, log_dir: str, path: str) -> None:
-    """As `restore` while the machine has not stopped, so the files hold all of it, and others may have gone on with
-    some of them.
+    """Syncs the logs named in a journal and removes the journal, after a process ended but the machine did not.
+
+    The logs have all bytes of the journal then, and other processes may have appended to some of them.
     """
     if not file_system.exists(path):
         return
-    for folder, segments in _found(file_system, path).items():
+    for folder, segments in _extents_by_segment(file_system, path).items():
         for base_offset in segments:
-            # Who took the segment away has synced what stands for it.
+            # A process that removed the segment has synced its replacement.
             with suppress(FileNotFoundError):
                 _sync(file_system, _segment_path(log_dir, folder, base_offset))
     _remove(file_system, path)
@@ -166,7 +187,7 @@ def make_named_logs_durable(file_system: FileSystem, log_dir: str, path: str) ->
 
 def _restore(file_system: FileSystem, log_dir: str, path: str, only_folder: str | None = None) -> int:
     restored = 0
-    for folder, segments in _found(file_system, path).items():
+    for folder, segments in _extents_by_segment(file_system, path).items():
         if only_folder is None or folder == only_folder:
             active = _active_segment(file_system, join(log_dir, folder))
             if active in segments:
@@ -181,7 +202,7 @@ def _restore_segment(file_system: FileSystem, path: str, extents: list[tuple[int
     try:
         for position, data in extents:
             if position > file.size():
-                # What lies between was on disk before. Opening the log tells about it.
+                # The missing bytes were durable before, so this is damage. Opening the log reports it.
                 break
             if file.read_at(position, len(data)) != data:
                 file_system.write_at(path, position, data)
@@ -192,9 +213,9 @@ def _restore_segment(file_system: FileSystem, path: str, extents: list[tuple[int
     return restored
 
 
-def _found(file_system: FileSystem, path: str) -> dict[str, dict[int, list[tuple[int, bytes]]]]:
-    """Positions and bytes in the order of their writing, by folder and by base offset of the segment."""
-    found: dict[str, dict[int, list[tuple[int, bytes]]]] = {}
+def _extents_by_segment(file_system: FileSystem, path: str) -> dict[str, dict[int, list[tuple[int, bytes]]]]:
+    """Returns positions and bytes in the order of the journal, by folder and by base offset of the segment."""
+    extents: dict[str, dict[int, list[tuple[int, bytes]]]] = {}
     for body in _frames(file_system, path):
         at = 0
         while at < len(body):
@@ -202,11 +223,11 @@ def _found(file_system: FileSystem, path: str) -> dict[str, dict[int, list[tuple
             at += _EXTENT.size + name_size
             folder = body[at - name_size : at].decode()
             if position == _FORGET:
-                found.pop(folder, None)
+                extents.pop(folder, None)
             else:
-                found.setdefault(folder, {}).setdefault(base_offset, []).append((position, body[at : at + size]))
+                extents.setdefault(folder, {}).setdefault(base_offset, []).append((position, body[at : at + size]))
             at += size
-    return found
+    return extents
 
 
 def _frames(file_system: FileSystem, path: str) -> Iterator[bytes]:
@@ -256,25 +277,25 @@ def _remove(file_system: FileSystem, path: str) -> None:
 
 
 RENEWAL_BYTES: Final = 32 << 20
-"""As much as a start reads again at most, unless a log cannot be synced."""
+"""The journal is renewed at this size, which limits what a start has to restore, unless a log cannot be synced."""
 
 
 class JournaledLog(Protocol):
-    """A log that can be synced as long as the process runs, whatever happens to it meanwhile."""
+    """A log that can be synced as long as the process runs, even if it was closed or has failed meanwhile."""
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
+        """The name of the log's folder."""
 
     def sync_names(self) -> None:
         """Makes the names of the log's files durable."""
 
     def flush(self) -> None:
-        """Returns when all that was appended is durable; an exception where it is not."""
+        """Makes all appended batches durable. Raises an exception if that fails."""
 
 
 class Appended(NamedTuple):
-    """An append that is to be made durable."""
+    """An append that has to be made durable."""
 
     log: JournaledLog
     info: AppendInfo
@@ -285,12 +306,15 @@ FlushAll: TypeAlias = Callable[[Sequence[JournaledLog]], list[Exception | None]]
 
 
 def flush_each(logs: Sequence[JournaledLog]) -> list[Exception | None]:
-    """One log after the other. What becomes of each: a defect in one must not keep the others waiting."""
+    """Flushes the logs one after another. Returns an error or None for every log; an error does not stop the others."""
     return [_outcome(log.flush) for log in logs]
 
 
 class DurableAppends:
-    """See the module's text. One thread at a time uses it. `flush_all` may sync several logs at a time."""
+    """Makes appends durable with the journal, or with the logs' own syncs. Used by one thread at a time.
+
+    `flush_all` may sync several logs in parallel.
+    """
 
     def __init__(
         self, journal: Journal, flush_all: FlushAll = flush_each, *, renewal_bytes: int = RENEWAL_BYTES
@@ -303,16 +327,16 @@ class DurableAppends:
 
     @property
     def is_renewal_due(self) -> bool:
-        """It has grown, or it failed: what it holds is durable in the logs soon then."""
+        """True if the journal has grown or is torn. `renew` makes its content durable in the logs then."""
         return self._journal.is_torn or self._journal.size_bytes >= self._next_renewal_bytes
 
     @property
     def is_renewal_useful(self) -> bool:
-        """Whether there is something that only the journal has made durable."""
+        """True if a log has appends that only the journal has made durable."""
         return bool(self._unflushed)
 
     def settle(self, appended: Sequence[Appended]) -> list[Exception | None]:
-        """When it returns, everything is durable but that of logs with an error."""
+        """Makes the appends durable. Returns an error or None for every append; those without an error are durable."""
         outcomes = [_outcome(log.sync_names) for log, _, _ in appended]
         whole = [number for number, error in enumerate(outcomes) if error is None]
         if not whole:
@@ -324,8 +348,10 @@ class DurableAppends:
         return outcomes
 
     def write(self, appended: Sequence[Appended]) -> bool:
-        """For who syncs the journal by himself: whether all is durable after that, and the journal the place for it.
-        The names of the files are durable already. `note` follows, or `Journal.tear`.
+        """Writes the appends to the journal for a caller that syncs the journal itself.
+
+        Returns False if the journal is due for renewal or cannot be written; then `settle` has to be used. The names of
+        the logs' files must be durable. After the sync the caller calls `note`, or `Journal.tear` if it failed.
         """
         if self.is_renewal_due:
             return False
@@ -333,14 +359,17 @@ class DurableAppends:
             self._journal.write(_extents(appended))
         except OSError:
             return False
+        except AssertionError as error:
+            self._on_broken(error)
+            return False
         return True
 
     def note(self, appended: Sequence[Appended]) -> None:
-        """The journal has made it durable."""
+        """Notes appends that a sync of the journal has made durable."""
         self._unflushed.update([(log.folder, log) for log, _, _ in appended])
 
     def _write_and_sync(self, appended: Sequence[Appended]) -> bool:
-        """False where the journal takes nothing."""
+        """Makes the appends durable with the journal. Returns False if that is not possible."""
         if self._journal.is_torn and not self.renew():
             return False
         try:
@@ -348,11 +377,19 @@ class DurableAppends:
             self._journal.sync()
         except OSError:
             return False
+        except AssertionError as error:
+            self._on_broken(error)
+            return False
         self.note(appended)
         return True
 
+    def _on_broken(self, error: AssertionError) -> None:
+        """Stops the use of the journal until it is renewed. The logs themselves are synced instead."""
+        _logger.error("The journal is not used until it is renewed: %s", error, exc_info=error)
+        self._journal.tear()
+
     def renew(self) -> bool:
-        """Syncs the logs and begins the journal anew; False where one of them cannot be synced."""
+        """Syncs all logs with extents in the journal, and empties it. Returns False if a log cannot be synced."""
         logs = list(self._unflushed.values())
         errors = self._flush_all(logs)
         self._unflushed = {log.folder: log for log, error in zip(logs, errors, strict=True) if error is not None}

@@ -1,9 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log of record batches in segments: what was appended is there after `flush()`, whatever happens then.
+"""A log of record batches in segments. After `flush()` every appended batch survives a crash.
 
-Threads: everything that changes a log (append, flush, checkpoint, roll, advance_start_offset,
-delete_old_segments, close, delete) is called by one thread at a time. What is of `ReadableLog`, and the properties, may
-run in another thread meanwhile: they see a batch once `end_offset` has passed it and never part of one.
+Theory of operation
+-------------------
+A log is a folder with segments, which follow each other without overlap. Only the last segment, the active one, is
+appended to. The log has three offsets: `start_offset` <= `flushed_offset` <= `end_offset` (the flushed offset may be
+lower only if the start offset was advanced into unflushed batches). Batches below the start offset are deleted. Batches
+below the flushed offset are durable. The next batch gets at least the end offset.
+
+* *Append*: the data is checked to be whole batches whose offsets continue the log. The bytes are written to the active
+  segment, then the indexes are updated, and last the end offset moves. A failed write is undone by truncation. If that
+  fails too, the log has failed.
+* *Roll*: the active segment is made durable before the next one is created. So after a crash only the last segment
+  can have a torn end.
+* *Flush*: the file is synced, then the names of new files. After a failed sync the log has failed, because the kernel
+  may have dropped the bytes, and a later sync would succeed without them.
+* *Failed*: every change raises LogFailedError. Reads still work. The owner opens the log again with
+  `Recovery.rewrite`, which writes everything above the flushed offset again.
+* *Delete*: segments are removed from the oldest on. The start offset never falls.
+* *Crash*: recovery keeps everything below the recovery point, and after it as many whole batches as the disk has
+  (`recovery`). So a batch is lost only with all batches after it, and only if it was not flushed.
+
+Threads: one thread at a time calls the methods that change a log (append, flush, checkpoint, roll,
+advance_start_offset, delete_old_segments, close, delete). The methods of `ReadableLog` and the properties may be called
+by other threads at the same time. They see a batch as soon as `end_offset` is beyond it, and never a part of a batch.
 """
 
 from __future__ import annotations
@@ -33,7 +53,7 @@ _OWN_FILES = 8
 
 @dataclass(slots=True)
 class AppendInfo:
-    """Where an append went."""
+    """The place of an append in the log."""
 
     base_offset: int
     last_offset: int
@@ -45,7 +65,7 @@ class AppendInfo:
 
 
 class Log(ReadableLog):
-    """The segments of one partition folder. `Log.open` makes one."""
+    """The segments of one partition folder. `Log.open` opens a log. The module docstring describes its life."""
 
     __slots__ = (
         "_config",
@@ -91,9 +111,10 @@ class Log(ReadableLog):
         recovery: Recovery | None = None,
         files: FileCache | None = None,
     ) -> Log:
-        """Open the log in `directory`, or begin one there. Raises CorruptLogError for what only an operator may repair.
+        """Opens the log in `directory`, or creates an empty one.
 
-        `files` bounds the open files of all logs that share it.
+        Raises CorruptLogError for damage that only an operator may repair. `files` limits the open files of all logs
+        that share it.
         """
         log = cls(files or FileCache(file_system, _OWN_FILES), directory, config)
         log._load(recovery or Recovery(), now_ms)
@@ -109,14 +130,14 @@ class Log(ReadableLog):
         self._end_offset = loader.end_offset
         self._flushed_offset = loader.end_offset if recovery.clean else min(recovery.recovery_point, loader.end_offset)
         self._is_folder_unsynced = bool(loader.report.removed_files)
-        # A folder without segments is probably as new as they will be.
+        # A folder without segments is probably new, so its name may not be durable.
         self._is_entry_unsynced = not self._segments
         if self._flushed_offset < self._end_offset:
-            # Bytes that survived the end of a process need not survive the end of the machine. They will be served now.
+            # These bytes survived the end of the process, but may be only in the page cache. Readers will see them.
             self._segments[-1].is_unsynced = self._is_entry_unsynced = self._is_folder_unsynced = True
             self.flush()
         if not self._segments or self._end_offset < recovery.start_offset:
-            # Everything that is left was deleted by moving the start offset.
+            # All batches in the files are below the start offset, so they are deleted.
             self._start_anew(recovery.start_offset, now_ms)
         self._start_offset = max(recovery.start_offset, self._segments[0].base_offset)
 
@@ -141,6 +162,7 @@ class Log(ReadableLog):
 
     @property
     def config(self) -> LogConfig:
+        """The settings of the log. A new value takes effect with the next append."""
         return self._config
 
     @config.setter
@@ -151,36 +173,38 @@ class Log(ReadableLog):
 
     @property
     def flushed_offset(self) -> int:
-        """Everything below it is on disk."""
+        """All batches below this offset are durable."""
         return self._flushed_offset
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the log takes no more appends until it is opened again."""
+        """The error after which the log accepts no appends until it is opened again; None if there was none."""
         return self._failure
 
     @property
     def is_closed(self) -> bool:
+        """True after `close`, `abandon` or `delete`."""
         return self._is_closed
 
     def reopening(self) -> Recovery:
-        """What is known for opening this log again in the same process, be it after a failure or after `close`."""
+        """Returns the argument for opening this log again in the same process, after a failure or after `close`."""
         is_failed = self._failure is not None
         return Recovery(recovery_point=self._flushed_offset, start_offset=self._start_offset, rewrite=is_failed)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def append(self, data: Bytes, *, now_ms: int) -> AppendInfo:
-        """Write whole batches whose offsets are final and continue the log: readable now, durable after a flush.
+        """Appends whole batches whose offsets are final and continue the log. They are durable after a flush.
 
-        After an OSError nothing was appended; where the file could not be put right, the log has failed.
+        After an OSError nothing was appended. If the file could not be truncated to its old end, the log has failed.
+        Raises InvalidAppendError if the data is not whole batches or does not continue the log.
         """
         info = self._append(data, now_ms, may_sync=True)
         assert info is not None
         return info
 
     def append_without_sync(self, data: Bytes, *, now_ms: int) -> AppendInfo | None:
-        """As `append`; None, and nothing is done, where a new segment or its name would wait for the disk."""
+        """Appends like `append`. Returns None, without any change, if a new segment or its name needs a sync first."""
         return self._append(data, now_ms, may_sync=False)
 
     def _append(self, data: Bytes, now_ms: int, *, may_sync: bool) -> AppendInfo | None:
@@ -200,7 +224,12 @@ class Log(ReadableLog):
         except TruncateFailedError as error:
             self._failure = error
             raise LogFailedError(str(error)) from error
-        segment.note_all(position, entries)
+        try:
+            segment.note_all(position, entries)
+        except AssertionError as error:
+            # The file has bytes that the segment does not have. Opening the log again decides what they are.
+            self._failure = error
+            raise
         self._end_offset = last_offset + 1
         return AppendInfo(base_offset, last_offset, max_timestamp, segment.base_offset, position, len(data), rolled)
 
@@ -213,7 +242,7 @@ class Log(ReadableLog):
             for at, fields in walk_batches(data):
                 base, length, _, _, _, _, last_delta, _, max_timestamp, _, _, _, _ = fields
                 if base < offset:
-                    raise InvalidAppendError(f"base offset {base} at {at}, but the log is at {offset} already")
+                    raise InvalidAppendError(f"the batch at {at} has base offset {base}, but the log ends at {offset}")
                 size = length + LOG_OVERHEAD_BYTES
                 entries.append((at, size, base + last_delta, max_timestamp))
                 first_offset = base if at == 0 else first_offset
@@ -222,28 +251,35 @@ class Log(ReadableLog):
         except CorruptBatchError as error:
             raise InvalidAppendError(f"no record batch at {error.position}: {error}") from None
         if at != len(data):
-            raise InvalidAppendError(f"{len(data) - at} bytes at {at} are no whole record batch")
+            raise InvalidAppendError(f"{len(data) - at} bytes at {at} are not a whole record batch")
         if not entries:
-            raise InvalidAppendError("an empty append")
+            raise InvalidAppendError("the append has no batches")
         return first_offset, entries
 
     def flush(self) -> None:
-        """Make everything durable that was appended.
+        """Makes all appended batches durable.
 
-        A failed sync fails the log for good: the kernel may have dropped the bytes, so a later success means nothing.
+        After a failed sync the log has failed: the kernel may have dropped the bytes, so a later sync proves nothing.
         """
         self._check_usable()
         end_offset = self._end_offset
+        active = self._segments[-1]
         try:
-            self._segments[-1].sync()
-        except OSError as error:
+            assert not active.is_unsynced or active.file().size() == active.size_bytes, (
+                f"S-2: {active.log_path} has {active.file().size()} bytes, but its batches have {active.size_bytes}"
+            )
+            assert self._flushed_offset <= end_offset, (
+                f"S-3: {self.directory} is durable up to offset {self._flushed_offset}, but ends at {end_offset}"
+            )
+            active.sync()
+        except (OSError, AssertionError) as error:
             self._failure = error
             raise
         self.sync_names()
         self._flushed_offset = end_offset
 
     def sync_names(self) -> None:
-        """Make the names of the files durable that `append` made."""
+        """Makes the names of the files that `append` created durable."""
         try:
             if self._is_folder_unsynced:
                 self._fs.sync_dir(self.directory)
@@ -256,15 +292,15 @@ class Log(ReadableLog):
             raise
 
     def checkpoint(self) -> int:
-        """Flush, and make the indexes durable too: the returned offset may be used as the next recovery point."""
+        """Makes all batches and the indexes durable. The returned offset can be used as the recovery point."""
         self.flush()
         self._write_indexes()
         return self._flushed_offset
 
     def store_indexes(self) -> None:
-        """Give the index files what they lack, so that a recovery point saves the reading of what lies below it.
+        """Writes missing entries to the index files, so that recovery need not read the batches below them.
 
-        Where nothing of the active segment is known to be durable there is no such point, and nothing waits for a disk.
+        Does nothing if no batch of the active segment is known to be durable, because no recovery point is in it then.
         """
         is_usable = self._failure is None and not self._is_closed
         if is_usable and self._flushed_offset > self._segments[-1].base_offset:
@@ -276,7 +312,7 @@ class Log(ReadableLog):
             self.sync_names()
 
     def roll(self, now_ms: int) -> bool:
-        """Begin a new segment; False where the active one is empty."""
+        """Begins a new segment. Returns False if the active one is empty."""
         self._check_usable()
         if self._segments[-1].size_bytes == 0:
             return False
@@ -284,7 +320,10 @@ class Log(ReadableLog):
         return True
 
     def _roll(self, base_offset: int, now_ms: int) -> None:
-        """The old segment is durable before the new one exists, so only the last segment can ever have a torn tail."""
+        """Begins a new segment. The old one is made durable first, so only the last segment can have a torn end."""
+        assert base_offset >= self._end_offset, (
+            f"S-4: a segment of {self.directory} begins at offset {base_offset}, but the log ends at {self._end_offset}"
+        )
         old = self._segments[-1]
         if old.size_bytes == 0:
             self._segments = (*self._segments[:-1], self._new_segment(base_offset, now_ms))
@@ -298,16 +337,20 @@ class Log(ReadableLog):
         old.become_inactive()
 
     def advance_start_offset(self, offset: int) -> int:
-        """Records below `offset` are gone for readers; their files follow with `delete_old_segments`."""
+        """Hides the records below `offset` from readers. `delete_old_segments` removes their files.
+
+        The start offset never falls. Returns the new start offset.
+        """
         if offset > self._end_offset:
             raise OffsetOutOfRangeError(offset, self._start_offset, self._end_offset)
         self._start_offset = max(self._start_offset, offset)
         return self._start_offset
 
     def delete_old_segments(self, predicate: Callable[[Segment], bool], now_ms: int) -> int:
-        """Delete segments from the oldest on, while they lie below the start offset or `predicate` says so.
+        """Deletes segments from the oldest on, as long as they are below the start offset or `predicate` is true.
 
-        A new active segment is begun where the active one is to go. While a cleaner replaces segments nothing goes.
+        If the active segment is to be deleted, a new one is begun first. Nothing is deleted while a cleaner replaces
+        segments. Returns the number of deleted segments.
         """
         self._check_usable()
         if self._replaced:
@@ -316,16 +359,17 @@ class Log(ReadableLog):
         count = 0
         for segment, following in zip(segments, (*segments[1:], None), strict=True):
             is_below_start = following is not None and following.base_offset <= self._start_offset
-            # A segment that cleaning left empty goes with those around it.
+            # Cleaning can leave an empty segment, which is deleted together with the segments around it.
             is_emptied = segment.size_bytes == 0 and following is not None
             if (segment.size_bytes == 0 and not is_emptied) or not (is_below_start or is_emptied or predicate(segment)):
                 break
             count += 1
         if count == len(segments):
             self._roll(self._end_offset, now_ms)
-            # The new file must outlive the old ones.
+            # The name of the new file must be durable before the old files are removed.
             self.sync_names()
         if count:
+            assert len(self._segments) > count, f"S-5: {self.directory} has no segment left after {count} were deleted"
             self._segments = self._segments[count:]
             self._start_offset = max(self._start_offset, self._segments[0].base_offset)
             self._is_folder_unsynced = True
@@ -341,8 +385,9 @@ class Log(ReadableLog):
             segment.delete()
 
     def take_retired_files(self) -> list[tuple[int, str]]:
-        """Files of deleted segments that are still there, each with the time of its removal, for whoever removes them.
-        The next opening of the log removes those that are left.
+        """Returns the files of deleted segments that still exist, with the times at which the caller removes them.
+
+        The next opening of the log removes files that are left.
         """
         retired, self._retired = self._retired, []
         return retired
@@ -350,11 +395,11 @@ class Log(ReadableLog):
     # -- replacing segments: the steps of a cleaner, see replacement.py ------------------------------------------------
 
     def new_segment_for(self, old: Segment) -> Segment:
-        """One that will stand in the place of `old` and those behind it. It has no files yet."""
+        """Returns a segment, still without files, that will replace `old` and segments after it."""
         return Segment(self._files, self.directory, old.base_offset, self._config, old.created_ms)
 
     def begin_replacement(self, old: tuple[Segment, ...]) -> bool:
-        """Reserve closed segments that follow each other; False where the log does not consist of them any more."""
+        """Reserves consecutive closed segments. Returns False if the log no longer has all of them in this order."""
         if self._is_closed or self._failure is not None or self._replaced:
             return False
         number = segment_number(self._segments[:-1], old[0].base_offset)
@@ -364,24 +409,29 @@ class Log(ReadableLog):
         return True
 
     def publish_replacement(self, new: Segment) -> bool:
-        """Readers find the new segment in place of the reserved ones from now on; False where the log is closed."""
+        """Shows readers the new segment in place of the reserved ones. Returns False if the log is closed."""
         old = self._replaced
         if self._is_closed:
             return False
         number = self._segments.index(old[0])
+        following = self._segments[number + len(old)]
+        assert new.base_offset == old[0].base_offset and new.next_offset <= following.base_offset, (
+            f"S-6: {new.log_path} ends before offset {new.next_offset} and cannot replace the segments "
+            f"from {old[0].base_offset} to before {following.base_offset}"
+        )
         self._segments = (*self._segments[:number], new, *self._segments[number + len(old) :])
         return True
 
     def fail(self, error: BaseException) -> None:
-        """What is on disk is not what is in memory any more: the log has to be opened again."""
+        """Marks the log as failed, because disk and memory differ. It has to be opened again."""
         self._failure = self._failure or error
 
     def end_replacement(self) -> None:
-        """Done or given up: segments may be deleted again."""
+        """Ends a replacement that was finished or abandoned. Segments may be deleted again."""
         self._replaced = ()
 
     def close(self) -> None:
-        """Make everything durable, indexes included, and let go of the files. A failed log only lets go."""
+        """Makes all batches and indexes durable, and closes the files. If the log has failed, only closes the files."""
         if self._is_closed:
             return
         try:
@@ -397,13 +447,13 @@ class Log(ReadableLog):
                 segment.close()
 
     def abandon(self) -> None:
-        """Let go of the files without making anything durable: the folder is about to be deleted."""
+        """Closes the files without making anything durable, because the folder is about to be deleted."""
         self._is_closed = True
         for segment in self._segments:
             segment.close()
 
     def delete(self) -> None:
-        """Remove the folder and everything in it. The caller syncs the folder above."""
+        """Removes the folder with all its files. The caller syncs the parent folder."""
         self._is_closed = True
         for segment in self._segments:
             segment.close()
@@ -413,6 +463,6 @@ class Log(ReadableLog):
 
     def _check_usable(self) -> None:
         if self._failure is not None:
-            raise LogFailedError(f"{self.directory}: failed earlier: {self._failure}") from self._failure
+            raise LogFailedError(f"{self.directory}: the log failed earlier: {self._failure}") from self._failure
         if self._is_closed:
             raise StorageError(f"{self.directory}: the log is closed")

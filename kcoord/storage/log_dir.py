@@ -1,7 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data folder as Kafka lays it out: lock, meta.properties, partition folders, checkpoints, clean-shutdown marker.
+"""A data folder in Kafka's layout: lock, meta.properties, partition folders, checkpoints, clean-shutdown marker.
 
-One process at a time owns it. A log is opened when it is needed; the checkpoints say what its opening must know.
+Theory of operation
+-------------------
+One process at a time owns a folder; it holds the lock. (Workers share a folder as `worker_log_dir` describes.) A log is
+opened when it is needed. The checkpoints have, for every partition, what the opening needs:
+
+* the recovery point: everything below it was durable when the checkpoint was written;
+* the log start offset: everything below it is deleted, even if the files still exist;
+* the cleaner offset: the log is clean up to there.
+
+Checkpoints are written atomically, start offsets before recovery points. They may be old, but never claim too much: an
+old recovery point only means that more is scanned.
+
+The clean-shutdown marker is written last, and only if every log of the folder is durable and was checked. A start
+removes it, durably, before it opens a log. So the marker exists only if no log was written since. With the marker, logs
+are opened without a scan; without it, every log is scanned from its recovery point. A start also restores the journal
+of the last run (`journal`) before it opens a log.
+
+A folder that is made again under an old name must not inherit the checkpoint entries of the old partition, so they are
+removed first.
 """
 
 from __future__ import annotations
@@ -52,7 +70,7 @@ _DELETED_FOLDER = re.compile(r".*-[0-9]+\.[0-9a-f]{32}-delete")
 
 @dataclass(slots=True)
 class Identity:
-    """Whose data it is: the content of meta.properties."""
+    """The owner of the data: the content of meta.properties."""
 
     cluster_id: str
     node_id: int
@@ -60,17 +78,18 @@ class Identity:
 
 
 def partition_folder(topic: str, partition: int) -> str:
+    """Returns the name of a partition's folder."""
     return f"{topic}-{partition}"
 
 
 def retired_folder(topic: str, partition: int, unique: str, suffix: str) -> str:
-    """The name of a folder that is out of use; a long topic is cut so that the name stays legal."""
+    """Returns the name of a folder that is no longer used. A long topic name is cut to keep the name valid."""
     tail = f"-{partition}.{unique}{suffix}"
     return topic[: _LONGEST_NAME - len(tail)] + tail
 
 
 def parse_partition_folder(name: str) -> TopicPartition | None:
-    """Topic and partition of a folder's name; None for other files and for folders that are being deleted."""
+    """Returns the topic and partition of a folder's name, or None for other files and for retired folders."""
     topic, separator, number = name.rpartition("-")
     if not separator or not topic or not number.isascii() or not number.isdigit() or str(int(number)) != number:
         return None
@@ -79,7 +98,7 @@ def parse_partition_folder(name: str) -> TopicPartition | None:
 
 @dataclass(slots=True)
 class LogDir:
-    """An owned data folder. `LogDir.open` takes it, `close` gives it back."""
+    """A data folder that this process owns. `LogDir.open` locks it, `close` releases it."""
 
     file_system: FileSystem
     path: str
@@ -88,11 +107,11 @@ class LogDir:
     files: FileCache
     _lock: Lock
     checkpoint_path: str = ""
-    """Where the checkpoints and the marker are written, if not in the folder itself."""
+    """The folder of the checkpoints and the marker, if it is not the data folder itself."""
     writing: AbstractContextManager[object] = field(default_factory=nullcontext)
-    """Held while checkpoints are written. What is written is what is noted then, so an older state never follows."""
+    """A lock for writing checkpoints. The offsets are read under the lock, so an older state is never written later."""
     restored_bytes: int = 0
-    """What the logs lacked when the folder was opened, and journals held."""
+    """The number of bytes that journals restored in the logs when the folder was opened."""
     _is_closed: bool = False
     _journal: Journal | None = None
     _recovery_points: dict[TopicPartition, int] = field(default_factory=dict)
@@ -102,10 +121,10 @@ class LogDir:
 
     @classmethod
     def open(cls, file_system: FileSystem, path: str, candidate: Identity, *, cluster_id: str | None = None) -> Self:
-        """Lock the folder, making it where it is missing, and read what an earlier run left.
+        """Locks the folder, creates it if it does not exist, and reads its checkpoints.
 
-        `candidate` is the identity of a new folder. In an old one its node id must be the same, and so must
-        `cluster_id` where it is given.
+        `candidate` is the identity for a new folder. In an existing folder the node id must be that of the candidate,
+        and the cluster id must be `cluster_id`, if it is given.
         """
         make_durable_dirs(file_system, path)
         lock = file_system.lock(join(path, LOCK_FILE))
@@ -122,7 +141,7 @@ class LogDir:
             log_dir.had_clean_shutdown = has_marker or not present
             log_dir._read_checkpoints(present)
             if has_marker:
-                # Before anything is written: a crash from here on is one.
+                # Before anything is written: a start after a crash must not find the marker.
                 file_system.remove(marker)
                 file_system.sync_dir(path)
             log_dir.remove_deleted()
@@ -142,42 +161,46 @@ class LogDir:
         with suppress(MalformedCheckpointError):
             # Without it the next passes of the cleaner begin at the start of each log.
             self._cleaned_offsets = read_offset_checkpoint(self.file_system, join(self.path, CLEANER_OFFSET_FILE))
-        known = self._recovery_points.keys() | self._start_offsets.keys() | self._cleaned_offsets.keys()
-        self._forget_offsets(sorted(known.difference(present)))
+        with_entries = self._recovery_points.keys() | self._start_offsets.keys() | self._cleaned_offsets.keys()
+        self._forget_offsets(sorted(with_entries.difference(present)))
 
     def begin_journal(self, lock: AbstractContextManager[object] | None = None) -> Journal:
-        """Of this process. `close` removes it, unless a log is left that it may be needed for."""
+        """Begins the journal of this process. `close` removes it, unless a log may still need it."""
         self._journal = Journal(self.file_system, self._checkpoint(JOURNAL_FILE), lock)
         return self._journal
 
     def note_closed(self, folder: str) -> None:
-        """The log in the folder was made durable and closed: another process, or a new topic, may use it next."""
+        """Voids the journal's extents of a log that is durable and closed, before another owner uses the folder."""
         if self._journal is not None:
             self._journal.forget(folder)
 
     # -- partitions ----------------------------------------------------------------------------------------------------
 
     def partitions(self) -> list[TopicPartition]:
-        """Every partition that has a folder, sorted."""
-        return sorted(found for name in self.file_system.list_dir(self.path) if (found := parse_partition_folder(name)))
+        """Returns every partition that has a folder, sorted."""
+        names = self.file_system.list_dir(self.path)
+        return sorted(partition for name in names if (partition := parse_partition_folder(name)))
 
     def partition_path(self, topic: str, partition: int) -> str:
+        """Returns the path of a partition's folder."""
         return join(self.path, partition_folder(topic, partition))
 
     def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, *, repair: bool = False) -> Log:
-        """Open or begin the log of a partition with what the checkpoints say about it."""
+        """Opens or creates the log of a partition, with its entries in the checkpoints."""
         key = (topic, partition)
         path = self.partition_path(topic, partition)
         if not self.file_system.exists(path):
             self._forget_offsets([key])
         handover = self._take_over(key, path)
+        earlier = self._opened.get(key)
+        assert earlier is None or earlier.is_closed, f"S-11: {path} is opened for writing twice"
         recovery = self.recovery_of(topic, partition)
         if recovery.rewrite and self._journal is not None:
             self._journal.restore(self.path, partition_folder(topic, partition))
         recovery.repair = repair
         if handover is not None:
             recovery.clean = handover.is_clean
-            # A failed sync of the leader before may have dropped something. Nobody but that leader knows.
+            # A failed sync of the previous leader may have dropped bytes, which only that leader could know.
             recovery.rewrite = not handover.is_clean
         log = Log.open(self.file_system, path, config, now_ms, recovery=recovery, files=self.files)
         self._opened[key] = log
@@ -188,7 +211,7 @@ class LogDir:
         return log
 
     def _take_over(self, key: TopicPartition, path: str) -> Handover | None:
-        """What the leader before has left counts, and nothing that was known here."""
+        """Returns the handover of the previous leader, if there is one. It replaces the entries of this worker."""
         handover = read_handover(self.file_system, path)
         if handover is not None:
             self._opened.pop(key, None)
@@ -198,18 +221,18 @@ class LogDir:
         return handover
 
     def noted(self) -> list[TopicPartition]:
-        """The partitions that the checkpoints say something about."""
+        """Returns the partitions with entries in the checkpoints."""
         return sorted(self._recovery_points.keys() | self._start_offsets.keys())
 
     def forget(self, topic: str, partition: int) -> None:
-        """The partition is a new one: what the checkpoints say is of an older one of that name."""
+        """Removes the checkpoint entries of a new partition, which belong to an older partition of that name."""
         self._forget_offsets([(topic, partition)])
 
     def note_gained(self, topic: str, partition: int) -> None:
-        """Another broker led the partition until now: what is known here about its log may be out of date."""
+        """Called when a partition moves here from another broker. The entries of this worker may be old."""
 
     def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
-        """Leaves logs to other brokers, which lead them from now on: closed ones, or ones that were never opened."""
+        """Writes the handover files of logs that other brokers lead now. The logs are closed or were never opened."""
         for key in partitions:
             self._leave_handover(key)
             self._drop(key)
@@ -233,7 +256,7 @@ class LogDir:
         self._opened.pop(key, None)
 
     def recovery_of(self, topic: str, partition: int) -> Recovery:
-        """What is known about a log before it is opened: from its last use in this process, or from the checkpoints."""
+        """Returns what is known about a log before it is opened: from its use in this process, or the checkpoints."""
         key = (topic, partition)
         earlier = self._opened.get(key)
         if earlier is not None:
@@ -245,15 +268,16 @@ class LogDir:
         )
 
     def delete_partitions(self, partitions: Iterable[tuple[str, int, str]], suffix: str = DELETE_SUFFIX) -> list[str]:
-        """Take (topic, partition, unique hex text) out of use, durably; the renamed folders are for `remove_folder`.
+        """Retires the folders of partitions durably. `partitions` has (topic, partition, unique hexadecimal text).
 
-        As in Kafka the folder becomes `<topic>-<partition>.<unique>-delete`, so its name is free at once. With
-        STRAY_SUFFIX it is kept for the operator instead. Close the log before.
+        As in Kafka, the folder gets the name `<topic>-<partition>.<unique>-delete`, so that its old name is free at
+        once. With STRAY_SUFFIX the operator keeps it. The caller closes the logs before, and passes the returned
+        folders to `remove_folder`.
         """
-        gone = list(partitions)
-        self._forget_offsets([(topic, partition) for topic, partition, _ in gone])
+        deleted = list(partitions)
+        self._forget_offsets([(topic, partition) for topic, partition, _ in deleted])
         folders = []
-        for topic, partition, unique in gone:
+        for topic, partition, unique in deleted:
             source = self.partition_path(topic, partition)
             if self.file_system.exists(source):
                 folders.append(join(self.path, retired_folder(topic, partition, unique, suffix)))
@@ -262,36 +286,39 @@ class LogDir:
         return folders
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder that `delete_partitions` returned."""
+        """Removes a folder that `delete_partitions` returned."""
         for name in self.file_system.list_dir(folder):
             self.file_system.remove(join(folder, name))
         self.file_system.remove_dir(folder)
 
     def remove_deleted(self) -> None:
-        """Finish the deletions that an earlier run began."""
+        """Removes the folders of partitions that an earlier run deleted."""
         for name in self.file_system.list_dir(self.path):
             if _DELETED_FOLDER.fullmatch(name):
                 self.remove_folder(join(self.path, name))
 
     def topic_id(self, topic: str, partition: int) -> bytes | None:
+        """Returns the topic id in the partition's folder, or None if there is none."""
         return read_topic_id(self.file_system, join(self.partition_path(topic, partition), PARTITION_METADATA_FILE))
 
     def write_topic_id(self, topic: str, partition: int, topic_id: bytes) -> None:
+        """Writes the topic id to the partition's folder."""
         write_topic_id(self.file_system, join(self.partition_path(topic, partition), PARTITION_METADATA_FILE), topic_id)
 
     def leader_epochs(self, topic: str, partition: int) -> list[tuple[int, int]]:
-        """(epoch, start offset), ascending."""
+        """Returns the leader epochs of a partition with their start offsets, ascending."""
         return read_leader_epochs(self.file_system, join(self.partition_path(topic, partition), LEADER_EPOCH_FILE))
 
     def write_leader_epochs(self, topic: str, partition: int, epochs: list[tuple[int, int]]) -> None:
+        """Replaces the leader epochs of a partition."""
         write_leader_epochs(self.file_system, join(self.partition_path(topic, partition), LEADER_EPOCH_FILE), epochs)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def checkpoint(self, logs: Mapping[TopicPartition, Log] | None = None) -> None:
-        """Flush the given open logs (all by default), and note how far each is durable and where it starts.
+        """Makes the given logs durable (all open ones by default), and writes their entries to the checkpoints.
 
-        Like any change of a log it must not run beside one: call it in the thread that appends, or while nobody does.
+        This changes the logs, so it runs in the thread that appends, or while no thread appends.
         """
         for key, log in sorted((self._opened if logs is None else logs).items()):
             if log.failure is None and not log.is_closed:
@@ -300,55 +327,54 @@ class LogDir:
         self.write_checkpoints()
 
     def _note(self, key: TopicPartition, log: Log) -> None:
-        # What a failed log could not sync lies above its flushed offset; its index files may only lack entries.
+        # The flushed offset of a failed log is still right: what could not be synced is above it. Its index files can
+        # only lack entries.
         self._recovery_points[key] = log.flushed_offset
         self._start_offsets[key] = log.start_offset
 
     def note_durable(self) -> None:
-        """As `checkpoint`, with what is durable already: nothing is flushed, so no log waits for the disk. For
-        `write_checkpoints`.
-        """
+        """Notes the entries of all open logs for `write_checkpoints`, without a flush: only what is durable already."""
         # Other threads may open logs meanwhile.
         for key, log in list(self._opened.items()):
             if log.failure is None:
                 self._note(key, log)
 
     def note_starts(self) -> None:
-        """Where the open logs start, for `write_starts`: what lies before does not come back after a crash then."""
+        """Notes the start offsets of all open logs for `write_starts`: deleted batches stay deleted after a crash."""
         for key, log in list(self._opened.items()):
             self._start_offsets[key] = log.start_offset
 
     def cleaned_offset(self, topic: str, partition: int) -> int:
-        """Up to where the cleaner has been."""
+        """Returns the offset up to which the log is clean."""
         return self._cleaned_offsets.get((topic, partition), 0)
 
     def note_cleaned(self, topic: str, partition: int, offset: int) -> None:
-        """Called by the cleaner's thread alone; nobody else writes this file."""
+        """Notes and writes the offset up to which a log is clean. Only the cleaner's thread calls it."""
         self._cleaned_offsets[topic, partition] = offset
         write_offset_checkpoint(self.file_system, self._checkpoint(CLEANER_OFFSET_FILE), dict(self._cleaned_offsets))
 
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:
-        """A folder that is made again under an old name must not inherit what was true of the old one."""
-        known = [key for key in partitions if key in self._recovery_points or key in self._start_offsets]
-        for key in known:
+        """Removes the entries of partitions, so that new folders under these names do not inherit them."""
+        with_entries = [key for key in partitions if key in self._recovery_points or key in self._start_offsets]
+        for key in with_entries:
             self._recovery_points.pop(key, None)
             self._start_offsets.pop(key, None)
         for key in partitions:
             self._cleaned_offsets.pop(key, None)
             self._opened.pop(key, None)
-        if known:
+        if with_entries:
             self.write_checkpoints()
 
     def write_checkpoints(self) -> None:
-        """Makes durable what is noted at this moment. In any thread, if `writing` is a lock."""
+        """Writes the noted recovery points and start offsets. Any thread may call it if `writing` is a lock."""
         with self.writing:
             if not self._is_closed:
-                # Start offsets first: a recovery point is only ever above a start offset that is on disk.
+                # Start offsets first: the start offset of every recovery point on disk must be on disk, too.
                 self._write(LOG_START_OFFSET_FILE, self._moved_starts())
                 self._write(RECOVERY_POINT_FILE, dict(self._recovery_points))
 
     def write_starts(self) -> None:
-        """As `write_checkpoints`, of the start offsets alone."""
+        """Writes only the noted start offsets."""
         with self.writing:
             if not self._is_closed:
                 self._write(LOG_START_OFFSET_FILE, self._moved_starts())
@@ -370,9 +396,9 @@ class LogDir:
         return self.had_clean_shutdown or set(self.partitions()) <= self._opened.keys()
 
     def close(self, *, broker_epoch: int = -1) -> bool:
-        """Close every open log and give the folder back; True where the next start may trust what it finds.
+        """Closes every open log and releases the folder. Returns True if the next start need not scan the logs.
 
-        The marker is written only if every log of the folder is known to be whole.
+        The marker is written only if every log of the folder is known to be complete and durable.
         """
         try:
             for key, log in sorted(self._opened.items()):
@@ -410,7 +436,7 @@ def _read_identity(file_system: FileSystem, path: str, candidate: Identity, clus
         raise MetaPropertiesError(f"{file}: cluster.id or node.id is missing or malformed")
     if int(found_node) != candidate.node_id:
         raise MetaPropertiesError(
-            f"{file}: the folder belongs to node.id {found_node}, but node.id is {candidate.node_id} now"
+            f"{file}: the folder belongs to node.id {found_node}, but the configured node.id is {candidate.node_id}"
         )
     if cluster_id is not None and cluster_id != found_cluster:
         raise MetaPropertiesError(f"{file}: the folder belongs to cluster.id {found_cluster}, not to {cluster_id}")

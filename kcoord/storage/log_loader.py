@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the segments of a log that is being opened and where it ends, with as little reading as its last stop allows.
+"""Finds the segments and the end of a log that is being opened.
 
-After an orderly stop that is a look at the folder and the last few batches, otherwise at everything above the recovery
-point.
+After an orderly stop it reads only the folder and the last few batches. Otherwise it reads and checks all batches above
+the recovery point (`recovery`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kcoord.storage.segment import LogConfig, Segment
 
 
 class LogLoader:
-    """`load` fills `segments` (oldest first, possibly none), `end_offset` and `report`."""
+    """Loads one log. `load` sets `segments` (oldest first, possibly none), `end_offset` and `report`."""
 
     __slots__ = ("_config", "_directory", "_files", "_now_ms", "_recovery", "end_offset", "report", "segments")
 
@@ -31,6 +31,7 @@ class LogLoader:
         self.report = RecoveryReport()
 
     def load(self) -> None:
+        """Finishes interrupted file operations, finds the segments, and recovers the end of the log if necessary."""
         names = self._files.file_system.list_dir(self._directory)
         bases = sweep(self._files.file_system, self._directory, names, self.report)
         self.segments = [self._segment(base) for base in bases]
@@ -52,16 +53,16 @@ class LogLoader:
     def _miss_durable_bytes(self, segment: Segment, position: int, offset: int, what: str) -> None:
         if not self._recovery.repair:
             durable = self._recovery.recovery_point
-            reason = f"the file {what}, although everything below offset {durable} had reached the disk"
+            reason = f"the file {what}, although all batches below offset {durable} were durable"
             raise corrupt(segment.log_path, Damage(DamageKind.INCOMPLETE, position, offset, reason))
 
     def _recover(self, recovery_point: int) -> None:
-        """Scan the segment that holds the recovery point and all later ones."""
+        """Scans the segment that contains the recovery point and all later segments."""
         first = max(segment_number(self.segments, recovery_point), 0)
         offset = self.segments[first].base_offset
         for number, segment in enumerate(self.segments[first:], first):
             if segment.base_offset < offset:
-                reason = f"the file before it holds offsets up to {offset - 1}"
+                reason = f"the file before it has offsets up to {offset - 1}"
                 if not self._recovery.repair:
                     raise corrupt(segment.log_path, Damage(DamageKind.MISPLACED, 0, offset, reason))
                 return self._cut_before(number, offset, reason)
@@ -77,7 +78,7 @@ class LogLoader:
         return None
 
     def _cut_before(self, number: int, offset: int, reason: str) -> None:
-        """Remove this segment and all later ones, and make the one before it the last."""
+        """Removes the segment with this number and all later ones, and recovers the one before as the last segment."""
         while len(self.segments) > number:
             segment = self.segments.pop()
             self.report.cuts.append(Cut(segment.log_path, 0, segment.size_bytes, segment.base_offset, reason))
@@ -87,7 +88,7 @@ class LogLoader:
 
 
 def segment_number(segments: Sequence[Segment], offset: int) -> int:
-    """The number of the last segment whose base offset is not above `offset`; -1 where there is none."""
+    """Returns the number of the last segment whose base offset is at most `offset`, or -1."""
     low, high = 0, len(segments)
     while low < high:
         middle = (low + high) // 2

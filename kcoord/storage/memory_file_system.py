@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FileSystem in memory that keeps apart what a program sees and what a crash would leave.
+"""A FileSystem in memory, which models crashes and faults of a disk.
 
-Content is durable after `datasync`, entries of a folder after `sync_dir`. `crash` keeps as much of the rest as its
-caller decides, and `fault` lets the caller fail any operation. Nothing here is random: the caller makes every decision.
+It stores separately what programs see and what a crash leaves. Content is durable after `datasync`, entries of a folder
+after `sync_dir`. The caller of `crash` decides how much of the rest survives, and `fault` decides which operations
+fail. Nothing here is random: the caller makes every decision.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kcoord.storage.file_system import Bytes, File, Lock
 
 @dataclass(slots=True)
 class Operation:
-    """One call in which a fault may be planted.
+    """One call, which `fault` may let fail.
 
     Kinds: write, write_at, read_at, truncate, rewrite, datasync, sync_dir, rename, remove, create, make_dirs, lock.
     """
@@ -31,14 +32,14 @@ class Operation:
 
 @dataclass(slots=True)
 class ShortWrite:
-    """Let a write take only `size` bytes; no error."""
+    """A write takes only `size` bytes, without an error."""
 
     size: int
 
 
 @dataclass(slots=True)
 class TornWrite:
-    """Let a write take `size` bytes and then fail with `error`."""
+    """A write takes `size` bytes and then fails with `error`."""
 
     size: int
     error: BaseException
@@ -46,9 +47,14 @@ class TornWrite:
 
 Fault: TypeAlias = Callable[[Operation], BaseException | ShortWrite | TornWrite | None]
 Keep: TypeAlias = Callable[[str, str, int], int]
-"""keep(kind, path, pending) -> how many survive, 0..pending. Kinds, in the order in which they are asked:
-"entries" (changes of a folder's entries, oldest first), "bytes" (unsynced bytes of a file; where it was cut short, 0
-undoes that), "zeros" (how many of the lost bytes the file has as zeros: its size was on disk before its content)."""
+"""Decides what survives a crash: keep(kind, path, pending) returns a number from 0 to `pending`.
+
+The kinds, in the order of the calls:
+
+* "entries": the changes of a folder's entries that survive, oldest first.
+* "bytes": the unsynced bytes of a file that survive. If the file was truncated, 0 undoes the truncation.
+* "zeros": the number of lost bytes that the file has as zeros, because its size reached the disk before its content.
+"""
 
 
 def no_fault(operation: Operation) -> None:
@@ -56,17 +62,17 @@ def no_fault(operation: Operation) -> None:
 
 
 def keep_nothing(kind: str, path: str, pending: int) -> int:
-    """All that was not made durable is lost."""
+    """Loses everything that is not durable."""
     return 0
 
 
 def keep_everything(kind: str, path: str, pending: int) -> int:
-    """Nothing is lost, as when a process ends but the machine goes on."""
+    """Loses nothing, as if only the process ends and the machine does not."""
     return 0 if kind == "zeros" else pending
 
 
 class _Content:
-    """A file without its name: what programs see, and what is on disk."""
+    """The content of a file: as programs see it (`volatile`), and as it is on disk (`durable`)."""
 
     __slots__ = ("changed_from", "dropped", "durable", "volatile")
 
@@ -74,7 +80,7 @@ class _Content:
         self.volatile = bytearray()
         self.durable = bytearray()
         self.changed_from: int | None = None
-        # Ranges that a failed sync dropped: programs see them, and no later sync writes them.
+        # Ranges that a failed sync dropped. Programs see them, but later syncs do not write them.
         self.dropped: list[tuple[int, int]] = []
 
     def touch(self, position: int) -> None:
@@ -101,7 +107,7 @@ class _Content:
     def write_at(self, position: int, data: Bytes) -> None:
         end = position + len(data)
         self.volatile[position:end] = data
-        # What was dropped there is new to the kernel now.
+        # The kernel treats a dropped range as dirty again after a write.
         kept = [((start, min(stop, position)), (max(start, end), stop)) for start, stop in self.dropped]
         self.dropped = [part for parts in kept for part in parts if part[0] < part[1]]
         self.touch(position)
@@ -122,7 +128,7 @@ class _Content:
 
 
 class _Folder:
-    """Entries by name: what programs see, what is on disk, and the steps between them."""
+    """The entries of a folder: as programs see them, as they are on disk, and the changes between the two."""
 
     __slots__ = ("durable", "entries", "pending")
 
@@ -132,7 +138,7 @@ class _Folder:
         self.pending: list[tuple[str | None, str | None, _Node]] = []
 
     def change(self, source: str | None, target: str | None, node: _Node) -> None:
-        """Take `source` away and put `target` there, as one step."""
+        """Removes `source` and adds `target`, as one step."""
         _apply(self.entries, source, target, node)
         self.pending.append((source, target, node))
 
@@ -165,12 +171,12 @@ def _ask(keep: Keep, kind: str, path: str, pending: int) -> int:
     if pending == 0:
         return 0
     kept = keep(kind, path, pending)
-    assert 0 <= kept <= pending, f"keep({kind!r}, {path!r}, {pending}) gave {kept}"
+    assert 0 <= kept <= pending, f"keep({kind!r}, {path!r}, {pending}) returned {kept}"
     return kept
 
 
 class MemoryFile:
-    """A handle. It is of no use after a crash."""
+    """An open file. Every operation fails after a crash."""
 
     __slots__ = ("_content", "_epoch", "_fs", "_path")
 
@@ -208,7 +214,7 @@ class MemoryFile:
         if size < len(self._content.volatile):
             self._content.touch(size)
             del self._content.volatile[size:]
-            # What is written there from now on is new to the kernel, so a later sync does write it.
+            # Later writes to the removed range are dirty again, so a later sync writes them.
             self._content.dropped = [(start, min(end, size)) for start, end in self._content.dropped if start < size]
         return size
 
@@ -221,7 +227,7 @@ class MemoryFile:
         self._content.sync()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""
 
     def _begin(self, kind: str, size: int) -> ShortWrite | TornWrite | None:
         self._check()
@@ -247,23 +253,23 @@ class MemoryLock:
 
 @dataclass(slots=True)
 class MemoryFileSystem:
-    """FileSystem in memory. `fault` is asked before each operation; an exception that it returns is raised instead."""
+    """A FileSystem in memory. `fault` is called before every operation; if it returns an exception, that is raised."""
 
     fault: Fault = no_fault
     crashes: int = 0
     operations: int = 0
-    """How many operations were begun: a way to name the point of a fault."""
+    """The number of operations that were begun. A test can name the point of a fault by it."""
     _root: _Folder = field(default_factory=_Folder)
     _locks: set[str] = field(default_factory=set)
 
     def crash(self, keep: Keep = keep_nothing) -> None:
-        """The machine stops and starts again: open files and locks are gone, and so is what `keep` does not save."""
+        """Stops and restarts the machine: open files and locks are lost, and everything that `keep` does not keep."""
         self.crashes += 1
         self._locks = set()
         self._root.crash("", keep)
 
     def begin(self, kind: str, path: str, size: int = 0) -> ShortWrite | TornWrite | None:
-        """Count an operation, and raise what `fault` says."""
+        """Counts an operation. Raises or returns the fault that `fault` returns."""
         self.operations += 1
         fault = self.fault(Operation(kind, path, size))
         if isinstance(fault, BaseException):
@@ -309,7 +315,7 @@ class MemoryFileSystem:
         if name not in folder.entries:
             raise _missing(source)
         if folder is not target_folder:
-            raise OSError(errno.EXDEV, "only names within one folder can be changed here", source)
+            raise OSError(errno.EXDEV, f"a rename to another folder ({target}) is not supported", source)
         self.begin("rename", source)
         folder.change(name, target_name, folder.entries[name])
 
@@ -335,7 +341,7 @@ class MemoryFileSystem:
     def write_at(self, path: str, position: int, data: Bytes) -> None:
         content = self._file(path)
         self.begin("write_at", path, len(data))
-        assert position <= len(content.volatile), "a hole"
+        assert position <= len(content.volatile), f"{path}: a write at {position} leaves a hole in the file"
         content.write_at(position, data)
 
     def sync_dir(self, path: str) -> None:
@@ -346,7 +352,7 @@ class MemoryFileSystem:
         self.begin("lock", path)
         self.open_append(path)
         if path in self._locks:
-            raise DirectoryLockedError(f"{path} is held by another process")
+            raise DirectoryLockedError(f"{path} is locked by another process")
         self._locks.add(path)
         return MemoryLock(self._locks, path)
 
@@ -355,12 +361,12 @@ class MemoryFileSystem:
         self.open_append(path)
         name = f"{path}@{position}"
         if name in self._locks:
-            raise DirectoryLockedError(f"byte {position} of {path} is held by another process")
+            raise DirectoryLockedError(f"byte {position} of {path} is locked by another process")
         self._locks.add(name)
         return MemoryLock(self._locks, name)
 
     def damage(self, path: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace the content of a file on the disk and in memory, as a failing medium or a foreign program would."""
+        """Replaces the content of a file on disk and in memory, as a failing disk or another program would."""
         content = self._file(path)
         content.durable = bytearray(change(bytes(content.volatile)))
         content.volatile = bytearray(content.durable)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last offset of each key in the part of a log that is not clean yet, in bounded memory."""
+"""A map from keys to their last offsets in the dirty part of a log, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 ENTRY_BYTES: Final = 180
-"""What an entry costs besides its key: two objects, and its share of a hash table that has just grown."""
+"""The memory of an entry without its key: two objects, and a share of a hash table that has just grown."""
 
 
 class OffsetMap:
-    """Keys are compared as they are: no two of them are ever taken for one."""
+    """Last offsets by key. The keys themselves are stored, not hashes, so two keys are never confused."""
 
     __slots__ = ("_max_bytes", "_offsets", "latest_offset", "size_bytes")
 
@@ -20,13 +20,13 @@ class OffsetMap:
         self._offsets: dict[bytes, int] = {}
         self.size_bytes = 0
         self.latest_offset = -1
-        """Everything up to here has been looked at."""
+        """The map has every key of the dirty part up to this offset."""
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def put(self, key: bytes, offset: int) -> bool:
-        """False where a new key does not fit any more. One key always fits."""
+        """Sets the last offset of a key. Returns False if a new key does not fit. The first key always fits."""
         if key not in self._offsets:
             size = self.size_bytes + ENTRY_BYTES + len(key)
             if size > self._max_bytes and self._offsets:
@@ -37,20 +37,20 @@ class OffsetMap:
         return True
 
     def put_all(self, keys: Sequence[bytes], offsets: Sequence[int]) -> bool:
-        """Keys of one length; False, and nothing is done, where they might not all fit."""
+        """Sets the last offsets of keys of equal length. Returns False, without any change, if they may not all fit."""
         entry_bytes = ENTRY_BYTES + len(keys[0])
         if self.size_bytes + entry_bytes * len(keys) > self._max_bytes:
             return False
-        known = len(self._offsets)
+        earlier = len(self._offsets)
         self._offsets.update(zip(keys, offsets, strict=True))
-        self.size_bytes += (len(self._offsets) - known) * entry_bytes
+        self.size_bytes += (len(self._offsets) - earlier) * entry_bytes
         self.latest_offset = offsets[-1]
         return True
 
     def last_offsets(self, keys: Sequence[bytes]) -> list[int]:
-        """As `get`, for many keys."""
+        """Returns the last offset of every key, as `get` does."""
         return [self._offsets.get(key, -1) for key in keys]
 
     def get(self, key: bytes) -> int:
-        """-1 for a key that does not occur."""
+        """Returns the last offset of a key, or -1 if the map does not have the key."""
         return self._offsets.get(key, -1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reading half of a log, which may run in any thread while one other thread changes the log.
+"""The reading half of a log, which any thread may call while another thread changes the log.
 
-It relies on two rules of `Log`: the tuple of segments is replaced as a whole, never changed; and a batch is in its
-segment before `end_offset` passes it.
+It relies on two rules of `Log`: the tuple of segments is replaced as a whole and never changed, and a batch is in its
+segment before `end_offset` moves beyond it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kcoord_protocol.record_batch import BatchHeader, decode_header, decode_reco
 
 
 class RecordPosition(NamedTuple):
-    """A record found by its timestamp."""
+    """A record that was looked up by its timestamp."""
 
     timestamp: int
     offset: int
@@ -25,7 +25,7 @@ class RecordPosition(NamedTuple):
 
 
 class ReadableLog:
-    """The segments of one partition folder, to be read."""
+    """The segments of one partition folder, for reading."""
 
     __slots__ = ("_end_offset", "_segments", "_start_offset")
 
@@ -36,24 +36,26 @@ class ReadableLog:
 
     @property
     def start_offset(self) -> int:
+        """The first offset of the log. Records below it are deleted."""
         return self._start_offset
 
     @property
     def end_offset(self) -> int:
-        """The offset that the next record gets."""
+        """The offset of the next record."""
         return self._end_offset
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Oldest first; the last one is active."""
+        """The segments, oldest first. The last one is active."""
         return self._segments
 
     @property
     def size_bytes(self) -> int:
+        """The size of all segments without their indexes."""
         return sum(segment.size_bytes for segment in self._segments)
 
     def bytes_from(self, offset: int) -> int:
-        """How many bytes `batches(offset)` has to read."""
+        """Returns the number of bytes that `batches(offset)` has to read."""
         number = max(segment_number(self._segments, offset), 0)
         first = self._segments[number]
         place = first.locate(offset)
@@ -61,9 +63,10 @@ class ReadableLog:
         return sum(segment.size_bytes for segment in self._segments[number:]) - before
 
     def read(self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True) -> bytes:
-        """Whole batches of one segment from the one that holds `offset` on, all below `max_offset`; b"" at the end.
+        """Reads whole batches of one segment, from the batch with `offset`, all below `max_offset`.
 
-        The first batch comes whole although it is larger than `max_bytes`, unless `min_one` is false.
+        Returns b"" at the end of the log. A first batch larger than `max_bytes` is returned whole, unless `min_one` is
+        False. Raises OffsetOutOfRangeError if the log does not have the offset.
         """
         end_offset = self._end_offset
         if not self._start_offset <= offset <= end_offset:
@@ -83,7 +86,7 @@ class ReadableLog:
         return b""
 
     def batches(self, from_offset: int | None = None) -> Iterator[tuple[BatchHeader, bytes]]:
-        """All batches from the one that holds `from_offset` on, each checked; damage is a CorruptLogError."""
+        """Yields all batches from the one with `from_offset`, and checks them. Raises CorruptLogError for damage."""
         start = self._start_offset if from_offset is None else from_offset
         segments = self._segments
         expected = 0
@@ -100,26 +103,27 @@ class ReadableLog:
                 expected = frame.last_offset + 1
 
     def offset_for_timestamp(self, timestamp: int) -> RecordPosition | None:
-        """The first record, by offset, whose timestamp is at or after `timestamp`."""
+        """Returns the first record, by offset, with at least this timestamp, or None."""
         for segment in self._segments:
             largest = segment.largest_timestamp
             if largest is not None and largest.timestamp >= timestamp:
-                found = segment.first_record_from(timestamp, self._start_offset)
-                if found is not None:
-                    return RecordPosition(found[0].timestamp_ms, found[0].offset, found[1])
+                match = segment.first_record_from(timestamp, self._start_offset)
+                if match is not None:
+                    record, leader_epoch = match
+                    return RecordPosition(record.timestamp_ms, record.offset, leader_epoch)
         return None
 
     def max_timestamp(self) -> RecordPosition | None:
-        """The first record with the greatest timestamp; None where no record has one."""
-        found = [(largest, segment) for segment in self._segments if (largest := segment.largest_timestamp) is not None]
-        if not found:
+        """Returns the first record with the largest timestamp, or None if no record has a timestamp."""
+        pairs = [(largest, segment) for segment in self._segments if (largest := segment.largest_timestamp) is not None]
+        if not pairs:
             return None
-        best, home = max(found, key=lambda pair: pair[0].timestamp)
-        place = home.locate(best.offset)
+        largest, segment = max(pairs, key=lambda pair: pair[0].timestamp)
+        place = segment.locate(largest.offset)
         if place is None:
             return None
-        batch = home.file().read_at(place.position, place.size_bytes)
+        batch = segment.file().read_at(place.position, place.size_bytes)
         for record in decode_records(batch):
-            if record.timestamp_ms == best.timestamp:
+            if record.timestamp_ms == largest.timestamp:
                 return RecordPosition(record.timestamp_ms, record.offset, decode_header(batch).partition_leader_epoch)
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes records out of a batch. What stays keeps its bytes, offset and timestamp; the batch keeps its offsets.
+"""Removes records from a batch. The other records keep their bytes, offsets and timestamps, and the batch its offsets.
 
-Records are looked at as far as the cleaner needs it: offset, key, and whether there is a value. Neither values nor
-headers are decoded, so it does not matter what they hold.
+Only the parts of a record that the cleaner needs are decoded: the offset, the key, and whether it has a value. Values
+and headers are not decoded, so their content does not matter.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from kcoord_protocol.record_batch import frame_batch
 from kcoord_protocol.record_walk import walk_records
 
 _CHECKED: Final = Struct(">hiqqqhii")
-"""attributes, last offset delta, base and max timestamp, producer id, epoch and sequence, count: before the records."""
+"""The fields before the records: attributes, last offset delta, base and max timestamp, producer id, epoch and
+sequence, and count.
+"""
 _SHORTEST_RUN: Final = 4
 _SHORT_DELTAS: Final = 64
-"""From here on an offset delta takes more than one byte."""
+"""The first offset delta that needs more than one byte."""
 _EMPTY_BATCH_BITS: Final = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 Span: TypeAlias = tuple[int, int]
-"""Start and end of a record within the uncompressed bytes of its batch, length included."""
+"""Start and end of a record, with its length field, in the uncompressed records of its batch."""
 
 
 class RawRecord(NamedTuple):
-    """One record within the uncompressed bytes of its batch, length included."""
+    """One record, with its length field, in the uncompressed records of its batch."""
 
     start: int
     end: int
@@ -48,7 +50,7 @@ class RawRecord(NamedTuple):
 
 
 def iter_raw(data: bytes, count: int) -> Iterator[RawRecord]:
-    """The `count` records that must fill `data`; CorruptBatchError where they do not."""
+    """Yields the `count` records of `data`. Raises CorruptBatchError if they do not fill it exactly."""
     start = 0
     for end, _, delta, key_at, key_end, value_at, _ in walk_records(data, count, check_headers=False):
         yield RawRecord(start, end, delta >> 1, None if key_at == -1 else data[key_at:key_end], value_at != -1)
@@ -56,7 +58,7 @@ def iter_raw(data: bytes, count: int) -> Iterator[RawRecord]:
 
 
 class Run(NamedTuple):
-    """Records of a batch that follow each other and are alike: the same sizes, timestamp and kind of value."""
+    """Consecutive records of a batch with equal sizes and timestamps, which either all have values or have none."""
 
     start: int
     stride: int
@@ -65,14 +67,15 @@ class Run(NamedTuple):
     has_values: bool
 
     def span(self, number: int) -> Span:
+        """Returns the position of a record of the run."""
         start = self.start + number * self.stride
         return start, start + self.stride
 
 
 def read_runs(data: bytes, count: int) -> list[Run] | None:
-    """All records in few steps, which coordinators' batches allow; None where they are too different for that.
+    """Returns all records as runs, or None if the records are too different. Batches of coordinators often have runs.
 
-    From about 60 records on it takes half the time of `walk_records`. It accepts nothing that the walker refuses.
+    For about 60 records or more it takes half the time of `walk_records`. It accepts no batch that the walker rejects.
     """
     runs: list[Run] = []
     position = 0
@@ -119,7 +122,7 @@ def _read_run(data: bytes, position: int, count: int) -> Run | None:
 
 
 def _alike(values: Sequence[bytes]) -> int:
-    """How many of the first values are equal."""
+    """Returns the number of values at the start that are equal to the first."""
     first = values[0]
     if values.count(first) == len(values):
         return len(values)
@@ -133,15 +136,16 @@ def _offset_deltas(encoded: Sequence[bytes]) -> list[int] | None:
     elif len(joined) == 2 * len(encoded) and joined[1::2].isascii() and all(map((0x80).__and__, joined[::2])):
         doubled = [low & 0x7F | high << 7 for low, high in zip(joined[::2], joined[1::2], strict=True)]
     else:
-        return None  # larger ones are rare, and a number that ends early belongs to another layout
+        # Larger deltas are rare, and a delta with fewer bytes belongs to a record of another layout.
+        return None
     return None if any(map((1).__and__, doubled)) else [delta >> 1 for delta in doubled]
 
 
 def filter_batch(header: BatchHeader, data: bytes, kept: Sequence[Span], delete_horizon_ms: int | None) -> bytes:
-    """The batch with `kept` alone, of its uncompressed records `data`.
+    """Returns the batch with only the records `kept` of its uncompressed records `data`.
 
-    `delete_horizon_ms` is when its tombstones may go, if that was not said in the batch before: it becomes the base
-    timestamp, so all timestamp deltas change (as Kafka's format has it).
+    If the batch has no delete horizon yet, `delete_horizon_ms` may set it: the time at which its tombstones may be
+    removed. In Kafka's format it replaces the base timestamp, so all timestamp deltas change.
     """
     attributes, base_timestamp = header.attributes, header.base_timestamp
     parts = [data[start:end] for start, end in kept]
@@ -160,7 +164,7 @@ def filter_batch(header: BatchHeader, data: bytes, kept: Sequence[Span], delete_
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """What keeps offsets, sequence number and epoch of a batch that has no records any more."""
+    """Returns a batch without records, with the offsets, sequence number and epoch of the given one."""
     return _frame(header, header.attributes & _EMPTY_BATCH_BITS, NO_TIMESTAMP, header.max_timestamp, 0, b"")
 
 
@@ -181,7 +185,7 @@ def _frame(
 
 
 def _timestamp_delta(record: bytes) -> tuple[int, int, int]:
-    """(timestamp delta, where it starts, where it ends) of a record with its length."""
+    """Returns the timestamp delta of a record with its length field, and the start and end of its bytes."""
     _, start = decode_uvarint(record, 0)
     delta, end = decode_varlong(record, start + 1)
     return delta, start + 1, end

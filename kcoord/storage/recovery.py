@@ -1,8 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a log between a stop and its next use: half-done file operations are finished, torn tails are cut.
+"""Recovery of a log after a crash: interrupted file operations are finished, and a torn end is removed.
 
-Only bytes that were never promised to be on disk may be cut, and only at the end of the last segment. Everything else
-that is wrong is a CorruptLogError, unless `Recovery.repair` was asked for.
+Theory of operation
+-------------------
+Opening a log has these steps (`LogLoader` calls them):
+
+1. `sweep` finishes or undoes the file operations of an interrupted cleaning or deletion. Files named .deleted or
+   .cleaned are removed. A file named .log.swap is complete and durable; it replaces all segments in its range.
+2. After an orderly stop, `adopt_clean_end` reads only the batches after the last index entry.
+3. Otherwise `recover_segment` checks every batch from the recovery point: the CRC, and that the offsets rise. It
+   rebuilds the index entries on the way.
+
+If a check fails, the rest of the file is removed only if a crash during the last append can explain the damage:
+
+* the damage is not below the recovery point, because those bytes were durable;
+* it is in the last segment, because a segment is durable before the next one begins;
+* it is an incomplete batch, zeros or a wrong CRC, and not a sound batch with wrong offsets or of an old format;
+* no sound batch with later offsets follows it in the file.
+
+Any other damage raises CorruptLogError and changes nothing, unless the operator has requested `Recovery.repair`. So
+recovery keeps a prefix of the log, at a batch boundary, with everything that was durable.
+
+If the log failed in this process, the bytes after the recovery point may be in the page cache but not on disk, and a
+sync would not write them. `Recovery.rewrite` writes them again first.
 """
 
 from __future__ import annotations
@@ -25,14 +45,16 @@ class Recovery:
     """What is known about a log before it is opened."""
 
     recovery_point: int = 0
-    """Everything below this offset was made durable: it is not scanned again, and must be there."""
+    """All batches below this offset were made durable. They are not scanned, and must exist."""
     clean: bool = False
-    """The log was closed in an orderly way: only its last batches are looked at."""
+    """The log was closed orderly. Only its last batches are read."""
     start_offset: int = 0
+    """All records below this offset are deleted."""
     rewrite: bool = False
-    """The log failed in this process: what lies above the recovery point is written again before it is trusted."""
+    """The log failed in this process. Everything after the recovery point is written again before it is read."""
     repair: bool = False
-    """Cut the log at the first damage, whatever follows. Only ever by an explicit request of the operator."""
+    """Truncate the log at the first damage, even if sound batches follow. Only on an explicit request of the operator.
+    """
 
 
 @dataclass(slots=True)
@@ -48,7 +70,7 @@ class Cut:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log did to it."""
+    """The changes that the opening of a log made to its files."""
 
     cuts: list[Cut] = field(default_factory=list)
     scanned_bytes: int = 0
@@ -56,17 +78,17 @@ class RecoveryReport:
 
 
 def base_offset_of(name: str, suffix: str = LOG_SUFFIX) -> int | None:
-    """The base offset in a segment's file name, or None for any other name."""
+    """Returns the base offset in a segment's file name, or None for any other name."""
     digits = name[:_BASE_OFFSET_DIGITS]
     return int(digits) if name[_BASE_OFFSET_DIGITS:] == suffix and digits.isascii() and digits.isdigit() else None
 
 
 def sweep(file_system: FileSystem, directory: str, names: list[str], report: RecoveryReport) -> list[int]:
-    """Finish or undo what a crash interrupted, and return the base offsets of the segments, ascending."""
+    """Finishes or undoes interrupted file operations. Returns the base offsets of the segments, ascending."""
     present = set(names)
     cleaned = [name for name in names if name.endswith(CLEANED_SUFFIX)]
     for name in names:
-        # Kafka splits an overflowing segment into several: with one still unfinished, the later ones do not count.
+        # Kafka splits an overflowing segment into several. If one of them is unfinished, the later ones are dropped.
         is_undone = cleaned and name.endswith(SWAP_SUFFIX) and name >= min(cleaned)
         if is_undone or name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX)):
             _remove(file_system, directory, name, present, report)
@@ -83,18 +105,21 @@ def sweep(file_system: FileSystem, directory: str, names: list[str], report: Rec
 
 
 def _finish_swaps(file_system: FileSystem, directory: str, present: set[str], report: RecoveryReport) -> None:
-    """A `.log.swap` file is whole and durable: it replaces all segments whose batches it holds (as in Kafka)."""
+    """Makes every `.log.swap` file a segment, in the place of all segments in its range of offsets (as Kafka does).
+
+    Such a file is complete and durable.
+    """
     for name in sorted(present):
         base_offset = base_offset_of(name, LOG_SUFFIX + SWAP_SUFFIX)
         if base_offset is None:
             continue
         next_offset = _next_offset(file_system, join(directory, name), base_offset)
-        for other in sorted(present):
-            other_base = base_offset_of(other)
-            if other_base is not None and base_offset < other_base < next_offset:
-                _remove(file_system, directory, other, present, report)
+        for segment_file in sorted(present):
+            segment_base = base_offset_of(segment_file)
+            if segment_base is not None and base_offset < segment_base < next_offset:
+                _remove(file_system, directory, segment_file, present, report)
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-            # Built again from the log: the old index of the same name does not fit it.
+            # The old index of this name does not fit the new file. It is built again from the log.
             stale = name[:_BASE_OFFSET_DIGITS] + suffix
             if stale in present:
                 _remove(file_system, directory, stale, present, report)
@@ -122,7 +147,7 @@ def _remove(file_system: FileSystem, directory: str, name: str, present: set[str
 
 
 def adopt_clean_end(segment: Segment, report: RecoveryReport) -> bool:
-    """Find the end of a segment that was closed in an orderly way; False where it does not look like one."""
+    """Finds the end of a segment that was closed orderly. Returns False if its last batches are damaged."""
     size = segment.size_bytes
     position = segment.stored_index_tail()
     next_offset = segment.base_offset
@@ -138,9 +163,9 @@ def adopt_clean_end(segment: Segment, report: RecoveryReport) -> bool:
 
 
 def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report: RecoveryReport) -> Cut | None:
-    """Check all batches from the recovery point on, bring the indexes up to date, and cut a torn tail.
+    """Checks all batches from the recovery point, updates the indexes, and removes a torn end.
 
-    The indexes are trusted as far as the recovery point reaches.
+    Index entries below the recovery point are trusted. Raises CorruptLogError for damage that no crash can cause.
     """
     position = segment.rewind(recovery.recovery_point)
     file = segment.file()
@@ -149,7 +174,7 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
     size = file.size()
     damage = _note_batches(segment, file, position, size)
     if damage is not None and damage.position == position:
-        # The index entry may be what is wrong.
+        # The index entry may be wrong, not the log.
         segment.discard_indexes()
         position = 0
         damage = _note_batches(segment, file, 0, size)
@@ -159,6 +184,10 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
     refusal = _refusal(file, damage, size, recovery.recovery_point, is_last)
     if refusal is not None and not recovery.repair:
         raise corrupt(segment.log_path, damage, refusal)
+    assert recovery.repair or damage.offset >= recovery.recovery_point, (
+        f"S-9: recovery would truncate {segment.log_path} at offset {damage.offset}, "
+        f"but all batches below offset {recovery.recovery_point} were durable"
+    )
     segment.cut(damage.position)
     segment.sync()
     cut = Cut(segment.log_path, damage.position, size - damage.position, damage.offset, refusal or damage.reason)
@@ -179,11 +208,11 @@ def _note_batches(segment: Segment, file: File, position: int, size: int) -> Dam
 
 
 def _refusal(file: File, damage: Damage, size: int, recovery_point: int, is_last: bool) -> str | None:
-    """Why the damage cannot be the torn end of the last write before a crash; None where it can."""
+    """Returns why the damage cannot be the torn end of the last append before a crash, or None if it can be."""
     if damage.kind in (DamageKind.MISPLACED, DamageKind.FOREIGN):
         return damage.reason
     if damage.offset < recovery_point:
-        return f"{damage.reason}, although everything below offset {recovery_point} had reached the disk"
+        return f"{damage.reason}, although all batches below offset {recovery_point} were durable"
     if not is_last:
         return f"{damage.reason}, although later segments exist"
     following = find_batch(file, damage.position, size, damage.offset)

@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts one segment in the place of several, so that a crash at any point leaves the old ones or the new one.
+"""Replaces several segments by one, so that a crash at any point leaves the old ones or the new one.
+
+Theory of operation
+-------------------
 
     prepare    cleaner    write x.log.cleaned and its indexes, and make them durable
     announce   owner      rename them to .swap: from here on recovery finishes the replacement
     -          cleaner    sync the folder
-    publish    owner      readers go to the new segment; rename the old files to .deleted
-    -          cleaner    sync the folder: an old file that is still there would overlap with the new one
+    publish    owner      readers use the new segment; rename the old files to .deleted
+    -          cleaner    sync the folder: an old file that still existed would overlap with the new one
     settle     owner      drop the suffix .swap
-    -          cleaner    sync the folder, then remove what is .deleted
+    -          cleaner    sync the folder, then remove the .deleted files
 
-"owner" is the thread that appends to the log: its steps are a few renames and wait for no disk. All waiting is the
-cleaner's. Readers of the old segments keep their files open and read on.
+The owner is the thread that appends to the log. Its steps are a few renames and do not wait for the disk; the cleaner's
+thread does all syncs. Readers of the old segments keep their files open and continue.
+
+After a crash before `announce` is durable, recovery removes the .cleaned files, and the old segments stay. After it,
+recovery finishes the replacement, because a .swap file is complete and durable.
+
+An error before `publish` undoes the replacement. An error after it fails the log, because disk and memory differ, and
+recovery finishes the replacement when the log is opened again. A log that is closed meanwhile abandons the replacement.
 """
 
 from __future__ import annotations
@@ -27,14 +36,14 @@ from kcoord.storage.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 
 OnOwner: TypeAlias = "Callable[[Callable[[], None]], None]"
-"""Runs a function in the thread that appends to the log, or keeps that thread away meanwhile; raises its error."""
+"""Runs a function in the thread that appends to the log, or while that thread waits. Raises the function's error."""
 
 _INDEX_SUFFIXES = (TIME_INDEX_SUFFIX, INDEX_SUFFIX)
 _STRAY_INDEXES = tuple(suffix + SWAP_SUFFIX for suffix in _INDEX_SUFFIXES)
 
 
 class ReplacementAbandoned(StorageError):
-    """The log changed or was closed meanwhile. Nothing is lost; the segments can be cleaned another time."""
+    """The log changed or was closed during the replacement. Nothing is lost; a later pass can clean the segments."""
 
 
 class NewSegment:
@@ -43,7 +52,7 @@ class NewSegment:
     __slots__ = ("_buffer", "_file", "_file_system", "_written_bytes", "segment")
 
     def __init__(self, file_system: FileSystem, segment: Segment) -> None:
-        """`segment` is a new one under the base offset of the first one that it replaces."""
+        """Begins the file. `segment` has the base offset of the first segment that it replaces."""
         self.segment = segment
         self._file_system = file_system
         self._file: File = file_system.open_append(self._path(LOG_SUFFIX))
@@ -57,21 +66,23 @@ class NewSegment:
 
     @property
     def size_bytes(self) -> int:
+        """The size of the batches that were added."""
         return self.segment.size_bytes
 
     def add(self, batch: bytes, last_offset: int, max_timestamp: int) -> None:
+        """Adds a batch, which `write` or `finish` writes."""
         self.segment.note(self.segment.size_bytes, len(batch), last_offset, max_timestamp)
         self._buffer.append(batch)
 
     def write(self) -> None:
-        """Write what was added since the last call."""
+        """Writes the batches that were added since the last call."""
         data = b"".join(self._buffer)
         self._buffer = []
         if data:
             write_all(self._file, data)
 
     def finish(self, created_ms: int) -> None:
-        """Make the log and both index files durable."""
+        """Makes the log file and both index files durable."""
         self.write()
         self._file.datasync()
         self.segment.attach(self._file, created_ms)
@@ -86,14 +97,14 @@ class NewSegment:
                 file.close()
 
     def discard(self) -> None:
-        """Remove the files."""
+        """Removes the files."""
         for suffix in (LOG_SUFFIX, *_INDEX_SUFFIXES):
             with suppress(FileNotFoundError):
                 self._file_system.remove(self._path(suffix))
 
 
 class Replacement:
-    """See the module's text. `run` does all the steps, those of the owner through `on_owner`."""
+    """One replacement. `run` makes all steps, those of the owner through `on_owner`."""
 
     __slots__ = ("_deleted", "_file_system", "_is_published", "_log", "_new", "_old")
 
@@ -106,8 +117,10 @@ class Replacement:
         self._is_published = False
 
     def run(self, on_owner: OnOwner) -> None:
-        """ReplacementAbandoned where the log did not wait. After any other error the old segments are in place, or the
-        log has failed, and recovery finishes the replacement when it is opened again.
+        """Replaces the segments. Raises ReplacementAbandoned if the log was changed or closed meanwhile.
+
+        After any other error the old segments are in place, or the log has failed, and recovery finishes the
+        replacement when the log is opened again.
         """
         for segment in self._old:
             segment.detach()
@@ -115,7 +128,7 @@ class Replacement:
         try:
             self._sync()
             on_owner(self._publish)
-        except OSError:
+        except (OSError, AssertionError):
             on_owner(self._undo)
             raise
         try:
@@ -142,7 +155,7 @@ class Replacement:
         if not self._log.begin_replacement(self._old):
             raise ReplacementAbandoned(f"{self._log.directory}: the segments have changed since they were read")
         try:
-            # The log last: while anything is still named .cleaned, recovery goes back to the old segments.
+            # The log file is renamed last: while any file is named .cleaned, recovery returns to the old segments.
             for suffix in (*_INDEX_SUFFIXES, LOG_SUFFIX):
                 path = self._new.path + suffix
                 self._file_system.rename(path + CLEANED_SUFFIX, path + SWAP_SUFFIX)
@@ -181,7 +194,7 @@ class Replacement:
 
 
 def remove_leftovers(file_system: FileSystem, directory: str) -> None:
-    """Remove what an abandoned cleaning left, before another one begins: recovery would take it for its beginning."""
+    """Removes the files of an abandoned cleaning. Recovery would confuse them with those of the next cleaning."""
     for name in file_system.list_dir(directory):
         if name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX)) or name.endswith(_STRAY_INDEXES):
             file_system.remove(join(directory, name))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the batches of a log file and says exactly where and why the walk cannot go on.
+"""Walks the batches of a log file, and describes damage by its position, offset and kind.
 
-Only this module knows what damage looks like; whether damage is a torn tail or corruption is decided in recovery.py.
+This module only recognizes damage. `recovery` decides whether it is a torn end or corruption.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from kcoord_protocol.record_batch import possible_batches, walk_batches
 CHUNK_BYTES = 1 << 20
 _LEGACY_CRC_POSITION = 12
 _LEGACY_CRC_END = 16
-_SMALLEST_LEGACY_LENGTH = 14  # neither key nor value
+_SMALLEST_LEGACY_LENGTH = 14
+"""The length of a message without key and value."""
 _WRONG_CRC = "the CRC of the batch does not match its content"
+_ZEROS = "the file continues with zeros"
 
 
 class BatchFrame(NamedTuple):
-    """Where a batch lies, and the header fields that storage works with. `data[at:at + size_bytes]` is the batch."""
+    """The position of a batch and some of its header fields. `data[at:at + size_bytes]` is the batch."""
 
     position: int
     size_bytes: int
@@ -45,16 +47,17 @@ class BatchFrame(NamedTuple):
 
     @property
     def batch(self) -> bytes:
+        """The bytes of the batch."""
         return self.data[self.at : self.at + self.size_bytes]
 
 
 class DamageKind(Enum):
-    """What the walk met instead of the next batch."""
+    """The kinds of damage that the walk can find in the place of the next batch."""
 
     INCOMPLETE = "incomplete"
     """The file ends inside a batch."""
     GARBAGE = "garbage"
-    """Bytes that are no batch, or a batch whose CRC does not match."""
+    """Bytes that are not a batch, or a batch whose CRC does not match."""
     MISPLACED = "misplaced"
     """A sound batch whose offsets do not continue the log."""
     FOREIGN = "foreign"
@@ -62,7 +65,7 @@ class DamageKind(Enum):
 
 
 class Damage(Exception):
-    """The walk stopped at `position`, where a batch with at least `offset` was due."""
+    """The walk stopped at `position`, where it expected a batch with a base offset of at least `offset`."""
 
     def __init__(self, kind: DamageKind, position: int, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -73,13 +76,13 @@ class Damage(Exception):
 
 
 def walk(file: File, position: int, end: int, offset: int, *, verify: bool = True) -> Iterator[BatchFrame]:
-    """The batches in [position, end), the first of which has a base offset of at least `offset`; raises Damage.
+    """Yields the batches from `position` to `end`. Their offsets have to rise, from at least `offset`.
 
-    `verify` also checks each CRC.
+    `verify` also checks every CRC. Raises Damage at the first batch that fails a check.
     """
-    wanted = CHUNK_BYTES
+    chunk_bytes = CHUNK_BYTES
     while position < end:
-        chunk = file.read_at(position, min(wanted, end - position))
+        chunk = file.read_at(position, min(chunk_bytes, end - position))
         at = 0
         try:
             for at, fields in walk_batches(chunk, verify=verify):
@@ -88,48 +91,49 @@ def walk(file: File, position: int, end: int, offset: int, *, verify: bool = Tru
                     raise _misplaced(chunk, at, position + at, offset, base)
                 size = length + LOG_OVERHEAD_BYTES
                 last = base + last_delta
-                # Half the time of the class's own constructor: a recovery makes one for each batch.
+                # Takes half the time of the constructor of the class. A recovery makes a tuple for every batch.
                 yield tuple.__new__(BatchFrame, (position + at, size, base, last, max_timestamp, epoch, chunk, at))
                 offset = last + 1
                 at += size
         except CorruptBatchError as error:
             raise _garbage(file, chunk, error.position, position + error.position, end, offset) from None
-        wanted = CHUNK_BYTES if at else _bytes_of_next_batch(file, chunk, position, end, offset)
+        chunk_bytes = CHUNK_BYTES if at else _bytes_of_next_batch(file, chunk, position, end, offset)
         position += at
 
 
 def _bytes_of_next_batch(file: File, chunk: bytes, position: int, end: int, offset: int) -> int:
-    """How much must be read for one whole batch, where `chunk` holds only the first part of it."""
-    rest = min(end, file.size()) - position  # somebody may have cut the file since it was opened
+    """Returns the size of the next batch, if `chunk` has only its first part. Raises Damage if the file ends in it."""
+    # Another program may have truncated the file since it was opened.
+    rest = min(end, file.size()) - position
     if len(chunk) >= BATCH_OVERHEAD_BYTES:
         size = int(HEADER.unpack_from(chunk)[1]) + LOG_OVERHEAD_BYTES
         if size <= rest:
             return size
-        reason = f"the batch says that it has {size} bytes, the file has {rest} more"
+        reason = f"the batch has a length of {size} bytes, but the file has only {rest} more"
     elif not any(chunk):
-        raise Damage(DamageKind.GARBAGE, position, offset, "the file goes on with zeros")
+        raise Damage(DamageKind.GARBAGE, position, offset, _ZEROS)
     else:
         reason = f"the file ends {rest} bytes into a batch header"
     raise Damage(DamageKind.INCOMPLETE, position, offset, reason)
 
 
 def _garbage(file: File, chunk: bytes, at: int, position: int, end: int, offset: int) -> Damage:
-    """What is wrong with the batch at `at`, which the walker refused."""
+    """Returns the damage of the batch at `at`, which the walker rejected."""
     base, length, _, magic, _, _, last_delta, *_ = HEADER.unpack_from(chunk, at)
     if not any(chunk[at : at + BATCH_OVERHEAD_BYTES]):
-        return Damage(DamageKind.GARBAGE, position, offset, "the file goes on with zeros")
+        return Damage(DamageKind.GARBAGE, position, offset, _ZEROS)
     if magic in (0, 1) and _is_legacy_message(file, position, end, length):
         reason = f"a message in the old format (magic {magic}), which is not supported"
         return Damage(DamageKind.FOREIGN, position, offset, reason)
     if magic != MAGIC:
-        return Damage(DamageKind.GARBAGE, position, offset, f"no record batch: magic is {magic} instead of 2")
+        return Damage(DamageKind.GARBAGE, position, offset, f"not a record batch: magic is {magic} instead of 2")
     if length >= SMALLEST_BATCH_LENGTH and base >= 0 and last_delta >= 0:
         return Damage(DamageKind.GARBAGE, position, offset, _WRONG_CRC)
     return Damage(DamageKind.GARBAGE, position, offset, f"impossible batch header: base offset {base}, length {length}")
 
 
 def _is_legacy_message(file: File, position: int, end: int, length: int) -> bool:
-    """Whether a message of magic 0 or 1 lies here: its CRC-32 covers everything after the CRC itself."""
+    """True if the file has a message of magic 0 or 1 here. Its CRC-32 covers everything after the CRC field."""
     if not _SMALLEST_LEGACY_LENGTH <= length <= end - position - LOG_OVERHEAD_BYTES:
         return False
     data = file.read_at(position, LOG_OVERHEAD_BYTES + length)
@@ -140,12 +144,12 @@ def _is_legacy_message(file: File, position: int, end: int, length: int) -> bool
 def _misplaced(chunk: bytes, at: int, position: int, offset: int, base: int) -> Damage:
     if not verify_crc(chunk, at):
         return Damage(DamageKind.GARBAGE, position, offset, _WRONG_CRC)
-    reason = f"the batch begins with offset {base}, but the log is at {offset} already: offsets overlap or go back"
+    reason = f"the batch begins with offset {base}, but the log is already at {offset}: offsets overlap or fall"
     return Damage(DamageKind.MISPLACED, position, offset, reason)
 
 
 def find_batch(file: File, position: int, end: int, offset: int) -> tuple[int, int] | None:
-    """Position and base offset of the first sound batch at or behind both `position` and `offset`."""
+    """Returns position and base offset of the first sound batch at or after both `position` and `offset`, or None."""
     while end - position >= BATCH_OVERHEAD_BYTES:
         window = file.read_at(position, min(CHUNK_BYTES, end - position))
         for at, size, base in possible_batches(window, 0, end - position, offset):
@@ -155,9 +159,9 @@ def find_batch(file: File, position: int, end: int, offset: int) -> tuple[int, i
     return None
 
 
-ADVICE = "restore the file from a backup, or cut the log there and lose what follows with `kcoord log repair`"
+ADVICE = "restore the file from a backup, or truncate the log there and lose all later records with `kcoord log repair`"
 
 
 def corrupt(path: str, damage: Damage, reason: str | None = None) -> CorruptLogError:
-    """The refusal of a log, in the words of the operator."""
+    """Returns the error for a damaged log, with advice for the operator."""
     return CorruptLogError(path, damage.position, damage.offset, reason or damage.reason, ADVICE)

@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One segment: a .log file, its two indexes, and the part of the truth about them that is kept in memory.
+"""One segment of a log: a .log file, its two indexes, and their state in memory.
 
-One thread at a time changes a segment. Readers beside it look only below the `size_bytes` that they read first: the
-writer stores the bytes, then the index entries and `next_offset`, and the size last.
+The last segment of a log is *active*: batches are appended to it, and its indexes belong to it alone. A closed segment
+never changes; its indexes are in the shared FileCache and are loaded when they are needed. Cleaning replaces closed
+segments by new ones (`replacement`).
+
+Threads: one thread at a time changes a segment. Other threads may read at the same time. A reader first reads
+`size_bytes` and uses only what is below it. The writer stores the bytes first, then the index entries and
+`next_offset`, and `size_bytes` last. So a reader never sees a part of a batch, nor a batch without its index entry.
+
+Crash: a file may end in a part of the last appended batches (`recovery`). Index files may lack entries or be missing;
+they are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -32,12 +40,12 @@ DELETED_SUFFIX = ".deleted"
 _WINDOW_BYTES = 16 << 10
 _UNKNOWN = -1
 _MAX_TIMESTAMP = 8
-"""Its place among the fields of a batch header."""
+"""The place of the max timestamp in the fields of a batch header."""
 
 
 @dataclass(slots=True)
 class LogConfig:
-    """The settings of one log, named as Kafka's topic configs. A changed object takes effect with the next append."""
+    """The settings of one log, with the names of Kafka's topic configs. Changes take effect with the next append."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000
@@ -47,7 +55,7 @@ class LogConfig:
 
 
 class BatchPosition(NamedTuple):
-    """Where a batch lies, and the offsets it holds."""
+    """The position of a batch in its file, and its offsets."""
 
     position: int
     size_bytes: int
@@ -57,18 +65,19 @@ class BatchPosition(NamedTuple):
 
 
 BatchPlace: TypeAlias = tuple[int, int, int, int]
-"""A batch among others: where it begins there, its bytes, its last offset and its greatest timestamp. A plain tuple,
-because one is made for every commit.
+"""A batch of an append: its position in the append, its size, its last offset and its largest timestamp.
+
+A plain tuple, which is faster to make. Every commit makes one.
 """
 
 
 def segment_name(base_offset: int) -> str:
-    """The file name of a segment without its suffix."""
+    """Returns the file name of a segment without its suffix."""
     return f"{base_offset:020d}"
 
 
 class Segment:
-    """A base offset, files and indexes. Files are opened when needed; FileCache may close them between two uses."""
+    """One segment. Its files are opened when they are needed, and FileCache may close them between two uses."""
 
     __slots__ = (
         "_bytes_since_index",
@@ -90,9 +99,9 @@ class Segment:
     def __init__(self, files: FileCache, directory: str, base_offset: int, config: LogConfig, created_ms: int) -> None:
         self.base_offset = base_offset
         self.created_ms = created_ms
-        """When this object was made: what segment.ms counts from where records have no timestamps."""
+        """The time when this object was made. If the records have no timestamps, segment.ms counts from it."""
         self.next_offset = base_offset
-        """One above the last offset; known for the active segment only."""
+        """The offset after the last batch. Only known for the active segment."""
         self.config = config
         self.is_active = False
         self.is_unsynced = False
@@ -102,9 +111,10 @@ class Segment:
         self._first_timestamp: int | None = None
         self._highest: TimestampOffset | None = None
         self._bytes_since_index = 0
-        # A file with unsynced bytes stays open: the kernel reports a late write error to those who had it open.
+        # A file with unsynced bytes stays open: the kernel reports a late write error only to descriptors that were
+        # open at that time.
         self._pinned: File | None = None
-        # Indexes of the active segment. A dict, because `setdefault` lets two threads agree on one object.
+        # Indexes of the active segment. It is a dictionary because `setdefault` makes two threads use the same object.
         self._own_indexes: dict[str, SegmentIndexes] = {}
 
     def __repr__(self) -> str:
@@ -112,11 +122,12 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """The path of all files of the segment, without suffix."""
+        """The path of the segment's files, without their suffixes."""
         return self._path
 
     @property
     def log_path(self) -> str:
+        """The path of the log file."""
         return self._path + LOG_SUFFIX
 
     @property
@@ -125,13 +136,14 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
+        """The size of the log file up to the last published batch."""
         if self._size == _UNKNOWN:
             self._size = self._fs.size(self.log_path)
         return self._size
 
     @property
     def largest_timestamp(self) -> TimestampOffset | None:
-        """The greatest timestamp, with the last offset of its batch; None where no batch has one."""
+        """The largest timestamp, with the last offset of its batch; None if no batch has a timestamp."""
         highest = self._highest or self.indexes().times.last()
         if highest is None or highest.timestamp < 0:
             return None
@@ -140,32 +152,36 @@ class Segment:
         return highest
 
     def first_timestamp(self) -> int | None:
-        """The greatest timestamp of the first batch: Kafka counts segment.ms from it."""
+        """Returns the largest timestamp of the first batch, from which Kafka counts segment.ms."""
         if self._first_timestamp is None and self.size_bytes >= BATCH_OVERHEAD_BYTES:
             header = self.file().read_at(0, BATCH_OVERHEAD_BYTES)
             self._first_timestamp = int(HEADER.unpack_from(header)[_MAX_TIMESTAMP])
         return self._first_timestamp
 
     def file(self) -> File:
-        """The log file for reading."""
+        """Returns the log file for reading."""
         pinned = self._pinned
         if pinned is not None:
             return pinned
         file = self._files.reader(self.log_path)
-        # Meanwhile the file may have been replaced by another of its name: then it was pinned before.
+        # A file of the same name may have replaced the file meanwhile. The old one was pinned before that.
         return self._pinned or file
 
     # -- changing: one thread at a time --------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make the empty log file. Index files follow at the first `write_indexes`."""
+        """Creates the empty log file. The first `write_indexes` creates the index files."""
         self._files.writer(self.log_path)
         self._size = 0
         self.is_active = self.is_unsynced = True
         self._own_indexes["own"] = SegmentIndexes.empty(self.base_offset)
 
     def should_roll(self, data_bytes: int, last_offset: int, max_timestamp: int, now_ms: int) -> bool:
-        """Kafka's rule: full by bytes, time (of the records), indexes, or offsets that are too far from the base."""
+        """True if an append needs a new segment, by Kafka's rule.
+
+        The rule looks at the size, the age of the records, the size of the indexes, and the distance from the base
+        offset.
+        """
         if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
             return True
         size = self.size_bytes
@@ -182,12 +198,15 @@ class Segment:
             return True
         indexes = self.indexes()
         most = self.config.segment_index_bytes
-        # One entry of the time index is kept for the last one, written when the segment is closed.
+        # One entry of the time index is reserved for the last one, which is written when the segment is closed.
         offsets, times = len(indexes.offsets.positions), len(indexes.times.timestamps)
         return offsets >= most // OFFSET_ENTRY_BYTES or times >= most // TIME_ENTRY_BYTES - 1
 
     def write(self, data: Bytes) -> None:
-        """Append bytes without publishing them. A failed write leaves the file as it was, or TruncateFailedError."""
+        """Appends bytes without publishing them.
+
+        A failed write is undone and raises OSError. If it cannot be undone, raises TruncateFailedError.
+        """
         size = self.size_bytes
         if self._pinned is None:
             self._pinned = self._files.writer(self.log_path)
@@ -204,11 +223,15 @@ class Segment:
             raise
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
-        """Take a batch that lies in the file into the indexes, by Kafka's rule, and publish it."""
+        """Adds a batch of the file to the indexes, by Kafka's rule, and publishes it."""
         self.note_all(position, [(0, size, last_offset, max_timestamp)])
 
     def note_all(self, position: int, batches: list[BatchPlace]) -> None:
-        """As `note` for batches that lie side by side from `position` on."""
+        """Adds and publishes adjacent batches, the first of which is at `position`."""
+        assert position == self._size and batches[0][2] >= self.next_offset, (
+            f"S-1: a batch at position {position} with last offset {batches[0][2]} does not continue {self.log_path}, "
+            f"which ends at position {self._size} with offset {self.next_offset - 1}"
+        )
         indexes = self.indexes()
         highest = self._highest or indexes.times.last()
         interval_bytes, since_index = self.config.index_interval_bytes, self._bytes_since_index
@@ -226,13 +249,16 @@ class Segment:
         self._size = position + at + size
 
     def adopt_end(self, size: int, next_offset: int) -> None:
-        """Take over the known end of an existing file as the active segment."""
+        """Makes an existing file with a known end the active segment."""
         self._size = size
         self.next_offset = next_offset
         self.is_active = True
 
     def rewind(self, offset: int) -> int:
-        """Forget what follows the last index entry at or below `offset`: note the batches from the result on."""
+        """Drops everything after the last index entry with at most `offset`. Returns the position of that entry.
+
+        The caller notes the batches from there again.
+        """
         indexes = self._own_indexes.get("own") or self._load_trusted_indexes()
         self._own_indexes["own"] = indexes
         self.is_active = True
@@ -244,7 +270,7 @@ class Segment:
         return position
 
     def discard_indexes(self) -> None:
-        """Begin again with empty indexes, which the batches from position 0 on are to be noted in."""
+        """Empties the indexes. The caller notes all batches from position 0 again."""
         self._own_indexes["own"] = SegmentIndexes.empty(self.base_offset)
         self.is_active = True
         self._highest = self._first_timestamp = None
@@ -252,39 +278,39 @@ class Segment:
         self.next_offset = self.base_offset
 
     def cut(self, size: int) -> None:
-        """Make the log file end at `size`."""
+        """Truncates the log file to `size`."""
         self._pinned = self._pinned or self._files.writer(self.log_path)
         self._pinned.truncate(size)
         self.is_unsynced = True
 
     def rewrite(self, position: int) -> None:
-        """Write the bytes from `position` on again, and make them durable."""
+        """Writes the bytes from `position` again and makes them durable."""
         self._fs.rewrite(self.log_path, position)
         self.is_unsynced = True
         self.sync()
 
     def detach(self) -> None:
-        """Keep file and indexes of a closed segment for those who read it, whatever their names stand for soon."""
+        """Keeps file and indexes of a closed segment for its readers, because their names will get another content."""
         indexes = self.indexes()
         self._own_indexes.setdefault("own", indexes)
         self._pinned = self.file()
 
     def attach(self, file: File, created_ms: int) -> None:
-        """Serve a closed segment from `file`, while it has no name of its own yet."""
+        """Makes this a closed segment that is read from `file`, which does not have its final name yet."""
         self.seal()
         self._pinned = file
         self.created_ms = created_ms
         self.is_active = self.is_unsynced = False
 
     def settle(self) -> None:
-        """The files have their names now."""
+        """Ends the use of pinned objects, because the files have their final names."""
         self._files.forget(self.log_path)
         self._files.keep_indexes(self._path, self.indexes())
         self._own_indexes = {}
         self._pinned = None
 
     def sync(self) -> None:
-        """Make the log file durable."""
+        """Makes the log file durable."""
         if self.is_unsynced:
             file = self._pinned or self._files.writer(self.log_path)
             file.datasync()
@@ -292,31 +318,31 @@ class Segment:
             self.is_unsynced = False
 
     def seal(self) -> None:
-        """The segment gets no more batches for now: its last time index entry says its greatest timestamp."""
+        """Adds the largest timestamp as the last entry of the time index, because no more batches follow for now."""
         if self._highest is not None and self._own_indexes:
             self.indexes().times.maybe_append(*self._highest)
 
     def become_inactive(self) -> None:
-        """Hand the indexes to the shared cache. Call it when another segment is active already."""
+        """Moves the indexes to the shared cache. Called when the next segment is already active."""
         self._files.keep_indexes(self._path, self.indexes())
         self.is_active = False
         self._own_indexes = {}
 
     def write_indexes(self) -> bool:
-        """Make the index files durable where they lack entries; True where files may have been created."""
+        """Writes missing entries to the index files, durably. Returns True if it may have created files."""
         indexes = self._own_indexes.get("own")
         if indexes is None:
             return False
         return indexes.store(self._fs, self._path)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Closes all files."""
         self._pinned = None
         self._files.forget(self.log_path)
         self._files.forget(self._path)
 
     def delete(self) -> None:
-        """Remove the files, the log first: an index without a log is swept away when the log is opened."""
+        """Removes the files, the log file first. Opening a log removes index files without a log file."""
         self.close()
         self._fs.remove(self.log_path)
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
@@ -324,7 +350,7 @@ class Segment:
                 self._fs.remove(self._path + suffix)
 
     def retire(self) -> list[str]:
-        """Renames the files, in the same order, to what no log takes for its own; the new paths, for their removal."""
+        """Renames the files to .deleted, in the order of `delete`. Returns the new paths, which the caller removes."""
         self.close()
         retired: list[str] = []
         for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
@@ -337,7 +363,7 @@ class Segment:
     # -- indexes -------------------------------------------------------------------------------------------------------
 
     def indexes(self) -> SegmentIndexes:
-        """Both indexes, loaded on first use, and built from the log where the files are missing or damaged."""
+        """Returns both indexes. Loads them on first use, or builds them if the files are missing or damaged."""
         own = self._own_indexes.get("own")
         if own is not None:
             return own
@@ -360,7 +386,10 @@ class Segment:
         return SegmentIndexes.load_trusted_part(self._fs, self._path, self.base_offset, size)
 
     def _build_indexes(self) -> SegmentIndexes:
-        """From the log alone. Nothing is written for the active segment, whose files belong to the writer."""
+        """Builds the indexes from the log file, and writes them unless the segment is active.
+
+        The index files of the active segment belong to the writing thread.
+        """
         size = self.size_bytes
         builder = Segment(self._files, "", self.base_offset, self.config, self.created_ms)
         builder._path = self._path
@@ -372,26 +401,26 @@ class Segment:
             raise corrupt(self.log_path, damage) from None
         builder.seal()
         if not self.is_active:
-            # A folder that cannot be written can still be read.
+            # A log in a read-only folder can still be read.
             with suppress(OSError):
                 builder.write_indexes()
         return builder._own_indexes["own"]
 
     def stored_index_tail(self) -> int:
-        """The last indexed position by the index file, which is not loaded for it; 0 where there is none."""
+        """Returns the last position in the index file, without loading the file, or 0 if there is none."""
         return stored_tail(self._fs, self._path, self.size_bytes)
 
     # -- reading: any thread -------------------------------------------------------------------------------------------
 
     def locate(self, offset: int, end: int | None = None) -> BatchPosition | None:
-        """The first batch whose last offset is at or above `offset`, before position `end`."""
+        """Returns the first batch before position `end` whose last offset is at least `offset`, or None."""
         end = self.size_bytes if end is None else end
         entry = self.indexes().offsets.lookup(offset)
         if entry is not None:
             try:
                 return self._locate_from(entry.position, offset, end, entry.offset)
             except Damage:
-                # The entry points to no batch that can hold its offset: the index is wrong, not necessarily the log.
+                # The entry does not point to a batch with its offset. The index is wrong, but the log may be intact.
                 self._distrust_indexes()
         try:
             return self._locate_from(0, offset, end, None)
@@ -412,7 +441,7 @@ class Segment:
             self._files.keep_indexes(self._path, self._build_indexes())
 
     def _places(self, position: int, end: int) -> Iterator[BatchPosition]:
-        """Headers alone, without looking at what the batches hold."""
+        """Yields the batches from `position` to `end`. Only their headers are read."""
         file = self.file()
         while position < end:
             window = file.read_at(position, min(_WINDOW_BYTES, end - position))
@@ -422,7 +451,7 @@ class Segment:
                     base, length, _, _, _, _, last_delta, _, max_timestamp, _, _, _, _ = header
                     size = length + LOG_OVERHEAD_BYTES
                     fields = (position + at, size, base, base + last_delta, max_timestamp)
-                    # Half the time of the class's own constructor: a fetch makes dozens.
+                    # Takes half the time of the constructor of the class. A fetch makes dozens of tuples.
                     yield tuple.__new__(BatchPosition, fields)
                     at += size
             except CorruptBatchError:
@@ -437,7 +466,7 @@ class Segment:
         return Damage(DamageKind.GARBAGE, position, self.base_offset, "there is no record batch")
 
     def read(self, offset: int, max_bytes: int, max_offset: int | None) -> bytes | None:
-        """Whole batches from the first at or behind `offset`, below `max_offset`; None where none is left here."""
+        """Reads whole batches from the first with at least `offset`, below `max_offset`. None if there is none here."""
         end = self.size_bytes
         if max_offset is not None and not (self.is_active and max_offset >= self.next_offset):
             bound = self.locate(max_offset, end)
@@ -445,27 +474,27 @@ class Segment:
         first = self.locate(offset, end)
         if first is None:
             return None
-        wanted_end = first.position + max_bytes
-        if wanted_end < end:
-            end = self._whole_batches_end(first, wanted_end, end)
+        limit = first.position + max_bytes
+        if limit < end:
+            end = self._whole_batches_end(first, limit, end)
         return self.file().read_at(first.position, end - first.position)
 
-    def _whole_batches_end(self, first: BatchPosition, wanted_end: int, end: int) -> int:
-        """The end of the last batch that ends at or before `wanted_end`; at least that of the first one."""
-        reached = first.position + first.size_bytes
-        if reached >= wanted_end:
-            return reached
-        start = max(self.indexes().offsets.floor_position(wanted_end), reached)
+    def _whole_batches_end(self, first: BatchPosition, limit: int, end: int) -> int:
+        """Returns the end of the last batch that ends at or before `limit`, but at least the end of the first batch."""
+        first_end = first.position + first.size_bytes
+        if first_end >= limit:
+            return first_end
+        start = max(self.indexes().offsets.floor_position(limit), first_end)
         try:
             for place in self._places(start, end):
-                if place.position + place.size_bytes > wanted_end:
+                if place.position + place.size_bytes > limit:
                     return place.position
         except Damage as damage:
             raise corrupt(self.log_path, damage) from None
         return end
 
     def first_record_from(self, timestamp: int, start_offset: int) -> tuple[Record, int] | None:
-        """The first record at or after both, and its leader epoch."""
+        """Returns the first record at or after both the timestamp and the offset, with its leader epoch, or None."""
         indexes = self.indexes()
         earlier = indexes.times.lookup(timestamp)
         entry = indexes.offsets.lookup(max(earlier.offset if earlier else self.base_offset, start_offset))
@@ -483,14 +512,14 @@ class Segment:
         return None
 
     def frames(self) -> Iterator[BatchFrame]:
-        """All batches, for those who look at headers alone: no CRC is checked."""
+        """Yields all batches without a check of their CRCs, for callers that read only headers."""
         try:
             yield from walk(self.file(), 0, self.size_bytes, self.base_offset, verify=False)
         except Damage as damage:
             raise corrupt(self.log_path, damage) from None
 
     def batches(self, position: int, offset: int, end: int) -> Iterator[BatchFrame]:
-        """Checked batches from `position` on; damage is a CorruptLogError."""
+        """Yields the batches from `position` to `end` and checks them. Raises CorruptLogError for damage."""
         try:
             yield from walk(self.file(), position, end, offset)
         except Damage as damage:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both indexes of one segment and their files. In memory they may be ahead of the files.
+"""Both indexes of one segment, in memory and in files. The files may lack entries that the memory has.
 
-The time index reaches the disk before the offset index, so it covers every batch that the offset index knows.
+The time index is written before the offset index, so it covers every batch that the offset index has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNKNOWN = -1
 
 
 class SegmentIndexes:
-    """The indexes, and how many entries their files are known to hold; with `_UNKNOWN` the files are to be replaced."""
+    """Both indexes, and the number of entries in their files. If it is `_UNKNOWN`, the files have to be replaced."""
 
     __slots__ = ("_stored_offsets", "_stored_times", "offsets", "times")
 
@@ -31,18 +31,19 @@ class SegmentIndexes:
 
     @classmethod
     def empty(cls, base_offset: int) -> SegmentIndexes:
+        """Returns indexes without entries, whose files do not exist or have to be replaced."""
         return cls(OffsetIndex(base_offset), TimeIndex(base_offset), is_stored=False)
 
     @classmethod
     def load(cls, fs: FileSystem, path: str, base_offset: int, log_size_bytes: int) -> SegmentIndexes:
-        """From the files `path` + suffix; DamagedIndexError or FileNotFoundError where they are of no use."""
+        """Loads the files. Raises DamagedIndexError if they do not fit the log, FileNotFoundError if one is missing."""
         offsets = OffsetIndex.decode(base_offset, read_file(fs, path + INDEX_SUFFIX), log_size_bytes)
         times = TimeIndex.decode(base_offset, read_file(fs, path + TIME_INDEX_SUFFIX))
         return cls(offsets, times, is_stored=True)
 
     @classmethod
     def load_trusted_part(cls, fs: FileSystem, path: str, base_offset: int, log_size_bytes: int) -> SegmentIndexes:
-        """What the files hold, as far as it can be true; what they lack is not missed."""
+        """Loads the entries within the log file. Returns empty indexes if the files are missing or damaged."""
         try:
             indexes = cls.load(fs, path, base_offset, MAX_RELATIVE_OFFSET)
         except (DamagedIndexError, FileNotFoundError):
@@ -56,7 +57,7 @@ class SegmentIndexes:
         self._stored_offsets = self._stored_times = _UNKNOWN
 
     def rewind(self, offset: int) -> int:
-        """Drop what follows the last entry at or below `offset`, and return the position of that entry, or 0."""
+        """Drops all entries after the last one with at most `offset`. Returns the position of that entry, or 0."""
         entry = self.offsets.lookup(offset)
         before = len(self.offsets), len(self.times)
         self.offsets.truncate_to_position(entry.position + 1 if entry else 0)
@@ -66,7 +67,7 @@ class SegmentIndexes:
         return entry.position if entry else 0
 
     def store(self, fs: FileSystem, path: str) -> bool:
-        """Make the files hold every entry, durably; True where files may have been created."""
+        """Writes missing entries to the files, durably. Returns True if it may have created files."""
         created = _UNKNOWN in (self._stored_offsets, self._stored_times)
         if self._stored_times != len(self.times):
             stored = max(self._stored_times, 0)
@@ -82,7 +83,10 @@ class SegmentIndexes:
 
 
 def stored_tail(fs: FileSystem, path: str, log_size_bytes: int) -> int:
-    """The position in the last entry of the offset index file, read without loading it; 0 where none fits."""
+    """Returns the position in the last entry of the offset index file, or 0 if it does not fit the log file.
+
+    Only that entry is read.
+    """
     try:
         file = fs.open_read(path + INDEX_SUFFIX)
     except FileNotFoundError:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file in which a coordinator's partition keeps a snapshot of its state, beside the log that it was made from.
+"""The snapshot file of a shard, in the partition's folder beside the log.
 
-It saves time and nothing else: a file that is missing, damaged, of another version or ahead of its log is not used. It
-is replaced atomically, so there is always the old one or the new one.
+A snapshot only saves time. It is not used if it is missing, damaged, of another version, or ahead of its log. The file
+is replaced atomically, so a crash leaves the old or the new one. If the log loses its end and grows again, offsets of
+the snapshot could belong to other records, so such a snapshot is removed.
 
-    magic (8 bytes), version (int16), then, covered by a CRC-32C that follows:
-    offset from which the log has to be replayed, offset up to which the log must reach, time in ms (3 x int64)
+    magic (8 bytes), version (int16), offset from which the log has to be replayed, offset that the log must reach,
+    time in ms (3 x int64), CRC-32C of all these fields (uint32)
     per chunk: kind (int16), length (uint32), CRC-32C of the bytes that begins with the kind (uint32), bytes
     end: kind -1, the number of chunks as length, the CRC-32C of all chunks' CRCs
 """
@@ -32,11 +33,15 @@ _END: Final = -1
 
 
 class SnapshotError(StorageError):
-    """The file is no snapshot of this version, or a damaged one."""
+    """The file is not a snapshot of this version, or is damaged."""
 
 
 def write_snapshot(file_system: FileSystem, directory: str, snapshot: Snapshot) -> None:
-    """Replaces the partition's snapshot, durably."""
+    """Replaces the partition's snapshot. It is durable on return."""
+    assert 0 <= snapshot.offset <= snapshot.end_offset, (
+        f"S-13: the log would be replayed from offset {snapshot.offset} after a snapshot of the state "
+        f"at offset {snapshot.end_offset}"
+    )
     path = join(directory, SNAPSHOT_FILE)
     temporary = f"{path}.tmp"
     file = file_system.open_append(temporary)
@@ -69,7 +74,7 @@ def _crc(kind: int, data: bytes | memoryview) -> int:
 
 
 def read_snapshot(file_system: FileSystem, directory: str) -> Snapshot | None:
-    """The whole snapshot, every byte of it checked; None where there is none."""
+    """Returns the snapshot, or None if there is none. Raises SnapshotError if any byte of it is wrong."""
     path = join(directory, SNAPSHOT_FILE)
     try:
         data = read_file(file_system, path)
@@ -79,10 +84,10 @@ def read_snapshot(file_system: FileSystem, directory: str) -> Snapshot | None:
 
 
 def may_miss_deletions(snapshot: Snapshot, log: Log, now_ms: int, tombstones_kept_ms: int) -> bool:
-    """Whether the log behind the snapshot may no longer say that something in the snapshot was deleted.
+    """True if the log after the snapshot may lack tombstones for keys in the snapshot.
 
-    A tombstone is gone from a cleaned log `tombstones_kept_ms` after a pass, so never from behind a younger snapshot;
-    and where nothing is missing nothing was cleaned.
+    Cleaning removes a tombstone `tombstones_kept_ms` after a pass, so a younger snapshot misses none. If the log after
+    the snapshot has all of its records, it was not cleaned, and no tombstone is missing.
     """
     if now_ms - snapshot.created_ms < tombstones_kept_ms:
         return False
@@ -95,17 +100,17 @@ def may_miss_deletions(snapshot: Snapshot, log: Log, now_ms: int, tombstones_kep
 
 
 def remove_snapshot(file_system: FileSystem, directory: str) -> None:
-    """Removes it durably: the log may grow past its offsets again with other records."""
+    """Removes the snapshot durably, before the log can get other records at the snapshot's offsets."""
     file_system.remove(join(directory, SNAPSHOT_FILE))
     file_system.sync_dir(directory)
 
 
 def _decode(path: str, data: bytes) -> Snapshot:
     if len(data) < _HEADER.size:
-        raise SnapshotError(f"{path}: {len(data)} bytes are too few")
+        raise SnapshotError(f"{path}: the file has {len(data)} bytes, but the header has {_HEADER.size}")
     magic, version, offset, end_offset, created_ms, crc = _HEADER.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
-        raise SnapshotError(f"{path}: no snapshot of version {_VERSION}")
+        raise SnapshotError(f"{path}: the file is not a snapshot of version {_VERSION}")
     if crc32c(data[: _HEADER.size - _CRC_BYTES]) != crc:
         raise SnapshotError(f"{path}: the CRC of the header does not match")
     view = memoryview(data)
@@ -117,11 +122,11 @@ def _decode(path: str, data: bytes) -> Snapshot:
         position += _CHUNK.size
         if kind == _END:
             if length != len(chunks) or crc != all_crcs or position != len(data):
-                raise SnapshotError(f"{path}: the end at {position} does not fit to what is before it")
+                raise SnapshotError(f"{path}: the end mark at {position} does not fit the chunks before it")
             return Snapshot(offset, end_offset, created_ms, chunks)
         if _crc(kind, view[position : position + length]) != crc:
             raise SnapshotError(f"{path}: the CRC of the chunk at {position} does not match")
         all_crcs = crc32c(crc.to_bytes(_CRC_BYTES, "big"), all_crcs)
         chunks.append(Chunk(kind, data[position : position + length]))
         position += length
-    raise SnapshotError(f"{path}: the file ends within a chunk")
+    raise SnapshotError(f"{path}: the file ends inside a chunk")

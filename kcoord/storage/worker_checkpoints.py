@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints of worker processes that share a data folder: each has its own under `.workers`, so that no file has
-two writers.
+"""The checkpoints of worker processes that share a data folder.
 
-They are merged into those of the folder when the workers have ended, or at the next start, so any number of workers can
-follow, and other programs find what they know. Each worker holds a lock of its own besides: workers that outlive their
-supervisor keep everybody out.
+Every worker has its own checkpoints under `.workers`, so that no file has two writers. They are merged into those of
+the folder when all workers have ended, or at the next start. So the next run may have any number of workers, and other
+programs find all entries. Every worker also locks its own folder: workers that outlive their supervisor prevent another
+process from using the data folder.
 """
 
 from __future__ import annotations
@@ -30,34 +30,37 @@ WORKERS_FOLDER = ".workers"
 _PARTITION_LOCKS = "partitions.lock"
 _SOCKETS = "sockets"
 _ZERO_MATTERS = (RECOVERY_POINT_FILE,)
-"""Checkpoints whose entries mean something at 0 too: in the others a partition without an entry is as good."""
+"""The checkpoints in which an entry of 0 has a meaning. In the others, 0 means the same as no entry."""
 
 
 def partition_locks(path: str) -> str:
-    """The file on which workers lock the partitions whose logs they have open."""
+    """Returns the path of the file on which workers lock the partitions whose logs they have open."""
     return join(join(path, WORKERS_FOLDER), _PARTITION_LOCKS)
 
 
 def write_sockets_folder(file_system: FileSystem, path: str, folder: str) -> None:
-    """Tells in the data folder where the workers' sockets are, which is outside of it: their names must be short."""
+    """Writes to the data folder where the workers' sockets are. They are outside of it, because paths must be short."""
     make_durable_dirs(file_system, join(path, WORKERS_FOLDER))
     write_file_atomically(file_system, join(join(path, WORKERS_FOLDER), _SOCKETS), folder.encode())
 
 
 def read_sockets_folder(file_system: FileSystem, path: str) -> str | None:
-    """None where no workers use the data folder."""
+    """Returns the folder of the workers' sockets, or None if no workers use the data folder."""
     with suppress(FileNotFoundError):
         return read_file(file_system, join(join(path, WORKERS_FOLDER), _SOCKETS)).decode()
     return None
 
 
 def worker_folder(path: str, number: int) -> str:
+    """Returns the path of a worker's own folder."""
     return join(join(path, WORKERS_FOLDER), str(number))
 
 
 def merge_worker_checkpoints(file_system: FileSystem, path: str) -> int:
-    """Takes over what workers of an earlier run knew, and removes their folders. DirectoryLockedError where one of them
-    still runs. Returns how many bytes their journals gave the logs.
+    """Merges the checkpoints of an earlier run's workers into those of the folder, and removes the workers' folders.
+
+    Restores their journals first. Raises DirectoryLockedError if a worker still runs. Returns the number of restored
+    bytes.
     """
     folders = worker_folders(file_system, path)
     locks = []
@@ -83,44 +86,48 @@ def merge_worker_checkpoints(file_system: FileSystem, path: str) -> int:
 
 
 def restore_journals(file_system: FileSystem, path: str) -> int:
-    """Gives the logs what an earlier run has left in journals, before somebody changes them without opening the folder.
-    Nobody may be using it. Returns how many bytes that were.
+    """Restores the logs from the journals of an earlier run. For programs that change logs without opening the folder.
+
+    No other process may use the folder. Returns the number of restored bytes.
     """
     folders = [path, *worker_folders(file_system, path)]
     return sum(restore(file_system, path, join(folder, JOURNAL_FILE)) for folder in folders)
 
 
 def are_known_to_be_whole(file_system: FileSystem, path: str, count: int, needed: Collection[TopicPartition]) -> bool:
-    """Whether all of `count` workers ended in an orderly way and know, together, all of the `needed` partitions."""
-    known: set[TopicPartition] = set()
+    """True if all `count` workers ended orderly, and their checkpoints together have all `needed` partitions."""
+    with_entries: set[TopicPartition] = set()
     for number in range(count):
         folder = worker_folder(path, number)
         if not file_system.exists(join(folder, CLEAN_SHUTDOWN_FILE)):
             return False
-        known |= _read(file_system, join(folder, RECOVERY_POINT_FILE)).keys()
-    return known.issuperset(needed)
+        with_entries |= _read(file_system, join(folder, RECOVERY_POINT_FILE)).keys()
+    return with_entries.issuperset(needed)
 
 
 def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dict[TopicPartition, int] | None:
-    """What the folder's checkpoint would say if its workers ended now; None where there is no such file.
-    MalformedCheckpointError where the folder's own is damaged.
+    """Returns the folder's checkpoint as a merge would write it now, or None if no such file exists.
+
+    Raises MalformedCheckpointError if the folder's own file is damaged.
     """
-    # The workers' first: whoever merges them meanwhile writes the folder's before they go.
+    # The workers' files are read first. A merge by another process writes the folder's file before it removes them.
     files = [join(folder, name) for folder in worker_folders(file_system, path)]
     present = [file for file in files if file_system.exists(file)]
-    found: dict[TopicPartition, int] = {}
+    of_workers: dict[TopicPartition, int] = {}
     for file in present:
-        # Of a log that went from one to another both may know something, and offsets only grow.
+        # If a log has moved, both workers may have an entry. Offsets never fall, so the larger one is newer.
         for key, offset in _read(file_system, file).items():
-            found[key] = max(offset, found.get(key, 0))
+            of_workers[key] = max(offset, of_workers.get(key, 0))
     if not present and not file_system.exists(join(path, name)):
         return None
-    merged = {**read_offset_checkpoint(file_system, join(path, name)), **found}
-    return {key: offset for key, offset in merged.items() if offset > 0 or key not in found or name in _ZERO_MATTERS}
+    merged = {**read_offset_checkpoint(file_system, join(path, name)), **of_workers}
+    return {
+        key: offset for key, offset in merged.items() if offset > 0 or key not in of_workers or name in _ZERO_MATTERS
+    }
 
 
 def worker_folders(file_system: FileSystem, path: str) -> list[str]:
-    """The folders of workers that use the data folder, or that ended without being merged."""
+    """Returns the folders of workers that use the data folder, or that ended without a merge."""
     parent = join(path, WORKERS_FOLDER)
     try:
         return [join(parent, name) for name in file_system.list_dir(parent) if name.isdecimal()]
@@ -129,14 +136,14 @@ def worker_folders(file_system: FileSystem, path: str) -> list[str]:
 
 
 def _merge(file_system: FileSystem, path: str, folders: list[str], name: str) -> None:
-    """A worker's entry is newer than the folder's; 0 stands for a partition that was deleted meanwhile."""
+    """Merges one checkpoint. Entries of workers replace those of the folder; 0 means that the partition was deleted."""
     if not any(file_system.exists(join(folder, name)) for folder in folders):
         return
     try:
         merged = read_merged_checkpoint(file_system, path, name)
     except MalformedCheckpointError:
         if name == LOG_START_OFFSET_FILE:
-            # As without workers the folder is refused, and nothing that workers know is lost.
+            # The folder is rejected, as without workers. The workers' files stay.
             raise
         return
     if merged:
@@ -144,7 +151,7 @@ def _merge(file_system: FileSystem, path: str, folders: list[str], name: str) ->
 
 
 def _read(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:
-    """What is damaged is as good as missing: more is scanned then."""
+    """Reads a worker's checkpoint. A missing or damaged file has no entries, and more is scanned then."""
     with suppress(MalformedCheckpointError, FileNotFoundError):
         return read_offset_checkpoint(file_system, path)
     return {}

@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data folder that several worker processes share: the supervisor's view of it, which holds the lock, and a worker's.
+"""A data folder that several worker processes share: the views of the supervisor and of the workers.
 
-A worker opens the logs of the partitions that it leads, and nobody else does: it takes a lock on each, which the end of
-its process releases, too. What the folder's checkpoints said when the supervisor started is known to every worker; what
-a worker learns goes to checkpoints of its own, and a log that goes to another worker takes it along.
+Theory of operation
+-------------------
+The supervisor holds the lock of the folder and opens no log. A worker opens the logs of the partitions that it leads.
+Before that, it locks the partition, so that no other worker has the log open. The end of the process releases the
+locks, too.
+
+Every worker starts with the folder's checkpoints as the supervisor read them (*inherited* entries). It writes its own
+entries to its own files (`worker_checkpoints`).
+
+When a partition gets another leader, the old one closes the log, writes its entries to the partition's folder
+(`handover`), and releases the lock. The new leader opens the log with these entries. If the old leader dies first, its
+lock is released without a handover. The new leader then trusts only what is on disk: it takes the highest start offset
+of all checkpoints, and scans the log from the recovery point that it knows.
 """
 
 from __future__ import annotations
@@ -38,12 +48,12 @@ from kcoord.storage.worker_checkpoints import (
 )
 
 _LOCK_POSITION_BYTES = 7
-"""Every partition has its own byte of the lock file, by a hash of its name: 2**56 of them."""
+"""Every partition has one byte of the lock file, at a hash of its name: one of 2**56 positions."""
 
 
 @dataclass(slots=True)
 class WorkerLogDir(LogDir):
-    """One worker's view. `join` makes it; the shell closes it as it closes a folder of its own."""
+    """The view of one worker. `join` makes it. It is closed like a folder that one process owns."""
 
     _inherited_points: dict[TopicPartition, int] = field(default_factory=dict)
     _inherited_starts: dict[TopicPartition, int] = field(default_factory=dict)
@@ -53,7 +63,7 @@ class WorkerLogDir(LogDir):
 
     @classmethod
     def join(cls, shared: LogDir, number: int, *, is_restart: bool) -> WorkerLogDir:
-        """The view of worker `number`. A worker that is started again trusts no log to be whole."""
+        """Returns the view of worker `number`. A worker that was restarted opens every log with a scan."""
         file_system, path = shared.file_system, worker_folder(shared.path, number)
         make_durable_dirs(file_system, path)
         worker = cls(
@@ -73,7 +83,7 @@ class WorkerLogDir(LogDir):
         return worker
 
     def _read_own(self) -> None:
-        """What an earlier process of this worker has left."""
+        """Reads the checkpoints of an earlier process of this worker."""
         marker = join(self.checkpoint_path, CLEAN_SHUTDOWN_FILE)
         if self.file_system.exists(marker):
             self.file_system.remove(marker)
@@ -85,16 +95,16 @@ class WorkerLogDir(LogDir):
             try:
                 offsets.update(read_offset_checkpoint(self.file_system, join(self.checkpoint_path, name)))
             except MalformedCheckpointError:
-                # Without it the logs are scanned from where the folder's own checkpoints say.
+                # Without the file the logs are scanned from the recovery points of the folder's own checkpoints.
                 self.had_clean_shutdown = False
 
-    # -- logs that go from one worker to another -----------------------------------------------------------------------
+    # -- logs that move between workers --------------------------------------------------------------------------------
 
     def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, *, repair: bool = False) -> Log:
-        """As in any folder; PartitionHeldError while the worker that led the partition has its log open."""
+        """Opens a log, as in any folder. Raises PartitionHeldError while another worker has it open."""
         key = (topic, partition)
         if not self._lock_partition(key):
-            raise PartitionHeldError(f"another worker still has the log of {topic}-{partition}")
+            raise PartitionHeldError(f"another worker still has the log of {topic}-{partition} open")
         log = super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, repair=repair)
         if key in self._gained:
             self._gained.discard(key)
@@ -107,7 +117,7 @@ class WorkerLogDir(LogDir):
         self._gained.add((topic, partition))
 
     def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
-        """What another worker holds already, it has found out about by itself."""
+        """Hands over the logs that no other worker has locked. A worker that has one needs no handover."""
         own = [key for key in partitions if self._lock_partition(key)]
         if own:
             super(WorkerLogDir, self).hand_over(own)
@@ -119,9 +129,9 @@ class WorkerLogDir(LogDir):
             self._forget_offsets([key])
 
     def delete_partitions(self, partitions: Iterable[tuple[str, int, str]], suffix: str = DELETE_SUFFIX) -> list[str]:
-        gone = list(partitions)
-        folders = super(WorkerLogDir, self).delete_partitions(gone, suffix)
-        self._unlock((topic, partition) for topic, partition, _ in gone)
+        deleted = list(partitions)
+        folders = super(WorkerLogDir, self).delete_partitions(deleted, suffix)
+        self._unlock((topic, partition) for topic, partition, _ in deleted)
         return folders
 
     def _lock_partition(self, key: TopicPartition) -> bool:
@@ -146,7 +156,7 @@ class WorkerLogDir(LogDir):
             offsets.pop(key, None)
 
     def _start_left_behind(self, key: TopicPartition) -> int:
-        """Where a log starts whose last leader died before it could hand it over: what it had made durable."""
+        """Returns the durable start offset of a log whose last leader died before it wrote a handover."""
         try:
             return (read_merged_checkpoint(self.file_system, self.path, LOG_START_OFFSET_FILE) or {}).get(key, 0)
         except MalformedCheckpointError:
@@ -171,7 +181,7 @@ class WorkerLogDir(LogDir):
         return self._cleaned_offsets.get(key, self._inherited_cleaned.get(key, 0))
 
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:
-        """Zero tells whoever merges the checkpoints that the folder's own entries are out of date."""
+        """Sets the entries to 0, which tells a merge that the folder's own entries are out of date."""
         for key in partitions:
             self._recovery_points[key] = self._start_offsets[key] = self._cleaned_offsets[key] = 0
             self._opened.pop(key, None)
@@ -188,17 +198,18 @@ class WorkerLogDir(LogDir):
         return self._start_offsets
 
     def _are_all_verified(self) -> bool:
-        """The supervisor decides about the folder; a worker answers for what it has opened."""
+        """True if this worker has checked all logs with entries in its files. The supervisor decides for the folder."""
         return self.had_clean_shutdown or self._recovery_points.keys() <= self._opened.keys()
 
 
 @dataclass(slots=True)
 class SharedLogDir(LogDir):
-    """The supervisor's view: it holds the lock of the folder and opens no log."""
+    """The view of the supervisor, which holds the lock of the folder and opens no log."""
 
     def close_after_workers(self, count: int, *, had_crash: bool) -> bool:
-        """When all workers have ended: merges what they know and gives the folder back; True where the next start may
-        trust it.
+        """Merges the checkpoints after all workers have ended, and releases the folder.
+
+        Returns True if the next start need not scan the logs.
         """
         try:
             needed = self.partitions() if had_crash or not self.had_clean_shutdown else []
