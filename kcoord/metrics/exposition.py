@@ -30,9 +30,9 @@ RUNTIME = "kafka_coordinator_runtime_metrics"
 
 
 METERS = {
-    "offset_commit": "Committed offsets that were written.",
+    "offset_commit": "Committed offsets: partitions, not requests. Those of transactions count when they are written.",
     "offset_expiration": "Offsets that expired.",
-    "offset_deletion": "Offsets that administrators deleted.",
+    "offset_deletion": "Offsets that OffsetDelete requests of administrators deleted.",
     "consumer_group_rebalance": "Group epochs of consumer groups.",
     "group_completed_rebalance": "Completed rebalances of classic groups.",
 }
@@ -59,6 +59,7 @@ class Timing:
 
     @classmethod
     def of(cls, histogram: Histogram) -> Timing:
+        """Copies the state of `histogram`."""
         return cls(tuple(histogram.counts), histogram.sum_ms, histogram.largest_ms)
 
 
@@ -112,6 +113,7 @@ class BrokerCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
+        """Returns the metric families. Runs in the thread of the metrics server."""
         coroutine = self._take()
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -142,14 +144,14 @@ def families(snapshot: MetricsSnapshot) -> list[Metric]:
             "kafka_log_flush_rate_and_time_ms", "Flushes of coordinator and metadata logs.", [], {(): snapshot.flush}
         ),
         _histogram(
-            "kcoord_event_loop_lag_ms", "Pauses of the event loop, measured every 10 ms.", [], {(): snapshot.lag}
+            "kcoord_event_loop_lag_ms", "Pauses of the event loop, checked every 10 ms.", [], {(): snapshot.lag}
         ),
         _gauge(
             "kcoord_event_loop_lag_max_ms", "The longest pause of the event loop.", [], {(): snapshot.lag.largest_ms}
         ),
         _histogram(
             "kcoord_event_loop_own_lag_ms",
-            "The part of these pauses in which the event loop used the CPU.",
+            "The part of these pauses in which the event loop used the CPU. If it is small, the machine is busy.",
             [],
             {(): snapshot.own_lag},
         ),
@@ -170,7 +172,12 @@ def _requests(snapshot: MetricsSnapshot) -> list[Metric]:
         _counter(
             f"{prefix}_requests", "Requests that got a response, including errors.", ["request", "version"], counts
         ),
-        _histogram(f"{prefix}_total_time_ms", "Time from the received request to its response.", ["request"], times),
+        _histogram(
+            f"{prefix}_total_time_ms",
+            "Time from the whole request to its response, waiting for the disk included.",
+            ["request"],
+            times,
+        ),
     ]
 
 
@@ -184,20 +191,35 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
         by_state[protocol][state,] = count
     completed: dict[tuple[str, ...], float] = {(protocol,): count for protocol, count in snapshot.completed.items()}
     return [
-        _gauge(f"{GROUPS}_group_count", "Groups by protocol.", ["protocol"], by_protocol),
-        _gauge(f"{GROUPS}_consumer_group_count", "Consumer groups by state.", ["state"], by_state["consumer"]),
-        _gauge(f"{GROUPS}_classic_group_count", "Classic groups by state.", ["state"], by_state["classic"]),
+        _gauge(f"{GROUPS}_group_count", "Groups: classic or consumer.", ["protocol"], by_protocol),
+        _gauge(
+            f"{GROUPS}_consumer_group_count",
+            "Consumer groups by state, 0 for a state without groups.",
+            ["state"],
+            by_state["consumer"],
+        ),
+        _gauge(
+            f"{GROUPS}_classic_group_count",
+            "Classic groups by state, 0 for a state without groups.",
+            ["state"],
+            by_state["classic"],
+        ),
         *(metric for name in snapshot.counters for metric in _meter(name, snapshot)),
-        _counter(f"{GROUPS}_group_completed_rebalances", "Completed rebalances by protocol.", ["protocol"], completed),
+        _counter(
+            f"{GROUPS}_group_completed_rebalances",
+            "Classic groups: generations with assignments. Consumer groups: epochs that all members reached.",
+            ["protocol"],
+            completed,
+        ),
         _gauge(
             f"{GROUPS}_event_queue_size",
-            "Requests that wait to be processed, background tasks, and due timers.",
+            "Requests that were read and wait, background tasks, and timers that are due.",
             [],
             {(): snapshot.queue_size},
         ),
         _gauge(
             f"{GROUPS}_thread_idle_ratio_avg",
-            "The share of the last 30 s in which the thread of the event loop was idle.",
+            "The share of the last 30 s in which the thread of the event loop used no CPU.",
             [],
             {(): snapshot.idle_ratios[0]},
         ),
@@ -216,7 +238,10 @@ def _meter(name: str, snapshot: MetricsSnapshot) -> Iterable[Metric]:
     yield _counter(f"{GROUPS}_{name}", text, [], {(): count})
     yield _gauge(f"{GROUPS}_{name}_count", text, [], {(): count})
     yield _gauge(
-        f"{GROUPS}_{name}_rate", f"{text[:-1]}, per second over the last 30 s.", [], {(): snapshot.rates[name]}
+        f"{GROUPS}_{name}_rate",
+        f"Events of `{name}_count` per second, over the last 30 s.",
+        [],
+        {(): snapshot.rates[name]},
     )
     if name in KIP_496_NAMES:
         yield _counter(f"{GROUPS}_{KIP_496_NAMES[name]}", text, [], {(): count})
@@ -231,19 +256,19 @@ def _runtime(snapshot: MetricsSnapshot) -> list[Metric]:
     return [
         _gauge(
             f"{RUNTIME}_num_partitions",
-            "Coordinator partitions by state.",
+            "Coordinator partitions: loading, active or failed.",
             ["coordinator", "state"],
             shards,
         ),
         _gauge(
             f"{GROUPS}_num_partitions",
-            "Partitions of __consumer_offsets by state.",
+            "Partitions of `__consumer_offsets`: loading, active or failed.",
             ["state"],
             {(state,): count for (name, state), count in shards.items() if name == "groups"},
         ),
         _gauge(
             f"{GROUPS}_partition_load_time_avg",
-            "Average load time of a partition of __consumer_offsets in ms.",
+            "Average load time of a partition of `__consumer_offsets` in ms.",
             [],
             {(): groups.sum_ms / max(sum(groups.counts), 1)},
         ),

@@ -40,6 +40,7 @@ class Histogram:
         self.largest_ms = 0.0
 
     def add(self, value_ms: float) -> None:
+        """Counts a value in its bucket."""
         self.counts[bisect_left(BUCKETS_MS, value_ms)] += 1
         self.sum_ms += value_ms
         if value_ms > self.largest_ms:
@@ -47,6 +48,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
+        """The number of values."""
         return sum(self.counts)
 
 
@@ -100,6 +102,7 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
+        """Begins to measure, from the event loop's thread."""
         self._due, self._cpu = time.perf_counter() + LAG_CHECK_SECONDS, time.thread_time()
         self._timer = self._loop.call_later(LAG_CHECK_SECONDS, self._check)
 
@@ -111,6 +114,7 @@ class LoopLag:
         self.start()
 
     def stop(self) -> None:
+        """Ends the measurements."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -158,6 +162,7 @@ class RecentRates:
         return {name: (count - before[name]) / span for name, count in counters.items()}
 
     def stop(self) -> None:
+        """Takes no more samples."""
         if self._timer is not None:
             self._timer.cancel()
 

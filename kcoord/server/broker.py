@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one object that handlers see: configuration, metadata image, topic data, coordinators, clock and tasks.
-
-It is also what is common to every life of a broker, whatever brings its requests: `composition.compose` makes it,
-`begin` takes it into service, `publish` spreads each new metadata image, `close` ends it.
-"""
+"""The broker object that handlers get, and the periodic work of a broker."""
 
 from __future__ import annotations
 
@@ -27,6 +23,8 @@ from kcoord.topics.store import TopicStore
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
+    from kcoord.security.authorizer import Authorizer
+    from kcoord.server.client_quotas import ClientQuotas
     from kcoord.server.observe.client_telemetry import ClientTelemetry
     from kcoord.server.observe.telemetry_exporter import TelemetryExporter
 
@@ -34,12 +32,19 @@ _logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 WRITER_SECONDS: Final = 1.5
-"""How long the end of a broker waits for writes that are under way."""
+"""The longest time that a shutdown waits for writes in flight."""
 _CHECK_SECONDS: Final = 0.01
 
 
 class Broker:
-    """See the module's text. `image` is replaced as a whole at each committed metadata change."""
+    """A broker without its sockets: configuration, metadata image, topic data, coordinators, clock and tasks.
+
+    `composition.compose` makes it, `begin` starts its service, `publish` passes each new metadata image on, and `close`
+    ends it. Requests come from sockets, from other workers, from a test or from the simulation.
+
+    `image` is replaced as a whole when a metadata change is durable. An image itself never changes, so a handler sees
+    one state of the metadata until it waits for something. All methods run in the event loop.
+    """
 
     apis: ApiTable
     topics: TopicStore
@@ -49,7 +54,7 @@ class Broker:
     transactions: TransactionService
     transactional_produce: TransactionalProduce
     pump: Pump
-    """These are set once, by `compose`."""
+    """`compose` sets these attributes once."""
 
     def __init__(
         self, config: BrokerConfig, environment: Environment, cluster_id: str, controller_id: int | None = None
@@ -57,11 +62,15 @@ class Broker:
         self.config = config
         self.node_id = config.node_id
         self.metadata_broker_id = config.node_id if controller_id is None else controller_id
-        """The broker whose process has the metadata log, whether it is in service or not."""
+        """The broker whose process writes the metadata log, also if that broker is out of service."""
         self.cluster_id = cluster_id
         self.image = MetadataImage.empty()
+        self.authorizer: Authorizer | None = None
+        """The authorizer for the ACLs of `image`; None if everyone may do everything. `publish` replaces it."""
+        self.quotas: ClientQuotas | None = None
+        """The client quotas of `image`; None if there are none."""
         self.image_observers: list[Callable[[MetadataImage], None]] = []
-        """Called in order with each new image, after it has become `image`."""
+        """Called in this order with each new image, after it has become `image`."""
         self.now_ms = environment.now_ms
         self.spawn = environment.spawn
         self.uuids = environment.uuids
@@ -74,7 +83,10 @@ class Broker:
 
     @property
     def controller_id(self) -> int:
-        """The broker that clients are to ask for changes; any passes them on. It is one that is in service."""
+        """The broker that clients send metadata changes to. It is in service, if any broker is.
+
+        Every broker passes such requests on to the broker that writes the metadata log.
+        """
         alive = self.image.alive_brokers()
         if self.metadata_broker_id in alive:
             return self.metadata_broker_id
@@ -82,7 +94,7 @@ class Broker:
 
     @property
     def client_telemetry(self) -> ClientTelemetry:
-        """Made when the first client asks."""
+        """The client telemetry, which is made when the first client asks for it."""
         if self._client_telemetry is None:
             from kcoord.server.observe.client_telemetry import ClientTelemetry
             from kcoord.server.observe.telemetry_exporter import TelemetryExporter
@@ -94,27 +106,32 @@ class Broker:
         return self._client_telemetry
 
     def endpoint(self, listener_name: str) -> Listener:
-        """The advertised address of this broker for clients of a listener."""
+        """Returns the advertised address of this broker for clients of a listener."""
         return self.endpoints[listener_name]
 
-    # Its life.
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Publishes the first image, which names all brokers of today, and begins the periodic work."""
+        """Publishes the first image and begins the periodic work. All current brokers are registered in that image."""
         self.has_begun = True
         self.publish(self.metadata.image)
         self._tick()
 
     def publish(self, image: MetadataImage) -> None:
-        """A new image is durable: everybody sees it before the replies that waited for it leave."""
+        """Makes a durable image the current one, and passes it to all observers.
+
+        Replies that waited for the image leave only after that. Before `begin` this method does nothing.
+        """
         if not self.has_begun:
             return
+        if self.authorizer is not None and image.acls is not self.image.acls:
+            self.authorizer = self.authorizer.with_acls(image.acls)
         self.image = image
         for observe in self.image_observers:
             observe(image)
 
     def publish_to_shards(self, image: MetadataImage) -> None:
-        """The coordinators take over the shards that this broker leads now, and give up the others."""
+        """Makes the coordinators load the shards that this broker leads now, and release those that it does not."""
         to_load = self.groups.follow(image.topics.get(GROUP_METADATA_TOPIC), self.node_id)
         if to_load:
             self.spawn(self._load_groups(to_load))
@@ -124,7 +141,7 @@ class Broker:
 
     async def _load_groups(self, shard_ids: list[int]) -> None:
         started_ms = self.now_ms()
-        # Only what lives long is made now: the collector need not look at it again and again.
+        # Loading makes long-lived objects only, so collections during the load would find nothing.
         if self._environment.owns_heap:
             gc.disable()
         try:
@@ -140,7 +157,7 @@ class Broker:
         self.tick()
 
     def tick(self) -> None:
-        """The periodic work on topics and shards: what is due, in small steps."""
+        """Does the periodic work on topics and shards that is due, in small steps."""
         try:
             self.topics.tick(self.now_ms())
             self.groups.note_clock_gain(self._environment.clock_gain_ms())
@@ -156,7 +173,7 @@ class Broker:
         self.fetches.close()
 
     async def close(self) -> bool:
-        """Ends the coordinators. Returns True if everything that was answered is written."""
+        """Ends the coordinators. Returns True if everything that they submitted is durable."""
         self.transactions.close()
         self.groups.close()
         self.metadata.close()
@@ -170,20 +187,18 @@ class Broker:
             self.transactions.finish()
         return written
 
-    # What the coordinators ask.
-
     def tombstones_kept_ms(self) -> int:
-        """`delete.retention.ms` of the coordinators' logs."""
+        """Returns `delete.retention.ms` of the coordinators' logs."""
         configs = self.image.topic_configs(GROUP_METADATA_TOPIC)
         return TopicConfig.resolve(self.config, configs).delete_retention_ms
 
 
 async def until(loop: asyncio.AbstractEventLoop, condition: Callable[[], bool], seconds: float) -> None:
-    """Waits until the condition holds, or the time is over."""
+    """Waits until the condition holds, but at most `seconds`."""
     deadline = loop.time() + seconds
     while not condition() and loop.time() < deadline:
         await asyncio.sleep(_CHECK_SECONDS)
 
 
 def _drop_metrics(metrics: bytes) -> None:
-    """Where only a reporter is named, which cannot be loaded here."""
+    """Drops pushed metrics: only a Java reporter is configured, which cannot be loaded here."""

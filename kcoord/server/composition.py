@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Composes a broker out of its configuration, its data folder and its environment.
+"""Composes a broker from its configuration, its data folder and its environment.
 
-Processes, workers, test brokers and the simulation all compose their broker here. Nothing is started: event loop,
-clock, random numbers and threads come from the environment, and the shards are loaded after `Broker.begin`.
+Processes, workers, test brokers and the simulation all compose their broker here. Nothing is started here: event loop,
+clock, random ids and threads come from the environment, and shards are loaded after `Broker.begin`.
+
+The order in which `compose` registers observers of images matters. Each new image goes to `Broker.publish` first, then
+to the dynamic configuration, the topic store and the coordinators.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.config.keys import is_without_effect
+from kcoord.config.principals import parse_super_users
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
@@ -45,8 +50,9 @@ from kcoord_protocol.compression import Compression
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
-    # Most brokers never see a transaction: its modules are not loaded at the start.
+    # Most brokers never coordinate a transaction, so their start does not import these modules.
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+    from kcoord.security.authorizer import Authorizer
 
 _logger = logging.getLogger(__name__)
 
@@ -56,10 +62,12 @@ NewTransactionShard: TypeAlias = "Callable[[Broker, int], TransactionCoordinator
 
 
 def new_group_shard(broker: Broker, shard_id: int) -> GroupCoordinatorShard:
+    """Returns an empty shard of the group coordinator."""
     return GroupCoordinatorShard(broker.config, broker.image, broker.groups.counters)
 
 
 def new_transaction_shard(broker: Broker, shard_id: int) -> TransactionCoordinatorShard:
+    """Returns an empty shard of the transaction coordinator, with the leader epoch of its partition."""
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 
     partition = broker.image.partition(TRANSACTION_STATE_TOPIC, shard_id)
@@ -79,10 +87,11 @@ def compose(
     new_transaction_shard: NewTransactionShard = new_transaction_shard,
     new_writer: NewWriter = LogWriter,
 ) -> Broker:
-    """Returns a broker that waits for `begin`.
+    """Returns a broker that is ready for `begin`.
 
-    Without `new_metadata` the metadata log is in the folder and is replayed here: StartError if that fails.
-    `peers` are the other brokers of the cluster, `controller_id` the one that has the metadata log.
+    `new_metadata` makes the metadata service. By default the metadata log is in the folder and is replayed here;
+    StartError is raised if that fails. `peers`: the other brokers of the cluster. `controller_id`: the broker that
+    writes the metadata log, by default this one.
     """
     broker = Broker(config, environment, folder.cluster_id, controller_id)
     broker.apis = build_api_table(config)
@@ -98,6 +107,7 @@ def compose(
     else:
         broker.metadata = local_metadata(folder, broker, group_times)
     broker.image = broker.metadata.image
+    broker.authorizer = _authorizer(config, broker.image)
     broker.metadata.image_observers.append(broker.publish)
     broker.groups = _group_service(broker, environment, folder, group_times, new_group_shard)
     broker.transactions = _transaction_service(
@@ -112,16 +122,36 @@ def compose(
         service.release_observers.append(lambda: broker.publish_to_shards(broker.image))
     broker.image_observers += [
         DynamicConfigs(broker).follow,
+        partial(_follow_quotas, broker),
         lambda image: folder.topics.on_metadata_update(image, environment.now_ms()),
         broker.publish_to_shards,
     ]
     return broker
 
 
+def _authorizer(config: BrokerConfig, image: MetadataImage) -> Authorizer | None:
+    if not config.authorizer_class_name:
+        return None
+    from kcoord.security.authorizer import Authorizer
+
+    return Authorizer(
+        image.acls,
+        super_users=parse_super_users(config.super_users),
+        allow_everyone=config.allow_everyone_if_no_acl_found,
+        matches_cidr=config.is_kafka_4_4,
+    )
+
+
+def _follow_quotas(broker: Broker, image: MetadataImage) -> None:
+    if image.client_quotas or broker.quotas is not None:
+        # Most brokers have no quotas, so their start does not import this module.
+        from kcoord.server.client_quotas import follow_quotas
+
+        follow_quotas(broker, image)
+
+
 def load_metadata(config: BrokerConfig, folder: DataFolder, now_ms: int) -> ShardSet[MetadataMachine]:
-    """Replays the metadata log: nothing can be served before it is known which topics exist. Raises StartError if the
-    log cannot be read.
-    """
+    """Replays the metadata log and returns its shard set. Raises StartError if the log cannot be read."""
     shards = new_metadata_shards(config)
     log = folder.metadata_logs.open(METADATA_SHARD)
     try:
@@ -135,9 +165,9 @@ def local_metadata(
     folder: DataFolder,
     broker: Broker,
     group_times: GroupTimes,
-    new_service: type[LocalMetadataService] = LocalMetadataService,
+    new_service: Callable[..., LocalMetadataService] = LocalMetadataService,
 ) -> LocalMetadataService:
-    """Returns the metadata service of the broker that has the metadata log."""
+    """Returns the metadata service of the broker that writes the metadata log."""
     shards = load_metadata(broker.config, folder, broker.now_ms())
     return new_service(
         shards,
@@ -164,7 +194,7 @@ def local_log(shards: ShardSet[Any], logs: ShardLogs, broker: Broker, new_pool: 
 
 def _group_times(broker: Broker) -> GroupTimes:
     def newest_ms() -> int:
-        """The latest creation time that a group of this process has, or could get now."""
+        """Returns the latest creation time that a group of this process has, or could get now."""
         latest_ms = broker.groups.latest_creation_time_ms()
         return max(broker.now_ms(), latest_ms, broker.metadata.image.last_creation_time_ms)
 
@@ -234,14 +264,17 @@ def _transaction_service(
 
 
 class DynamicConfigs:
-    """Takes over the dynamic configuration that an image has for this broker."""
+    """Applies the dynamic configuration that an image has for this broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._applied: Mapping[str, str] = {}
 
     def follow(self, image: MetadataImage) -> None:
-        """Most keys are read whenever they are needed. What is made of them once is made again."""
+        """Applies the dynamic configs of an image, if they have changed.
+
+        Most keys are read whenever they are needed. The API table is computed from keys, so it is built again.
+        """
         broker = self._broker
         dynamic = image.effective_broker_configs(broker.node_id)
         if dynamic == self._applied:
@@ -254,6 +287,6 @@ class DynamicConfigs:
         broker.config.apply_dynamic(dynamic)
         left_out = sorted(dynamic.keys() - broker.config.dynamic.keys())
         if left_out:
-            _logger.warning("Dynamic configs that cannot be used here were left out: %s", ", ".join(left_out))
-        # For new connections: whether clients may push metrics.
+            _logger.warning("Dynamic configs with values that cannot be used were ignored: %s", ", ".join(left_out))
+        # New connections use this table. It has the APIs of client telemetry only if they are enabled.
         broker.apis = build_api_table(broker.config)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker gets from outside: the event loop, the clock, random numbers, threads. It keeps the tasks that run.
-
-The services of a broker ask the system for nothing of this themselves. So a process, a test and the simulation compose
-the same broker, and differ in what they hand in here.
-"""
+"""The environment of a broker: event loop, clock, random ids, threads and background tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from kcoord.server.random_uuids import RandomUuids
 from kcoord_protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    # Most brokers compute nothing beside the event loop, so they do not load this at their start.
+    # Most brokers have no work for a pool of threads, so their start does not import this.
     from concurrent.futures import Executor
 
 _logger = logging.getLogger(__name__)
@@ -25,21 +21,24 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NewPool: TypeAlias = "Callable[[int, str], Executor]"
-"""Makes threads for background work: at most this many, with this name."""
+"""Makes a pool of threads for background work: the largest number of threads, and their name."""
 
 SWITCH_SECONDS: Final = 0.001
-"""How long the event loop may have to wait while another thread computes; Python's own choice is five times that."""
+"""The longest time that the event loop waits for the GIL while another thread computes. Python's default is 5 ms."""
 
 
 def no_gain() -> int:
-    """The gain of a clock that never runs too fast."""
+    """Returns the gain of a clock that never runs too fast."""
     return 0
 
 
 class Environment:
-    """See the module's text. `now_ms` and `clock_gain_ms` are those of a `Clock`, or of a clock that others move.
-    `owns_heap` is False if other programs live in the process too: then its garbage collector
-    is not the broker's to tune.
+    """The dependencies of a broker on the system. Its services use the system only through this object.
+
+    So a process, a test and the simulation compose the same broker with different environments.
+
+    `now_ms` and `clock_gain_ms` are methods of a `Clock`, or of a clock that a test or the simulation moves.
+    `owns_heap` is False if the process also runs other code. Then the broker does not tune the garbage collector.
     """
 
     __slots__ = ("_tasks", "clock_gain_ms", "loop", "new_pool", "now_ms", "owns_heap", "uuids")
@@ -61,10 +60,10 @@ class Environment:
         self.new_pool = new_pool if new_pool is not None else thread_pool
         self.owns_heap = owns_heap
         self._tasks: dict[asyncio.Task[object], None] = {}
-        """A set that keeps their order: cancelling them is the same in every run."""
+        """The running tasks, as an ordered set: `cancel_tasks` cancels them in the same order in every run."""
 
     def spawn(self, coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
-        """Starts a task that is neither lost to the garbage collector nor able to fail unseen."""
+        """Starts a task, keeps a reference to it until it ends, and logs its error unless that is a KafkaError."""
         task = self.loop.create_task(coroutine)
         self._tasks[cast("asyncio.Task[object]", task)] = None
         task.add_done_callback(self._task_done)
@@ -79,7 +78,7 @@ class Environment:
             _logger.error("A background task failed", exc_info=error)
 
     def cancel_tasks(self) -> None:
-        """Ends the tasks that still run at shutdown."""
+        """Cancels the tasks that still run, at shutdown."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -93,7 +92,8 @@ def thread_pool(size: int, name: str) -> Executor:
 
 
 def share_with_loop() -> None:
-    """Lets the event loop in soon while a thread computes. To be called before the thread starts; holds for the whole
-    process.
+    """Shortens the time after which a computing thread gives the GIL to the event loop.
+
+    Called before a thread starts. The setting holds for the whole process.
     """
     sys.setswitchinterval(SWITCH_SECONDS)

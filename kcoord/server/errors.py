@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the server that people read."""
+"""The error of a start that fails."""
 
 from __future__ import annotations
 
 
 class StartError(Exception):
-    """Why the broker cannot start, in one sentence."""
+    """The broker cannot start. The text is one sentence for people."""

@@ -1,8 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker process from its configuration to its end: data folder, broker, listeners, signals, orderly stop.
+"""A broker process from its configuration to its end: data folder, broker, listeners, signals, shutdown.
 
-Everything that another process or a file can make fail is tried before the ready line, and ends as StartError with a
-sentence for people.
+Theory of operation
+-------------------
+A start has these steps. Each step that a file or another process can make fail raises StartError, with a text for
+people, before the ready line:
+
+1. The data folder is locked, and the metadata log is replayed (`kcoord.server.disk.data_folder`).
+2. The listeners bind their addresses, so the real ports are known. They do not accept connections yet.
+3. The broker registers itself: its endpoints and its incarnation go into the metadata log, and the step waits until
+   that is durable.
+4. `Broker.begin` publishes the first image. The topic store and the coordinators learn which partitions the broker
+   leads, and begin to load their shards.
+5. The metrics page opens, and the listeners accept connections. Requests for a shard that is still loading fail with
+   COORDINATOR_LOAD_IN_PROGRESS.
+6. The ready line is printed when all shards are loaded, or `LOADED_SECONDS` after step 5.
+
+The log cleaner starts `CLEANER_DELAY_SECONDS` later.
+
+SIGTERM or SIGINT requests a shutdown. A signal during the steps 2 to 6 of a start takes effect after step 6. A shutdown
+has these steps:
+
+1. Listeners close their sockets, and connections read no further requests.
+2. Parked fetches fail with NOT_LEADER_OR_FOLLOWER. Other responses in flight have `answer_seconds` to leave. Then the
+   connections are closed.
+3. The coordinators close. The log writer has `WRITER_SECONDS` to finish. Then the last snapshots are saved.
+4. The log cleaner ends between two slices of work.
+5. The data folder is closed. It gets the clean-shutdown marker only if no write was left in flight.
+
+A crash at any point leaves a folder that the next start repairs: see `kcoord.server.disk.log_writer` for the logs of
+coordinators.
 """
 
 from __future__ import annotations
@@ -18,8 +45,10 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from kcoord.config import BrokerConfig, Listener
-from kcoord.metadata.machine import MetadataMachine
+from kcoord.config.scram_users import BOOTSTRAP_SCRAM
+from kcoord.metadata.bootstrap import credential_records
 from kcoord.metadata.records import BrokerRegistration
+from kcoord.runtime.result import CoordinatorRecord
 from kcoord.server.broker import WRITER_SECONDS, Broker, until
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
@@ -32,10 +61,11 @@ from kcoord.server.shards.metadata_service import LocalMetadataService
 from kcoord.server.shards.shard_service import Clock
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
+from kcoord_protocol.scram_mechanisms import ScramMechanism, salt_of
 from kcoord_protocol.uuid import uuid_from_string
 
 if TYPE_CHECKING:
-    # The metrics library takes a tenth of a second to load: only who asked for it pays.
+    # The metrics library takes a tenth of a second to import. A broker without metrics does not import it.
     from kcoord.server.disk.log_cleaner import LogCleaner
     from kcoord.server.observe.broker_metrics import BrokerMetrics
 
@@ -44,26 +74,32 @@ _logger = logging.getLogger(__name__)
 NewListener: TypeAlias = Callable[[Listener, Broker, ConnectionLimits], SocketListener]
 
 ANSWER_SECONDS = 2.5
-"""How long a stop waits for answers under way; with what follows it stays below the 5 s that are promised."""
+"""The time that a shutdown waits for responses in flight. The whole shutdown stays below the documented 5 s."""
 CLEANER_DELAY_SECONDS = 0.5
+SCRAM_NAMES = frozenset(mechanism.mechanism_name for mechanism in ScramMechanism)
 LOADED_SECONDS = 0.25
-"""How long the ready line waits for shards that load. A client that comes right after it would have to retry."""
+"""The longest time that the ready line waits for loading shards.
+
+Clients that connect right after the ready line would otherwise have to retry.
+"""
 GC_THRESHOLDS = (50_000, 20, 100)
-"""With Python's own, every few thousand new connections or members are a full collection, hundreds of milliseconds for
-10,000 members. What a request makes is freed by its reference count; cycles are few, and the young generations find
-them.
+"""Thresholds of the garbage collector.
+
+With Python's defaults, every few thousand new connections or members cause a full collection, which takes hundreds of
+milliseconds for 10,000 members. Reference counts free the objects of a request. Cycles are few, and collections of the
+young generations find them.
 """
 
 
 @dataclass(slots=True)
 class ReadyLine:
-    """What the ready line tells."""
+    """The content of the ready line."""
 
     addresses: list[str]
     node_id: int
     cluster_id: str
     nodes: int = 1
-    """Workers, whose ids begin with `node_id`."""
+    """The number of brokers. With several workers their ids are consecutive and begin with `node_id`."""
 
 
 async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
@@ -80,7 +116,7 @@ async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None
 
 
 class BrokerProcess:
-    """A broker with its listeners."""
+    """A broker with its listeners. The module text describes start and shutdown. All methods run in the event loop."""
 
     answer_seconds: ClassVar[float] = ANSWER_SECONDS
 
@@ -94,7 +130,7 @@ class BrokerProcess:
         self._stop_requested = asyncio.Event()
         self._cleaner: LogCleaner | None = None
         self.bound: dict[str, Listener] = {}
-        """The listeners by name, with the ports that they really have."""
+        """The listeners by name, with the ports that they are bound to."""
         self._metrics: BrokerMetrics | None = None
         limits = ConnectionLimits(broker.config)
         self.listeners = [new_listener(address, broker, limits) for address in broker.config.open_listeners]
@@ -116,7 +152,8 @@ class BrokerProcess:
         _logger.info("Metrics are at http://%s:%d/metrics", host, port)
         broker.pump.measure_writes(metrics.measures.writes)
         for listener in self.listeners:
-            if type(listener) is SocketListener:  # test mode looks at requests in its own way
+            # Test mode has listeners of its own, which observe requests themselves.
+            if type(listener) is SocketListener:
                 listener.connections.new_path = partial(metrics.new_path, listener.path_settings)
         return metrics
 
@@ -134,11 +171,12 @@ class BrokerProcess:
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     def stop_on_signals(self) -> None:
+        """Requests a stop on SIGTERM and SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop_requested.set)
 
     async def start(self) -> None:
-        """Joins the cluster, opens what the metadata log names, then the listeners."""
+        """Takes the steps 2 to 5 of a start. Raises StartError if one fails."""
         for listener in self.listeners:
             self.bound[listener.address.name] = await _bind(listener)
         for advertised in self.broker.config.advertised(self.bound, socket.gethostname()):
@@ -148,14 +186,14 @@ class BrokerProcess:
         self._metrics = self._open_metrics()
         await self._open_listeners()
         if self.broker.config.log_cleaner_enable:
-            # Nobody waits for it, and it is not needed for the first answer.
+            # The first responses do not need the cleaner, so the start does not wait for its import.
             self._loop.call_later(CLEANER_DELAY_SECONDS, self._start_cleaner)
         if self._environment.owns_heap:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
 
     async def _load_small_shards(self) -> None:
-        """Waits for the coordinators' shards, but not for long. Clients are served meanwhile."""
+        """Waits for the coordinators' shards, at most `LOADED_SECONDS`. Clients are served meanwhile."""
         loads = [self._loop.create_task(service.loaded()) for service in (self.broker.groups, self.broker.transactions)]
         _, unfinished = await asyncio.wait(loads, timeout=LOADED_SECONDS)
         for load in unfinished:
@@ -171,16 +209,31 @@ class BrokerProcess:
             self._cleaner.start()
 
     async def _join_cluster(self) -> None:
-        """Writes to the metadata log who and where the brokers are, before the first client can ask."""
+        """Registers the brokers in the metadata log, before the first client can ask for them."""
         assert isinstance(self.broker.metadata, LocalMetadataService)
+        credentials = self._bootstrap_credentials()
+        if not credentials and not self.broker.image.scram_credentials:
+            _check_that_clients_can_log_in(self.broker.config)
         try:
             await self.broker.metadata.call(
-                MetadataMachine.register_brokers,
+                lambda machine, context, request: machine.register_brokers(context, request, credentials),
                 self._registrations(),
                 internal_operation_context(self.broker.now_ms()),
             )
         except KafkaError as error:
             raise StartError(f"{CLUSTER_METADATA_TOPIC} cannot be written: {error}") from None
+
+    def _bootstrap_credentials(self) -> list[CoordinatorRecord]:
+        """Returns the credentials of kcoord.bootstrap.scram for a new cluster, none for an existing one."""
+        users = self.broker.config.bootstrap_users
+        if not users:
+            return []
+        if self.broker.image.features:
+            _logger.info("%s has no effect: the cluster exists", BOOTSTRAP_SCRAM)
+            return []
+        _logger.info("The first users of the cluster come from %s: %d", BOOTSTRAP_SCRAM, len(users))
+        uuids = self.broker.uuids
+        return credential_records(users, lambda: salt_of(uuids.take() + uuids.take()))
 
     def _registrations(self) -> list[BrokerRegistration]:
         return [self._registration(self.broker.config, list(self.broker.endpoints.values()))]
@@ -189,20 +242,24 @@ class BrokerProcess:
         return BrokerRegistration(
             broker_id=config.node_id,
             incarnation_id=self.broker.uuids.take(),
-            endpoints=[(one.name, one.host, one.port, int(one.security_protocol)) for one in endpoints],
+            endpoints=[
+                (endpoint.name, endpoint.host, endpoint.port, int(endpoint.security_protocol)) for endpoint in endpoints
+            ],
             rack=config.broker_rack,
             log_dirs=[uuid_from_string(self._folder.directory_id)],
         )
 
     def ready(self) -> ReadyLine:
-        addresses = [str(one) for one in self.broker.endpoints.values()]
+        """Returns the content of the ready line."""
+        addresses = [str(endpoint) for endpoint in self.broker.endpoints.values()]
         return ReadyLine(addresses, self.broker.node_id, self.broker.cluster_id)
 
     async def until_signal(self) -> None:
+        """Returns when a stop is requested."""
         await self._stop_requested.wait()
 
     async def stop(self) -> None:
-        """Answers what is under way, then closes in the reverse order of the start."""
+        """Answers the requests in flight, then closes everything in the reverse order of the start."""
         if self._metrics is not None:
             self._metrics.close()
         for listener in self.listeners:
@@ -217,14 +274,26 @@ class BrokerProcess:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not answered yet."""
+        """The number of requests that are not answered yet."""
         return sum(listener.connections.in_flight for listener in self.listeners)
 
 
+def _check_that_clients_can_log_in(config: BrokerConfig) -> None:
+    """Raises StartError if all listeners need a login with SCRAM. Called if no user has a credential for it."""
+    for listener in config.open_listeners:
+        if not listener.security_protocol.has_sasl or set(config.sasl_mechanisms(listener)) - SCRAM_NAMES:
+            return
+    raise StartError(
+        f"no client can log in: all of listeners={','.join(config.listeners)} need a login with SCRAM, and there is no "
+        f"user. Set {BOOTSTRAP_SCRAM} or use kcoord storage format --add-scram for a new cluster; for an existing one, "
+        "add a PLAINTEXT listener on 127.0.0.1 and create a user with kcoord users add"
+    )
+
+
 async def _bind(listener: SocketListener) -> Listener:
-    wanted = listener.address
+    address = listener.address
     try:
         port = await listener.bind()
     except OSError as error:
-        raise StartError(f"cannot listen on {wanted}: {error.strerror or error}") from None
-    return Listener(wanted.name, wanted.host, port, wanted.security_protocol)
+        raise StartError(f"cannot listen on {address}: {error.strerror or error}") from None
+    return Listener(address.name, address.host, port, address.security_protocol)

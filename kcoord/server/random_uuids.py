@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random identifiers that a broker gives out: member ids, topic ids, incarnations, sessions.
+"""The random ids that a broker assigns: member ids, topic ids, incarnation ids, ids of fetch sessions.
 
-Randomness enters the broker here alone. Handlers draw what an operation may need and pass it on as a value, so the
-state machines stay deterministic, and the simulation replaces the source.
+This module is the broker's only source of randomness. Handlers draw the ids that an operation may need and pass them as
+values, so the state machines stay deterministic, and the simulation can replace the source.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _POOL_BYTES: Final = 256 * _UUID_BYTES
 
 
 class RandomUuids:
-    """Cuts identifiers from one read of `read` at a time: a system call for each is too expensive.
+    """Takes ids from a pool of random bytes, since a system call per id is too expensive. `read` fills the pool.
 
-    A process that forks must not share its pool with its children, so each process makes its own.
+    After a fork, parent and child would take the same ids from one pool. So each process makes its own object.
     """
 
     __slots__ = ("_pool", "_position", "_read")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that are there at once, or later.
+"""Replies: responses that are ready now, or futures of responses.
 
-Most requests are answered in the turn of the event loop in which they arrive. So a handler returns a plain response,
-and a future only if something must be waited for: the disk, another member, another worker. The functions here work on
-both, and make no future for what is there already.
+Most requests are answered in the turn of the event loop in which they arrive. So a handler returns a plain response. It
+returns a future only if the response has to wait for the disk, another member or another worker. The functions here
+accept both, and make no future if the response is ready.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 reply_tokens: Final = itertools.count(1)
-"""A later reply finds its future by the token of the operation's context. No two operations have the same."""
+"""Unique tokens of operations. The runtime keeps a deferred reply under the token of its operation."""
 
 Reply: TypeAlias = T | asyncio.Future[T]
-"""A response, or a future of it."""
+"""A response, or a future of a response."""
 
 
 def internal_operation_context(now_ms: int) -> OperationContext:
-    """The context of an operation that no client asked for."""
+    """Returns the context of an operation that no client requested."""
     return OperationContext(now_ms=now_ms, token=next(reply_tokens))
 
 
@@ -46,21 +46,26 @@ def map_reply(
 def map_reply(
     reply: Reply[T], function: Callable[[T], U], on_error: Callable[[KafkaError], U] | None = None
 ) -> Reply[U]:
-    """Applies `function` to the answer now, or when it comes; `on_error` turns a later KafkaError into an answer."""
+    """Applies `function` to the response, now or when it is ready.
+
+    `on_error` turns a KafkaError of the future into a response. If the returned future is cancelled, `reply` is
+    cancelled, too, unless it is a task.
+    """
     if not asyncio.isfuture(reply):
         return function(reply)
     source = cast("asyncio.Future[T]", reply)
     target: asyncio.Future[U] = source.get_loop().create_future()
 
     def abandon(abandoned: asyncio.Future[U]) -> None:
-        """Whoever waits no longer ends a long poll; work of several steps (a task) goes on."""
+        """Ends a long poll that no client waits for any more. A task (work of several steps) continues."""
         if abandoned.cancelled() and not isinstance(source, asyncio.Task):
             source.cancel()
 
     def finish(done: asyncio.Future[T]) -> None:
         if target.done():
             if not done.cancelled():
-                done.exception()  # seen: asyncio would report an error that nobody asked for
+                # Marks the error as retrieved, since asyncio would log it otherwise.
+                done.exception()
             return
         if done.cancelled():
             target.cancel()
@@ -82,7 +87,10 @@ def map_reply(
 
 
 def gather_replies(replies: list[Reply[T]]) -> Reply[list[T]]:
-    """All answers in order, at once where none has to be waited for."""
+    """Returns all responses in order: a list if all of them are ready, otherwise a future.
+
+    The future fails with the error of the first reply in the list that failed.
+    """
     if not any(asyncio.isfuture(reply) for reply in replies):
         return cast("list[T]", replies)
     target: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from kcoord.server.process import ReadyLine, run_process
 def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Runs a broker until a signal ends it. Raises StartError if it cannot start."""
     if worker_count(config) > 1:
-        # Most brokers are one process, and do not load what several need.
+        # Most brokers are one process, so their start does not import the supervisor.
         from kcoord.server.workers.supervisor import Supervisor
 
         Supervisor(config).run(on_ready)

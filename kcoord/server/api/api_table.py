@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of served APIs, and the path from a received request to the bytes of its response.
+"""The table of served APIs, and the steps from a received request to the bytes of its response.
 
-`RequestContext` is what a handler knows about one request besides its body, `Client` what the connection knows about
-its client. Two kinds of responses wait in the queue of a request path: an `Exchange` was handed to its handler, whose
-answer may be a future; a `DeferredResponse` comes from a fast path, is already encoded, and waits for its records to be
-durable. `data` of both is None while the response is not known, and empty if the client gets none.
+A request path (`kcoord.server.net.request_path`) looks up the `BoundApi` of a frame: one API in one version. It then
+decodes the request, calls `respond`, and encodes the response. Two kinds of responses wait in the path's queue:
 
-ApiVersions is made from this table: what is not here is neither served nor listed. The two `except Exception` of the
-request path are here: a defect in a handler costs its client an UNKNOWN_SERVER_ERROR and us a traceback in the log,
-never the connection or the process.
+* An `Exchange` was passed to its handler, whose response may be a future. `settle` turns a finished future into a
+  response.
+* A `DeferredResponse` comes from a fast path. It is encoded already, and waits until its records are durable.
+
+`data` of both is None while the response is not ready, and empty if the client gets none.
+
+A handler learns about a request from its body, from the `RequestContext`, and from the `Client` of the connection. It
+is imported at the first request of its API. It may raise KafkaError, which becomes the error response of its API.
+Any other exception is a defect: the client gets UNKNOWN_SERVER_ERROR and the log a traceback; the connection and the
+process continue. Likewise for a response that cannot be encoded. The `except Exception` clauses for that are here.
+
+ApiVersions is made from this table, so an API that is not in it is neither served nor listed.
 """
 
 from __future__ import annotations
@@ -26,6 +33,8 @@ from kcoord.config import BrokerConfig
 from kcoord.config.kip1327 import Kip1327Form
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.waiting import Waiter
+from kcoord.security.authorizer import Authorizer
+from kcoord.server.api.authorization import Rights
 from kcoord.server.api.served_versions import (
     FIRST_LISTED_VERSIONS,
     KAFKA_4_4_VERSIONS,
@@ -45,11 +54,21 @@ if TYPE_CHECKING:
     from kcoord.server.observe.client_telemetry import ClientFacts
 
 
-class Client:
-    """What a connection knows about its client.
+ANONYMOUS = "User:ANONYMOUS"
+"""The principal of a client that has not shown who it is."""
 
-    `form` is the form of KIP-1327 that the client is served. `has_begun` is True after its first request that is
-    answered; `begins_with_api_versions` says that this was ApiVersions.
+
+def ignore_throttle(throttle_ms: int) -> None:
+    """Replaces `Client.throttle` if there is no connection, or if it is gone."""
+
+
+class Client:
+    """The facts that a connection knows about its client.
+
+    `form` is the form of KIP-1327 that the client is served. `principal` is the SASL user, or
+    named by the client's TLS certificate.
+    `has_begun` is True after its first request that is served; `begins_with_api_versions` is True if that was
+    ApiVersions.
     """
 
     __slots__ = (
@@ -58,27 +77,36 @@ class Client:
         "facts",
         "form",
         "has_begun",
+        "principal",
         "remote_host",
         "remote_port",
         "software",
+        "throttle",
     )
 
     def __init__(self, form: Kip1327Form, remote_host: str = "", remote_port: int = 0) -> None:
         self.form = form
         self.software = ("", "")
+        self.principal = ANONYMOUS
         self.has_begun = False
         self.begins_with_api_versions = False
         self.facts: ClientFacts | None = None
+        self.throttle: Callable[[int], None] = ignore_throttle
+        """Stops reading requests of the client for a time in milliseconds. The request path sets it."""
         self.locate(remote_host, remote_port)
 
     def locate(self, remote_host: str, remote_port: int) -> None:
-        """Sets where the client is; `address` is the host in the form that groups describe."""
+        """Sets the client's host and port; `address` is the host as DescribeGroups shows it."""
         self.remote_host = remote_host
         self.remote_port = remote_port
         self.address = f"/{remote_host}"
 
+    def rights(self, authorizer: Authorizer, api_key: ApiKey) -> Rights:
+        """Returns the client's rights for one request."""
+        return Rights(authorizer, self.principal, self.remote_host, api_key)
+
     def identify(self, software_name: str, software_version: str, form: Kip1327Form) -> None:
-        """The client has named its software in ApiVersions, perhaps not for the first time."""
+        """Notes the software that the client names in ApiVersions, perhaps not for the first time."""
         self.software = (software_name, software_version)
         self.form = form
         if not self.has_begun:
@@ -86,7 +114,10 @@ class Client:
 
 
 class RequestContext:
-    """The facts about one request: from where, by whom, when, in which version."""
+    """The facts about one request besides its body: API, version, client, listener, principal, rights and time.
+
+    `rights` is None if the request needs none: the broker has no authorizer, or asks itself.
+    """
 
     __slots__ = (
         "api_key",
@@ -98,6 +129,7 @@ class RequestContext:
         "listener_name",
         "now_ms",
         "principal",
+        "rights",
     )
 
     def __init__(
@@ -111,6 +143,8 @@ class RequestContext:
         principal: str,
         now_ms: int,
         client: Client | None = None,
+        *,
+        rights: Rights | None,
     ) -> None:
         self.api_key = api_key
         self.api_version = api_version
@@ -121,9 +155,10 @@ class RequestContext:
         self.principal = principal
         self.now_ms = now_ms
         self.client = client
+        self.rights = rights
 
     def client_facts(self) -> ClientFacts:
-        """What is known about the client of the connection; the same object as long as that lasts."""
+        """Returns the facts about the client for telemetry; always the same object for a connection."""
         from kcoord.server.observe.client_telemetry import ClientFacts
 
         client = self.client
@@ -135,7 +170,7 @@ class RequestContext:
         return client.facts
 
     def operation_context(self, candidate_id: str = "") -> OperationContext:
-        """The context for one operation of a state machine; `candidate_id` is a fresh identifier for a member."""
+        """Returns the context of one operation of a state machine. `candidate_id` is a new identifier for a member."""
         return OperationContext(
             now_ms=self.now_ms,
             api_version=self.api_version,
@@ -147,8 +182,8 @@ class RequestContext:
 
 
 CREATION_TIME_TAG: Final = 11_000
-"""KIP-1327 for versions that have no field for it: GroupCreationTimeMs (int64) in ConsumerGroupHeartbeatResponse and in
-DescribedGroup, both v1. Readers that do not know it skip it. Far above the tags that Kafka counts from 0.
+"""The tag of GroupCreationTimeMs (KIP-1327, int64) in versions without that field: ConsumerGroupHeartbeatResponse v1
+and DescribedGroup v1. Readers that do not know the tag skip it. It is far above Kafka's own tags, which count from 0.
 """
 TAGGED_VERSION: Final = 1
 
@@ -156,7 +191,7 @@ _INT64: Final = Struct(">q")
 
 
 def has_creation_time_tag(context: RequestContext) -> bool:
-    """Whether the response to a heartbeat or describe request carries the tagged field.
+    """Returns whether the response to a heartbeat or describe request carries the tagged field.
 
     Some decoders fail on tagged fields that they do not know. A client that does not begin with ApiVersions expects the
     bytes of Apache Kafka, whatever the broker is, so it gets no tagged field.
@@ -171,22 +206,22 @@ def has_creation_time_tag(context: RequestContext) -> bool:
 
 
 def creation_time_tag(creation_time_ms: int) -> TaggedFields:
-    """The tagged field; none if the creation time is unknown."""
+    """Returns the tagged field, or no field if the creation time is unknown."""
     return ((CREATION_TIME_TAG, _INT64.pack(creation_time_ms)),) if creation_time_ms >= 0 else ()
 
 
 _logger = logging.getLogger(__name__)
 
 KEY_AND_VERSION = struct.Struct(">hh")
-"""How every request begins: the API key and the version."""
+"""The first four bytes of every request: the API key and the version."""
 
 HandleFunction: TypeAlias = Callable[..., object]
-"""`handle(broker, context, request)` of a handler. The table passes the broker on and does not know it."""
+"""`handle(broker, context, request)` of a handler. The table only passes the broker on."""
 ErrorFunction: TypeAlias = Callable[[Message, KafkaError, int], Message]
 
 
 class Api:
-    """One served API: the versions that clients may use, and its handler, which is imported when it is first needed."""
+    """One served API: the versions that clients may use, and its handler, which is imported at the first request."""
 
     __slots__ = ("_error_response", "_handle", "_handler", "key", "versions")
 
@@ -206,11 +241,11 @@ class Api:
 
     @property
     def listed_versions(self) -> range:
-        """What ApiVersions tells of."""
+        """The versions that ApiVersions lists."""
         return range(FIRST_LISTED_VERSIONS.get(self.key, self.versions.start), self.versions.stop)
 
     def functions(self) -> tuple[HandleFunction, ErrorFunction]:
-        """`handle` and `error_response` of the handler."""
+        """Returns `handle` and `error_response` of the handler, and imports it if necessary."""
         if self._handle is None or self._error_response is None:
             module = importlib.import_module(f"kcoord.server.api.handlers.{self._handler}")
             self._handle, self._error_response = module.handle, module.error_response
@@ -218,7 +253,7 @@ class Api:
 
 
 class BoundApi:
-    """An API in one version: what a connection needs per request, looked up by the first four bytes of a frame."""
+    """An API in one version, which request paths look up by the first four bytes of a frame."""
 
     __slots__ = ("_error_response", "_handle", "decode_prefix", "key", "version")
 
@@ -229,7 +264,7 @@ class BoundApi:
         self.decode_prefix = request_class(api.key).decode_prefix
 
     def respond(self, broker: object, context: RequestContext, request: Message) -> object:
-        """The response, None (nothing is to be sent), or a future of one of them."""
+        """Calls the handler. Returns a response, None for no response, CloseConnection, or a future of one of these."""
         try:
             return self._handle(broker, context, request)
         except KafkaError as error:
@@ -239,11 +274,11 @@ class BoundApi:
             return self._server_error(request)
 
     def fail(self, request: Message, error: KafkaError) -> Message:
-        """The response to a request that failed."""
+        """Returns the response to a request that failed."""
         return self._error_response(request, error, self.version)
 
     def settle(self, future: asyncio.Future[object], request: Message) -> object:
-        """The response that a finished future of `respond` stands for."""
+        """Returns the response of a finished future of `respond`; an error response if the future failed."""
         if future.cancelled():
             error = KafkaError(Errors.NOT_COORDINATOR, "The broker is shutting down.")
             return self._error_response(request, error, self.version)
@@ -256,7 +291,7 @@ class BoundApi:
         return self._server_error(request)
 
     def encode(self, correlation_id: int, response: object, request: Message) -> bytes:
-        """The framed answer; a response that does not fit its version is a defect and becomes UNKNOWN_SERVER_ERROR."""
+        """Returns the framed response. A response that does not fit its version is a defect: UNKNOWN_SERVER_ERROR."""
         message = cast("Message", response)
         try:
             return encode_response(correlation_id, self.key, self.version, message.encode(self.version))
@@ -270,9 +305,9 @@ class BoundApi:
 
 
 class ApiTable:
-    """All served APIs in the order of their keys, in one form of KIP-1327; `bound` is the lookup of the request path.
+    """All APIs that are served in one form of KIP-1327, in the order of their keys.
 
-    `siblings` are the tables of the other forms, which other connections of the same broker use.
+    `siblings` are the tables of all forms of the same broker; a connection changes to another table with its form.
     """
 
     __slots__ = ("_bound", "_siblings", "apis", "form")
@@ -289,16 +324,16 @@ class ApiTable:
         self._bound: dict[bytes, BoundApi] = {}
 
     def in_form(self, form: Kip1327Form) -> ApiTable:
-        """The table of the same broker for connections of that form."""
+        """Returns the table for connections of this form."""
         return self._siblings.get(form, self)
 
     def bound(self, key_and_version: bytes) -> BoundApi | None:
-        """The API named by the first four bytes of a request, None where it is not served in that version."""
+        """Returns the API that the first four bytes of a request name, None if it is not served in that version."""
         bound = self._bound.get(key_and_version)
         return bound if bound is not None else self._bind(key_and_version)
 
     def error_response(self, frame: bytes, error: KafkaError) -> bytes:
-        """The framed response to a request that a fast path has accepted, and whose records could not be written."""
+        """Returns the framed error response to a request that a fast path accepted, if its records were not written."""
         bound = self.bound(frame[: KEY_AND_VERSION.size])
         assert bound is not None, "fast paths accept only requests that are served"
         header, offset = decode_request_header(frame)
@@ -320,7 +355,7 @@ class ApiTable:
 
 
 def build_api_table(config: BrokerConfig) -> ApiTable:
-    """The APIs that a broker with this configuration serves to a client that has not named itself yet."""
+    """Returns the APIs that a broker with this configuration serves to a client that has not named its software yet."""
     versions = dict(SERVED_VERSIONS)
     if not config.is_kafka_4_4:
         for key, first in KAFKA_4_4_VERSIONS.items():
@@ -347,40 +382,41 @@ def _apis_in_form(form: Kip1327Form, versions: Mapping[ApiKey, range]) -> Iterab
 
 @dataclass(frozen=True, slots=True)
 class CloseConnection:
-    """Instead of a response: the client expects none, and the broker reports the failure by closing."""
+    """Returned instead of a response if the client expects none: the broker reports the failure by closing."""
 
     reason: str
 
 
 class Exchange:
-    """A request that is decoded and handled, with its response once that is known."""
+    """A request on the general path, with its response when that is ready."""
 
-    __slots__ = ("body_at", "bound", "correlation_id", "data", "frame", "future", "request", "response")
+    __slots__ = ("body_at", "bound", "correlation_id", "data", "frame", "future", "request", "response", "rights")
 
     request: Message
 
-    def __init__(self, bound: BoundApi, frame: bytes, body_at: int, correlation_id: int) -> None:
+    def __init__(self, bound: BoundApi, frame: bytes, body_at: int, correlation_id: int, rights: Rights | None) -> None:
         self.bound = bound
         self.frame = frame
         self.body_at = body_at
         self.correlation_id = correlation_id
+        self.rights = rights
         self.response: object = None
         self.future: asyncio.Future[object] | None = None
         self.data: bytes | None = None
 
     def decode(self) -> Message:
-        """Decodes the body of the frame; raises DecodeError."""
+        """Decodes the body of the frame. Raises DecodeError."""
         self.request = self.bound.decode_prefix(self.frame, self.body_at, self.bound.version)[0]
         return self.request
 
     def abandon(self) -> None:
-        """The client is gone: ends a long poll. Work of several steps (a task) continues, since it may be half done."""
+        """Ends a long poll of a client that is gone. A task of several steps continues, since it may be half done."""
         if self.future is not None and not isinstance(self.future, asyncio.Task):
             self.future.cancel()
 
 
 class DeferredResponse(Waiter):
-    """An encoded response that leaves when its shard calls `settle`. If the shard fails, an error leaves instead."""
+    """An encoded response that may leave after `settle`. If the shard fails, an error response leaves instead."""
 
     __slots__ = ("_apis", "_frame", "_on_answer", "_response", "data", "on_settled")
 

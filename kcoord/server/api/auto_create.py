@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics that a broker makes because a client needs them: those of the coordinators, and what auto.create.topics.enable
-allows.
-"""
+"""Creates the topics that clients need: internal topics, and topics by auto.create.topics.enable."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 
 CREATE_TOPICS_VERSION: Final = 7
-"""In which version a broker asks the controller for topics that its clients need."""
+"""The version of CreateTopics that a broker sends to the controller."""
 
 _FINE: Final = (Errors.NONE, Errors.TOPIC_ALREADY_EXISTS)
-"""A topic that somebody else created in the meantime is no failure."""
+"""Codes that are no failure: another request may have created the topic meanwhile."""
 
 
 def auto_create(broker: Broker, context: RequestContext, names: list[str]) -> asyncio.Future[dict[str, int]]:
-    """The error codes of those that could not be created."""
+    """Creates topics. The future has the error codes of the topics that could not be created."""
     topic_ids = broker.uuids.take_topic_ids(len(names))
 
     def create(
@@ -40,7 +38,10 @@ def auto_create(broker: Broker, context: RequestContext, names: list[str]) -> as
 
 
 def ensure_internal_topic(broker: Broker, context: RequestContext, name: str) -> asyncio.Future[None]:
-    """Ends when a coordinator's topic is there; COORDINATOR_NOT_AVAILABLE where it cannot be made now."""
+    """Creates the topic of a coordinator; the future ends when the topic exists.
+
+    Raises COORDINATOR_NOT_AVAILABLE, or ends with it, if the topic cannot be created now.
+    """
 
     def check(failures: dict[str, int]) -> None:
         if failures:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that name several groups: one operation per shard, the answers merged in the order of the request."""
+"""Requests that name several groups: one operation per shard, with the results in the order of the request."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def ask_each_shard(
     *,
     repeats: bool = True,
 ) -> Reply[list[T]]:
-    """One answer per group id, in the order of the request; a shard that cannot answer fails its own groups only. With
-    `repeats` an id that comes twice is answered twice.
+    """Returns one result per group id, in the order of the request.
+
+    A shard that cannot answer fails only its own groups. With `repeats`, an id that the request names twice gets two
+    results.
     """
     by_shard: dict[int, list[str]] = {}
     distinct = list(dict.fromkeys(group_ids))
@@ -36,8 +38,8 @@ def ask_each_shard(
     replies = [_ask(broker, context, shard_id, ids, operation, failed) for shard_id, ids in by_shard.items()]
 
     def merge(answers: list[list[T]]) -> list[T]:
-        found = {group_id_of(answer): answer for part in answers for answer in part}
-        return [found[group_id] for group_id in (group_ids if repeats else distinct) if group_id in found]
+        answer_by_id = {group_id_of(answer): answer for part in answers for answer in part}
+        return [answer_by_id[group_id] for group_id in (group_ids if repeats else distinct) if group_id in answer_by_id]
 
     return map_reply(gather_replies(replies), merge)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of each API that a broker serves, as tables."""
+"""Tables of the versions that a broker serves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KIP_1327_VERSIONS = {
     ApiKey.CONSUMER_GROUP_HEARTBEAT: 2,
     ApiKey.CONSUMER_GROUP_DESCRIBE: 2,
 }
-"""The first version of each API that KIP-1327 adds. Connections of the form `off` have none of them."""
+"""The first version of each API that KIP-1327 adds. Connections of the form `off` get no such version."""
 
 NEW_PARTITIONS_HANDLER = "consumer_group_heartbeat_new_partitions"
 """The handler of ConsumerGroupHeartbeat for the form `new-partitions`, whose v2 has another layout."""
@@ -36,6 +36,7 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.SYNC_GROUP: range(0, 6),
     ApiKey.DESCRIBE_GROUPS: range(0, 7),
     ApiKey.LIST_GROUPS: range(0, 6),
+    ApiKey.SASL_HANDSHAKE: range(0, 2),
     ApiKey.API_VERSIONS: range(0, 6),
     ApiKey.CREATE_TOPICS: range(2, 8),
     ApiKey.DELETE_TOPICS: range(1, 7),
@@ -54,6 +55,7 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.ALTER_CONFIGS: range(0, 3),
     ApiKey.ALTER_REPLICA_LOG_DIRS: range(1, 3),
     ApiKey.DESCRIBE_LOG_DIRS: range(1, 6),
+    ApiKey.SASL_AUTHENTICATE: range(0, 3),
     ApiKey.CREATE_PARTITIONS: range(0, 4),
     ApiKey.DELETE_GROUPS: range(0, 4),
     ApiKey.ELECT_LEADERS: range(0, 3),
@@ -62,7 +64,9 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: range(0, 1),
     ApiKey.OFFSET_DELETE: range(0, 1),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: range(0, 2),
+    ApiKey.ALTER_CLIENT_QUOTAS: range(0, 2),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: range(0, 1),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: range(0, 1),
     ApiKey.DESCRIBE_QUORUM: range(0, 3),
     ApiKey.UPDATE_FEATURES: range(0, 3),
     ApiKey.DESCRIBE_CLUSTER: range(0, 3),
@@ -77,15 +81,17 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.LIST_CONFIG_RESOURCES: range(0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(0, 2),
 }
-"""What is served. The handler of an API is `kcoord.server.api.handlers.<its name>`, imported at its first request:
-all of them together would be most of the start. A test holds this table against the VERSIONS of the handlers. As Kafka
-does, Produce lists versions 0 to 2 for the sake of old librdkafka, and refuses them.
+"""The served versions of each API. Its handler is `kcoord.server.api.handlers.<its name>`.
+
+A handler is imported at the first request, because importing all handlers would take most of the start. A test compares
+this table with the VERSIONS of the handlers. As in Kafka, Produce lists versions 0 to 2 for old librdkafka, and rejects
+them.
 """
 
 TELEMETRY_APIS = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
-"""Served always, but not always listed."""
+"""APIs that are always served, but listed only if the broker takes the metrics of clients."""
 
 FIRST_LISTED_VERSIONS = {ApiKey.OFFSET_COMMIT: 2}
-"""Where ApiVersions begins later than what is served: as in Kafka's list. Clients that send OffsetCommit v1 are older
-than that request.
+"""The first listed version of each API whose first served version is lower, as in Kafka. Clients that send OffsetCommit
+v1 are older than ApiVersions.
 """

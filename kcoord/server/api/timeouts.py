@@ -7,10 +7,10 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 
 def check_timeout(timeout_ms: int) -> None:
-    """Raise REQUEST_TIMED_OUT if the request has no time left when it arrives, as Kafka's controller does.
+    """Raises REQUEST_TIMED_OUT if the request has no time left when it arrives, as Kafka's controller does.
 
-    A request that asks for nothing, or for nothing valid (a topic twice), is answered before its deadline is looked at
-    (observed in 4.3.1), so callers skip the check then.
+    Kafka 4.3.1 answers a request without valid items (none at all, or a topic twice) before it checks the deadline, so
+    callers skip the check then.
     """
     if timeout_ms <= 0:
         raise KafkaError(Errors.REQUEST_TIMED_OUT)

@@ -1,8 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first batches of a transaction: the transaction coordinator agrees before they are written (KIP-890).
 
-The agreement is durable first, so a partition never holds a transaction that nobody would end. Requests of a producer
-that arrive meanwhile for the same partition wait behind, in order; everything else overtakes freely.
+The life of such a Produce request, as a task in the event loop:
+
+1. It waits for earlier requests of the same producer and partition, which also wait.
+2. Each batch takes a verification ticket from its partition. The marker that ends the transaction invalidates the
+   tickets, so a late batch cannot open the transaction again.
+3. The coordinator, here or on another worker, adds the partitions to the transaction (v12 and later). For older
+   requests it verifies that the transaction has them, if `transaction.partition.verification.enable`. The addition is
+   durable before the coordinator agrees, so every transaction in a partition has a coordinator that ends it.
+4. The batches are appended; partitions that were refused get an error.
+
+Batches of one producer and partition keep the order of their requests. Other requests, also those of the same
+connection, are handled meanwhile. If all partitions are in the transaction already, the batches are appended at once.
+A crash before step 4 leaves nothing in the partitions; the coordinator aborts the transaction when it times out.
 """
 
 from __future__ import annotations
@@ -26,7 +37,7 @@ from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 T = TypeVar("T")
 
 _LOW_ATTRIBUTES: Final = 22
-"""Where the low byte of the attributes is in a batch: most produce requests are done with after a look at it."""
+"""The position of the low byte of a batch's attributes. Most Produce requests need only a look at this byte."""
 _ABORTABLE_SINCE_VERSION: Final = 11
 _ADDS_PARTITIONS_SINCE_VERSION: Final = 12
 
@@ -35,7 +46,7 @@ _TRY_AGAIN: Final = (
     Errors.COORDINATOR_NOT_AVAILABLE,
     Errors.COORDINATOR_LOAD_IN_PROGRESS,
 )
-"""What a producer cannot know of another broker's coordinator; NOT_ENOUGH_REPLICAS makes it try again."""
+"""Errors of the coordinator that producers do not expect from Produce. NOT_ENOUGH_REPLICAS makes them retry instead."""
 
 Key = tuple[str, int, int]
 """Topic, partition, producer id."""
@@ -55,7 +66,7 @@ class Batch(NamedTuple):
 
 
 def transactional_batch(topic: str, partition: int, records: bytes | None) -> Batch | None:
-    """What the header says of a batch's transaction; None for other batches and for what is no batch at all."""
+    """Returns the transactional batch in `records`, None if there is no batch or if it is not transactional."""
     if records is None or len(records) < BATCH_OVERHEAD_BYTES or not records[_LOW_ATTRIBUTES] & TRANSACTIONAL_BIT:
         return None
     try:
@@ -68,7 +79,7 @@ def transactional_batch(topic: str, partition: int, records: bytes | None) -> Ba
 
 
 class TransactionalProduce:
-    """The Produce requests that wait for an agreement."""
+    """The Produce requests that wait for the agreement of a transaction coordinator."""
 
     __slots__ = ("_config", "_environment", "_last", "_topics", "_transactions")
 
@@ -88,7 +99,7 @@ class TransactionalProduce:
         batches: list[Batch],
         append: Callable[[Outcome], T],
     ) -> Reply[T]:
-        """`append`s once that is agreed. A transaction that is under way in all the partitions need not wait."""
+        """Calls `append` when the coordinator has agreed; at once if all partitions are in the transaction already."""
         predecessors = {self._last[batch.key] for batch in batches if batch.key in self._last}
         if not predecessors and not self._need_agreement(context, batches):
             return append({})
@@ -138,7 +149,7 @@ class TransactionalProduce:
         return tickets
 
     async def _agree(self, context: RequestContext, transactional_id: str, tickets: Mapping[Batch, int]) -> Outcome:
-        """For each partition the right to write, or the error for the producer."""
+        """Returns for each partition the permission to write, or the error for the producer."""
         version = context.api_version
         adds = version >= _ADDS_PARTITIONS_SINCE_VERSION
         producers = {batch.producer for batch in tickets}

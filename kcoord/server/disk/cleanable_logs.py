@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which logs the cleaner looks after, and what it has to know of each: asked in the event loop."""
+"""Lists the logs that the log cleaner may clean, and what it has to know of each log. Runs in the event loop."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from kcoord.topics.store import TopicStore
 
 
 def rules_of(config: TopicConfig) -> CleaningRules:
+    """Returns the rules that the topic's configuration sets for the cleaner."""
     return CleaningRules(
         min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
         min_compaction_lag_ms=config.min_compaction_lag_ms,
@@ -29,7 +30,7 @@ def rules_of(config: TopicConfig) -> CleaningRules:
 
 
 def of_topics(store: TopicStore, on_owner: OnOwner) -> list[CleanableLog]:
-    """The open partitions of compacted topics. The event loop writes to them."""
+    """Returns the open partitions of compacted topics. The event loop writes to their logs."""
     return [_of_partition(partition, opened, on_owner) for partition, opened in store.compacted()]
 
 
@@ -59,7 +60,7 @@ def of_coordinator(
     image: MetadataImage,
     forget_aborted: Callable[[int, set[int]], None],
 ) -> list[CleanableLog]:
-    """The logs of a coordinator's shards, which have locks: whoever holds one may change the log."""
+    """Returns the open logs of a coordinator's shards. Steps that change a log run under the lock of the log."""
     opened: Mapping[int, object] = logs.open_logs()
     if not opened:
         return []

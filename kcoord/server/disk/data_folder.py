@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data folder of a process: taken with a lock, its metadata log opened first, everything closed and marked at the
-end.
-"""
+"""The data folder of a process, from its lock to the clean-shutdown marker."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ FLUSH_POLICY_FSYNC = "fsync"
 
 
 def candidate_identity(config: BrokerConfig, uuids: RandomUuids) -> Identity:
-    """Returns the identity that a new folder gets: random ids of the cluster and of the folder."""
+    """Returns the identity for a new folder: a random cluster id, the node id, and a random directory id."""
     return Identity(uuid_to_string(uuids.take()), config.node_id, uuid_to_string(uuids.take()))
 
 
@@ -47,9 +45,21 @@ def _in_background(work: Callable[[], None]) -> None:
 
 
 class DataFolder:
-    """See the module's text. `file_system`: the real one unless another is given. A worker brings its view of a folder
-    that it shares; only the one that `owns_metadata` opens the metadata log, and `settles_folder` says whether it is
-    the first to use the folder. Raises StartError if the folder cannot be used.
+    """The data folder of one process, with its logs.
+
+    A start takes these steps, and `close` ends with the last:
+
+    1. The folder is locked, and a missing meta.properties is written. If the last process did not end cleanly, the
+       ends of logs are restored from its journal (`kcoord.storage.journal`).
+    2. With `kcoord.log.flush.policy=fsync`, an empty journal is begun.
+    3. The process that `owns_metadata` opens the metadata log.
+    4. The topic store reads the partition folders. Their logs are opened at their first use.
+    5. `close` closes all logs. If all logs of the folder are known to be whole, it removes the journal and writes the
+       clean-shutdown marker. Without the marker the next start checks the ends of all logs.
+
+    `file_system`: the real file system by default. `log_dir`: how to open the folder; a worker passes its own view of
+    the folder that all workers share. `settles_folder`: this process opens the folder first. Only the first data folder
+    of `log.dirs` is used. Raises StartError if the folder cannot be used.
     """
 
     def __init__(
@@ -65,7 +75,7 @@ class DataFolder:
     ) -> None:
         folder = config.data_folders[0]
         if len(config.data_folders) > 1:
-            _logger.warning("Of several log.dirs only the first is used: %s", folder)
+            _logger.warning("log.dirs names %d folders, only the first is used: %s", len(config.data_folders), folder)
         self._folder = folder
         self._fs = file_system if file_system is not None else RealFileSystem()
         candidate = candidate_identity(config, uuids or RandomUuids())
@@ -73,12 +83,16 @@ class DataFolder:
         self.log_dir.writing = threading.Lock()
         self._fs = self.log_dir.file_system
         if self.log_dir.restored_bytes:
-            _logger.warning("%d bytes came back from the journal: the machine stopped", self.log_dir.restored_bytes)
+            _logger.warning(
+                "The machine had stopped before logs in %s were synced: %d bytes came back from the journal",
+                folder,
+                self.log_dir.restored_bytes,
+            )
         self.coordinator_logs: dict[str, ShardLogs] = {}
         """The logs of the coordinators' topics, by topic."""
         self._metadata_logs: ShardLogs | None = None
         self.journal: Journal | None = None
-        """Where the coordinators' logs wait for the disk."""
+        """The write-ahead journal of the coordinator and metadata logs, if the flush policy is fsync."""
         try:
             if config.kcoord_log_flush_policy == FLUSH_POLICY_FSYNC:
                 self.journal = self._open(lambda: self.log_dir.begin_journal(threading.Lock()))
@@ -101,7 +115,7 @@ class DataFolder:
 
     @property
     def metadata_logs(self) -> ShardLogs:
-        """The log of the only partition, opened."""
+        """The metadata topic, whose only partition is open. Only the process that owns it may ask for it."""
         assert self._metadata_logs is not None, "another worker has the metadata log"
         return self._metadata_logs
 
@@ -122,11 +136,11 @@ class DataFolder:
         return self.log_dir.identity.directory_id
 
     def shard_logs(self, topic: str, config: LogConfig, now_ms: Callable[[], int]) -> ShardLogs:
-        """The logs of a coordinator's topic."""
+        """Returns the logs of a coordinator's topic, and registers them for readers and for the cleaner."""
         present = {partition for name, partition in self.log_dir.partitions() if name == topic}
 
         def exists(shard_id: int) -> bool:
-            # Another worker may have begun it since.
+            # Another worker may have created the folder since.
             return shard_id in present or self._fs.exists(self.log_dir.partition_path(topic, shard_id))
 
         def hand_over_logs(shard_ids: list[int]) -> None:
@@ -151,16 +165,19 @@ class DataFolder:
     def cleaner(
         self, config: BrokerConfig, image: Callable[[], MetadataImage], now_ms: Callable[[], int]
     ) -> LogCleaner:
-        """The cleaner of all compacted logs, not yet started. Topics are written in the event loop, by `in_loop`."""
+        """Returns a cleaner for all compacted logs, not yet started.
+
+        The event loop writes to topics, so the cleaner changes their logs by `LogCleaner.in_loop`.
+        """
         from kcoord.server.disk import cleanable_logs
         from kcoord.server.disk.log_cleaner import LogCleaner
 
         def logs() -> list[CleanableLog]:
-            found = cleanable_logs.of_topics(self.topics, cleaner.in_loop)
+            targets = cleanable_logs.of_topics(self.topics, cleaner.in_loop)
             for topic, shard_logs in self.coordinator_logs.items():
                 forget = partial(self._forget_aborted, topic)
-                found += cleanable_logs.of_coordinator(topic, shard_logs, config, image(), forget)
-            return found
+                targets += cleanable_logs.of_coordinator(topic, shard_logs, config, image(), forget)
+            return targets
 
         cleaner = LogCleaner(config, self.log_dir, self._fs, logs, now_ms)
         return cleaner
@@ -169,20 +186,23 @@ class DataFolder:
         self.topics.forget_internal_producers(topic, shard_id)
 
     def internal_log(self, topic: str, partition: int) -> Log | None:
-        """For readers of internal topics: a log that nothing was written to yet does not exist."""
+        """Returns the log of a coordinator's partition for readers, or None if it is not open."""
         logs = self.coordinator_logs.get(topic)
         return logs.open_logs().get(partition) if logs is not None else None
 
     def close(self, now_ms: int, *, clean: bool) -> None:
-        """Closes everything; only a clean end tells the next start that nothing needs to be checked."""
+        """Closes all logs and the folder. `clean`: no write is in flight.
+
+        Without a clean end the clean-shutdown marker is not written, so the next start checks all logs.
+        """
         self.topics.close(now_ms)
         if not clean:
-            _logger.error("A write to the disk did not end in time: the next start checks all logs")
+            _logger.error("A write to %s did not end in time: the next start checks all logs", self._folder)
             return
         try:
             self.log_dir.close()
         except (OSError, StorageError) as error:
-            _logger.error("The data folder could not be closed in an orderly way: %s", error)
+            _logger.error("The data folder %s could not be closed cleanly: %s", self._folder, error)
 
     def _open(self, action: Callable[[], T]) -> T:
         try:

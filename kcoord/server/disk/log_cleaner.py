@@ -1,9 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that cleans compacted logs: those of the coordinators, and topics with cleanup.policy=compact.
 
-It takes the log with the largest dirty share first, and rests between slices of work for at least as long as these
-took, and for longer while others use the processor, so that the event loop never waits for it. Of each log it asks the
-event loop what is to be known, once; what changes the log runs where the log is written.
+Theory of operation
+-------------------
+The thread wakes up every `log.cleaner.backoff.ms` and cleans logs until none is due. It takes the log with the largest
+share of dirty bytes first. For each log:
+
+1. In the event loop it asks once for the list of logs, with their rules and stable offsets (`CleanableLog`).
+2. In its own thread it reads the log and writes cleaned segments (`kcoord.storage.cleaner`).
+3. Steps that change the log, such as replacing segments or rolling the active one, go through `on_owner`. For topics
+   they run in the event loop. For logs of coordinators the cleaner's thread runs them under the lock of the log.
+4. It writes the offset up to which the log is clean to the checkpoint `cleaner-offset-checkpoint`.
+
+The cleaner never changes records at or after the stable offset, so no record of an open transaction. A record keeps its
+offset.
+
+The thread rests after each slice of work for at least as long as the slice took. While other threads of the process
+use the CPU it rests for longer. So the event loop does not compete with it for long.
+
+A crash at any point leaves old segments or new ones, never a mixture (`kcoord.storage.replacement`). Cleaning a part of
+a log a second time does no harm. A damaged log is left alone until the next start.
 """
 
 from __future__ import annotations
@@ -16,6 +32,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from kcoord.config import BrokerConfig
@@ -33,25 +50,31 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEAST_ROLLED_BYTES = 4 << 20
-"""A coordinator's active segment is closed for cleaning when it is larger, and dirty enough. Each pass costs some files
-and syncs and copies what is live, so a small one that still grows is left alone.
+"""The smallest active segment of a coordinator that the cleaner rolls, if the log is dirty enough.
+
+Each pass costs some files and syncs and copies the live records, so a small segment that still grows is left alone.
 """
 LEAST_QUIET_BYTES = 16 << 10
-"""The same for a log that has not grown since the cleaner looked last."""
+"""The same for a log that has not grown since the last round of the cleaner."""
 BUSY_REST = 3.0
-"""So many times the work is added to a rest when the other threads of the process used a whole core of late."""
+"""If other threads of the process use a whole core, a rest is longer by this many times the slice of work."""
 _LONGEST_REST_SECONDS = 0.5
 _SHORTEST_REST_SECONDS = 0.0005
 _ANSWER_CHECK_SECONDS = 0.1
 
 
 class CleaningStopped(Exception):
-    """The process ends: the pass is given up."""
+    """The process ends, so the cleaner abandons its pass."""
 
 
 @dataclass(slots=True)
 class CleanableLog:
-    """One log, as the event loop knows it at the moment."""
+    """One log that may be cleaned, with the state that only the event loop knows.
+
+    `stable_offset`: records from it on are left alone. `on_owner` runs a function in the thread that appends to the
+    log, or keeps that thread away meanwhile. `producers`: the last batch of each producer, which is kept.
+    `forget_aborted` is called with the offsets of transaction markers that were removed.
+    """
 
     topic: str
     partition: int
@@ -62,7 +85,9 @@ class CleanableLog:
     producers: Mapping[int, LastOfProducer] = field(default_factory=dict)
     forget_aborted: Callable[[set[int]], None] = lambda offsets: None
     may_roll: bool = False
-    """The active segment may be closed early, because nobody but its coordinator cares where segments end."""
+    """The cleaner may roll the active segment early. Only logs of coordinators allow it: `segment.bytes` and
+    `segment.ms` of a topic are a promise to its users.
+    """
 
     @property
     def key(self) -> tuple[str, int]:
@@ -70,13 +95,13 @@ class CleanableLog:
 
 
 class CleanableLogs(Protocol):
-    """Asked in the event loop."""
+    """Lists the logs that may be cleaned. Called in the event loop."""
 
     def __call__(self) -> list[CleanableLog]: ...
 
 
 class LogCleaner:
-    """See the module's text. `start` it in the event loop; `close` ends it between two slices."""
+    """The cleaner of one process. `start` is called in the event loop; `close` ends the thread between two slices."""
 
     def __init__(
         self,
@@ -97,7 +122,7 @@ class LogCleaner:
         self._postponed: set[tuple[str, int]] = set()
         self._slice_began = 0.0
         self._paused = (0.0, 0.0)
-        """When the last pause began, and the CPU time that other threads had had by then."""
+        """The start of the last rest, and the CPU seconds that other threads had used by then."""
         self._ends: dict[tuple[str, int], int] = {}
         self._former_ends: dict[tuple[str, int], int] = {}
         self._thread = threading.Thread(target=self._run, name="kcoord-log-cleaner", daemon=True)
@@ -107,7 +132,7 @@ class LogCleaner:
         self._thread.start()
 
     def close(self, timeout_seconds: float) -> bool:
-        """True when the thread has ended."""
+        """Ends the thread; returns False if it still runs after `timeout_seconds`."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_seconds)
@@ -125,22 +150,22 @@ class LogCleaner:
             except CleaningStopped:
                 return
             except Exception:
-                _logger.exception("Cleaning failed; it is tried again in %d ms", self._config.log_cleaner_backoff_ms)
+                _logger.exception("The log cleaner failed; it retries in %d ms", self._config.log_cleaner_backoff_ms)
 
     def _clean_filthiest(self) -> bool:
-        """Cleans one log; False where none needs it."""
+        """Cleans one log; returns False if no log is due."""
         self._slice_began = time.perf_counter()
         due: list[tuple[float, Assessment, CleanableLog]] = []
         for target in self.in_loop(self._logs):
             if target.key not in self._damaged and target.key not in self._postponed:
-                found = self._assess(target)
-                if found is not None and found.is_due(target.rules):
-                    due.append((found.ratio, found, target))
+                assessment = self._assess(target)
+                if assessment is not None and assessment.is_due(target.rules):
+                    due.append((assessment.ratio, assessment, target))
                 self._pause(0)
         if not due:
             return False
-        _, found, target = max(due, key=lambda one: one[0])
-        self._clean(target, found)
+        _, assessment, target = max(due, key=itemgetter(0))
+        self._clean(target, assessment)
         return True
 
     def _assess(self, target: CleanableLog) -> Assessment | None:
@@ -149,14 +174,14 @@ class LogCleaner:
             if log.is_closed or log.failure is not None:
                 return None
             dirty_offset = self._log_dir.cleaned_offset(target.topic, target.partition)
-            found = assess(log, dirty_offset, target.rules, target.stable_offset, self._now_ms())
+            assessment = assess(log, dirty_offset, target.rules, target.stable_offset, self._now_ms())
             end_offset = self._ends.setdefault(target.key, log.end_offset)
             least_bytes = LEAST_QUIET_BYTES if self._former_ends.get(target.key) == end_offset else LEAST_ROLLED_BYTES
-            if target.may_roll and _is_worth_rolling(log, found, target.rules, least_bytes):
+            if target.may_roll and _is_worth_rolling(log, assessment, target.rules, least_bytes):
                 target.on_owner(lambda: self._roll(log))
                 target.stable_offset = log.end_offset
-                found = assess(log, dirty_offset, target.rules, target.stable_offset, self._now_ms())
-            return found
+                assessment = assess(log, dirty_offset, target.rules, target.stable_offset, self._now_ms())
+            return assessment
         except (OSError, StorageError) as error:
             self._report(target, error)
             return None
@@ -165,18 +190,19 @@ class LogCleaner:
         if not log.is_closed and log.failure is None:
             log.roll(self._now_ms())
 
-    def _clean(self, target: CleanableLog, found: Assessment) -> None:
+    def _clean(self, target: CleanableLog, assessment: Assessment) -> None:
         began = time.monotonic()
         if not self._log_dir.cleaned_offset(target.topic, target.partition):
-            # Before the first segment is replaced: whoever finds gaps must be able to know that this log is compacted.
-            self._log_dir.note_cleaned(target.topic, target.partition, found.first_dirty_offset)
+            # Gaps between offsets are damage unless the log is compacted. So the checkpoint names the log before its
+            # first segment is replaced.
+            self._log_dir.note_cleaned(target.topic, target.partition, assessment.first_dirty_offset)
         cleaner = Cleaner(
             self._file_system, max_map_bytes=self._config.log_cleaner_dedupe_buffer_size, pause=self._pause
         )
         try:
             done = cleaner.clean(
                 target.log,
-                found,
+                assessment,
                 target.rules,
                 target.on_owner,
                 self._now_ms(),
@@ -185,11 +211,11 @@ class LogCleaner:
                 forget_aborted=target.forget_aborted,
             )
             self._log_dir.note_cleaned(target.topic, target.partition, done.next_dirty_offset)
-        except (OSError, StorageError) as error:
+        except (OSError, StorageError, AssertionError) as error:
             self._report(target, error)
             return
-        if done.next_dirty_offset <= found.first_dirty_offset:
-            # A transaction is open where the log is clean up to: there is nothing to do until it ends.
+        if done.next_dirty_offset <= assessment.first_dirty_offset:
+            # The first dirty record belongs to an open transaction, so nothing can be cleaned until that ends.
             self._postponed.add(target.key)
             return
         _logger.info(
@@ -208,20 +234,26 @@ class LogCleaner:
         )
 
     def _report(self, target: CleanableLog, error: Exception) -> None:
-        """As in Kafka a damaged log is left alone until the next start. Whatever else it was may be over next time."""
+        """Logs why a log was not cleaned, and skips the log from now on or for this round.
+
+        As in Kafka, a damaged log is left alone until the next start, and so is one for which an invariant is broken.
+        Other errors may be gone in the next round.
+        """
         _logger.error("%s-%d was not cleaned: %s", target.topic, target.partition, error)
-        (self._damaged if isinstance(error, CorruptLogError) else self._postponed).add(target.key)
+        is_final = isinstance(error, CorruptLogError | AssertionError)
+        (self._damaged if is_final else self._postponed).add(target.key)
 
     def _pause(self, done_bytes: int) -> None:
-        """Rests after a slice of work: as long as it took, or longer where others are busy or the configured rate
-        demands it.
+        """Rests after a slice of work that read or wrote `done_bytes`, for at least as long as the slice took.
+
+        Rests for longer if other threads are busy, or to stay below `log.cleaner.io.max.bytes.per.second`.
         """
-        now, others_seconds = time.perf_counter(), time.process_time() - time.thread_time()
-        paused, others_before = self._paused
-        self._paused = now, others_seconds
+        now, other_threads_seconds = time.perf_counter(), time.process_time() - time.thread_time()
+        paused, other_threads_before = self._paused
+        self._paused = now, other_threads_seconds
         worked = now - self._slice_began
         at_rate = done_bytes / self._config.log_cleaner_io_max_bytes_per_second
-        busy_cores = (others_seconds - others_before) / (now - paused)
+        busy_cores = (other_threads_seconds - other_threads_before) / (now - paused)
         rest = max(worked * (1 + BUSY_REST * min(busy_cores, 1)), at_rate - worked, _SHORTEST_REST_SECONDS)
         if done_bytes == 0:
             rest = min(rest, _LONGEST_REST_SECONDS)
@@ -230,7 +262,7 @@ class LogCleaner:
         self._slice_began = time.perf_counter()
 
     def in_loop(self, function: Callable[[], T]) -> T:
-        """Runs a function in the event loop and waits for its result."""
+        """Runs a function in the event loop and returns its result. Raises CleaningStopped if the process ends."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -253,11 +285,12 @@ class LogCleaner:
                     raise
 
 
-def _is_worth_rolling(log: Log, found: Assessment, rules: CleaningRules, least_bytes: int) -> bool:
+def _is_worth_rolling(log: Log, assessment: Assessment, rules: CleaningRules, least_bytes: int) -> bool:
+    """Returns whether the active segment is large enough, and the log dirty enough together with it."""
     active_bytes = log.segments[-1].size_bytes
-    dirty_bytes = active_bytes + found.cleanable_bytes
+    dirty_bytes = active_bytes + assessment.cleanable_bytes
     return (
         active_bytes >= least_bytes
-        and dirty_bytes > rules.min_cleanable_dirty_ratio * (dirty_bytes + found.clean_bytes)
+        and dirty_bytes > rules.min_cleanable_dirty_ratio * (dirty_bytes + assessment.clean_bytes)
         and log.end_offset > log.segments[-1].base_offset
     )

@@ -1,16 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes batches of the coordinator and metadata logs to disk; the event loop never waits for it.
+"""Makes appends to the coordinator and metadata logs durable; the event loop never waits for the disk.
 
-A pass takes everything that was submitted during the last one, so the logs of many shards share one sync, that of the
-journal. Mostly all of it is in the page cache already, written by the event loop, and the kernel syncs the journal by
-its queue. A thread does what has to wait: a log that is not open, a new segment, a disk that refuses something, and the
-syncs of the logs themselves when the journal has grown or is old: those side by side by a few threads, because a file
-system makes syncs that wait at the same time durable together. The owner keeps one write in flight per log, so batches
-of one log never reorder. Nothing a caller does can stop the thread but `close`.
+Theory of operation
+-------------------
+A `WriteJob` is one append: whole batches of one log, with final offsets. They hold the records of all operations that
+the shard has run since its last append. The life of a job:
 
-`KernelSync` is fdatasync through the kernel's queue (Linux AIO), for the event loop: no thread waits for the disk, and
-none has to wait for the interpreter when the disk is through. It is called without a library: the one that wraps these
-three calls takes 40 ms to import, a sixth of a start.
+    submitted -> written    the batches are in the page cache of their log
+    written -> journaled    a copy of the batches is in the journal (`kcoord.storage.journal`), in the page cache, too
+    journaled -> durable    the journal was synced: `deliver` gets a result without an error
+    any -> failed           `deliver` gets a result with the error, and the owner reloads the log
+
+One pass runs at a time. It takes all jobs that were submitted during the last pass, so one sync of the journal
+serves the logs of many shards (group commit). Most passes need the event loop alone:
+
+* `submit` appends the batches of a job to its log, unless that has to wait for the disk or for a lock.
+* The pass writes the batches of all its jobs to the journal and starts the sync of the journal (`KernelSync`).
+* When the kernel reports the end of the sync, the results are delivered and the next pass begins.
+
+The writer thread runs every pass that may block, from start to end:
+
+* A log is not open, needs a new segment, or has files whose names are not durable.
+* The journal rejected a write, or its sync failed. The thread renews the journal and writes to it again. If that fails,
+  each log of the pass is synced instead.
+* The journal is to be renewed, because it is large or `RENEWAL_SECONDS` old. All logs with batches that only the
+  journal has made durable are synced, several at a time. Then the journal is emptied.
+* The kernel has no queue for syncs.
+
+What orders what:
+
+* The owner has at most one job per log in flight, so batches of one log never reorder. Logs have no order between
+  them.
+* A log's lock keeps its cleaner and its `close` away while a job is written to it.
+* An acknowledgement waits for the result of its job. A result without an error comes only after a successful sync of
+  the journal or of the log. A failed sync never counts as done: the bytes are written or synced once more.
+* Results are delivered in the event loop, and before a renewal: the syncs of the logs delay no answer of the pass.
+
+A crash of the process leaves everything that reached the page cache. A crash of the machine leaves what the last
+successful sync covered, and perhaps more: the next start copies from the journal what the ends of the logs lack, up to
+the first damaged frame. Jobs without a result may be in the log or not, also as a part of their batches.
+
+Without a journal (`kcoord.log.flush.policy` other than `fsync`) there is no writer: `write` appends in the event loop,
+as far as the page cache.
+
+An exception of one log fails the jobs of that log only. Only `close` ends the thread.
 """
 
 from __future__ import annotations
@@ -40,11 +73,11 @@ if TYPE_CHECKING:
 _CALL_NUMBERS: Final = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """io_setup, io_destroy, io_getevents and io_submit."""
 _FDSYNC: Final = 3
-_TELL_EVENT_FD: Final = 1
+_NOTIFY_EVENT_FD: Final = 1
 
 
 class _Request(ctypes.Structure):
-    """`struct iocb` of a little-endian machine."""
+    """`struct iocb` on a little-endian machine."""
 
     _fields_ = (
         ("data", ctypes.c_uint64),
@@ -74,12 +107,17 @@ class _Event(ctypes.Structure):
 
 
 class KernelSync:
-    """One sync at a time. OSError where the kernel has no such queue, or a sandbox forbids it."""
+    """Runs fdatasync through the kernel's queue (Linux AIO) for the event loop, one sync at a time.
+
+    No thread waits for the disk, and none has to take the GIL when the disk is done. The system calls are made without
+    a library: the library that wraps them takes 40 ms to import, a sixth of a start. Raises OSError if the kernel has
+    no such queue, or a sandbox forbids it.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         numbers = _CALL_NUMBERS.get(platform.machine())
         if sys.platform != "linux" or numbers is None or sys.byteorder != "little":
-            raise OSError(errno.ENOSYS, "not known for this machine")
+            raise OSError(errno.ENOSYS, f"no system call numbers for {sys.platform} on {platform.machine()}")
         self._setup, self._destroy, self._get_events, self._submit = numbers
         self._call = ctypes.CDLL(None, use_errno=True).syscall
         self._call.restype = ctypes.c_long
@@ -88,7 +126,7 @@ class KernelSync:
         self._loop = loop
         self._event = _Event()
         self._event_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._request = _Request(opcode=_FDSYNC, flags=_TELL_EVENT_FD, event_descriptor=self._event_descriptor)
+        self._request = _Request(opcode=_FDSYNC, flags=_NOTIFY_EVENT_FD, event_descriptor=self._event_descriptor)
         self._requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
         self._done: Callable[[OSError | None], None] | None = None
         loop.add_reader(self._event_descriptor, self._on_event)
@@ -98,16 +136,17 @@ class KernelSync:
         return self._done is not None
 
     def start(self, descriptor: int, done: Callable[[OSError | None], None]) -> None:
-        """Syncs what was written to the file until now; `done` is called in the event loop. OSError if it was refused,
-        and then it is not.
+        """Starts a sync of what was written to the file until now. `done` is called in the event loop when it ends.
+
+        Raises OSError if the kernel refuses the sync. Then `done` is not called.
         """
-        assert self._done is None, "one at a time"
+        assert self._done is None, "one sync at a time"
         self._request.descriptor = descriptor
         self._checked(self._submit, self._context, ctypes.c_long(1), self._requests)
         self._done = done
 
     def close(self) -> None:
-        """While nothing is under way."""
+        """Frees the queue. May be called only while no sync is in flight."""
         self._loop.remove_reader(self._event_descriptor)
         self._call(self._destroy, self._context)
         os.close(self._event_descriptor)
@@ -135,35 +174,35 @@ _logger = logging.getLogger(__name__)
 
 
 class WritableLog(JournaledLog, Protocol):
-    """A log that is written to in the event loop or in the thread."""
+    """A log that the event loop or the writer thread appends to."""
 
     def append(self, data: bytes, *, now_ms: int) -> AppendInfo: ...
 
     def append_at_once(self, data: bytes, *, now_ms: int) -> AppendInfo | None:
-        """None, and nothing is done, where that would have to wait for the disk or for another thread."""
+        """Appends, or returns None and does nothing if the append has to wait for the disk or for another thread."""
 
 
 @dataclass(slots=True)
 class WriteJob:
-    """One append: `key` names the log to whoever asked, `data` is whole batches whose offsets are final."""
+    """One append of whole batches with final offsets. `key` names the log for the caller."""
 
     key: Hashable
     log: WritableLog
     data: bytes
     now_ms: int
     written: AppendInfo | None = None
-    """Where the log has it, up to the page cache."""
+    """The place of the batches in the log, once they are in the page cache."""
     error: OSError | None = None
-    """Why writing it failed."""
+    """Why the append or its sync failed."""
 
     def result(self) -> WriteResult:
-        """When nothing more is to be done for it."""
+        """Returns the outcome. Called when nothing more is to be done for the job."""
         return WriteResult(self.key, self.error, len(self.data))
 
 
 @dataclass(slots=True)
 class WriteResult:
-    """How a job ended; `error` None means that the bytes are as durable as the flush policy promises."""
+    """The outcome of a job. If `error` is None, the bytes are as durable as the flush policy promises."""
 
     key: Hashable
     error: OSError | None
@@ -171,21 +210,29 @@ class WriteResult:
 
 
 SYNC_THREADS: Final = 8
-"""Measured with ext4 and 50 logs: one after the other takes 6 to 20 times as long, 16 threads are no better."""
+"""The number of logs that are synced at a time.
+
+A file system makes concurrent syncs durable together. Measured with ext4 and 50 logs: one sync after the other takes 6
+to 20 times as long, and 16 threads are no faster than 8.
+"""
 RENEWAL_SECONDS: Final = 20.0
-"""The longest time that something is durable by the journal alone, and so not below a recovery point."""
+"""The time from the first batch that only the journal has made durable to the renewal of the journal.
+
+Until then the batches are not below the recovery point of their log.
+"""
 
 
 def write(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> list[WriteResult]:
-    """Writes all jobs, as far as the page cache: the kernel writes it to the disk in its own time."""
+    """Appends all jobs to their logs, as far as the page cache. The kernel writes it to the disk when it chooses."""
     for job in jobs:
         _write(job, job.log.append, measures)
     return [job.result() for job in jobs]
 
 
 def write_what_does_not_wait(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
-    """In the event loop: saves the writer thread most of its work, for each write of which it would have to wait for
-    the interpreter again.
+    """Appends the jobs that do not have to wait. Runs in the event loop.
+
+    Writing here spares the writer thread one GIL acquisition per write.
     """
     for job in jobs:
         _write(job, job.log.append_at_once, measures)
@@ -194,8 +241,9 @@ def write_what_does_not_wait(jobs: list[WriteJob], measures: WriteMeasures | Non
 def write_durably(
     jobs: list[WriteJob], appends: DurableAppends, measures: WriteMeasures | None = None
 ) -> list[WriteResult]:
-    """Writes what is not written yet, then makes all durable. What is of a log with a failed write is not: its owner
-    reloads it.
+    """Appends the jobs that were not appended yet, then makes all of them durable. Runs in the writer thread.
+
+    Batches of a log whose write failed are not made durable; the owner reloads that log.
     """
     for job in jobs:
         if job.written is None and job.error is None:
@@ -226,7 +274,10 @@ def _appended(jobs: list[WriteJob]) -> list[Appended]:
 
 
 def _as_os_error(key: Hashable, error: Exception) -> OSError:
-    """A defect in the log must fail that log only: the thread has to outlive it, and its reason must be seen."""
+    """Logs the error and returns it as an OSError.
+
+    Even a defect in the code of a log must fail that log only, so the thread survives every exception.
+    """
     if isinstance(error, OSError):
         _logger.error("Writing to the log of %s failed: %s", key, error)
         return error
@@ -235,12 +286,13 @@ def _as_os_error(key: Hashable, error: Exception) -> OSError:
 
 
 class SideBySide:
-    """Flushes several logs at a time; its threads start when they are first needed."""
+    """Flushes several logs at a time. Its threads start when they are first needed."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
 
     def flush(self, logs: Sequence[JournaledLog]) -> list[Exception | None]:
+        """Returns the error of each log, in the order of `logs`, or None if its flush succeeded."""
         count = min(len(logs), SYNC_THREADS)
         if count < 2:
             return flush_each(logs)
@@ -255,7 +307,7 @@ class SideBySide:
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            # Many brokers never have two logs to sync at once, and every start would pay for the import.
+            # Many brokers never sync two logs at once, and an import at the top would slow down every start.
             from concurrent.futures import ThreadPoolExecutor
 
             self._threads = ThreadPoolExecutor(SYNC_THREADS - 1, thread_name_prefix="kcoord-log-sync")
@@ -267,21 +319,25 @@ class SideBySide:
 
 
 class Writer(Protocol):
-    """Makes writes durable beside the event loop: the server's thread, or the simulation's virtual disk."""
+    """Makes writes durable without blocking the event loop: `LogWriter`, or the simulation's virtual disk."""
 
     measures: WriteMeasures | None
 
-    def submit(self, jobs: list[WriteJob]) -> None: ...
+    def submit(self, jobs: list[WriteJob]) -> None:
+        """Begins to write the jobs. Their results are delivered later."""
 
     def close(self, timeout_seconds: float) -> bool:
-        """Returns True if everything that was submitted is durable."""
+        """Ends the writer; returns True if everything that was submitted is durable."""
 
 
 NewWriter: TypeAlias = "Callable[[asyncio.AbstractEventLoop, Callable[[list[WriteResult]], None], Journal], Writer]"
 
 
 class LogWriter:
-    """Writes and syncs for one event loop, in which all of it is called. `deliver` gets each finished pass."""
+    """Writes and syncs for one event loop. `deliver` gets the results of each finished pass.
+
+    All methods are called in the event loop, except `_run` and `_work`: those run in the writer thread.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[WriteResult]], None], journal: Journal
@@ -301,14 +357,17 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="kcoord-log-writer", daemon=True)
 
     def submit(self, jobs: list[WriteJob]) -> None:
-        """Writes them as far as that does not wait, and syncs them in the next pass."""
+        """Appends the jobs that do not have to wait, and leaves all jobs to the next pass."""
         write_what_does_not_wait(jobs, self.measures)
         self._waiting += jobs
         if not self._is_busy:
             self._begin_pass()
 
     def close(self, timeout_seconds: float) -> bool:
-        """Ends the thread after what is queued; True when all that was submitted is durable."""
+        """Ends the thread after the queued work; returns True if everything that was submitted is durable.
+
+        Returns False if the thread does not end within `timeout_seconds`, or if jobs or a sync are in flight.
+        """
         if self._renewal is not None:
             self._renewal.cancel()
         if self._thread.is_alive():
@@ -327,7 +386,7 @@ class LogWriter:
     # A pass, in the event loop.
 
     def _begin_pass(self) -> None:
-        """Takes all that is there, so that one pass serves everything that arrived during the last."""
+        """Takes all waiting jobs, so that one pass serves everything that arrived during the last pass."""
         jobs, self._waiting = self._waiting, []
         if not jobs and not self._is_old:
             return
@@ -336,7 +395,10 @@ class LogWriter:
             self._in_thread(jobs)
 
     def _sync_by_kernel(self, kernel: KernelSync, jobs: list[WriteJob]) -> bool:
-        """False where that is not possible: the thread does it then, all over again where something is begun."""
+        """Starts a pass without the thread; returns False if that is not possible.
+
+        The thread then runs the pass. It repeats what this method began, for example the write to the journal.
+        """
         appended = _appended(jobs)
         descriptor = self._journal.descriptor
         if len(appended) < len(jobs) or descriptor is None or not self._appends.write(appended):
@@ -359,7 +421,9 @@ class LogWriter:
         try:
             kernel.start(descriptor, done)
         except OSError as error:
-            _logger.warning("The kernel syncs nothing by its queue, a thread waits for the disk instead: %s", error)
+            _logger.warning(
+                "The kernel refused a sync through its queue, a thread waits for the disk instead: %s", error
+            )
             self._kernel = None
             return False
         return True
@@ -392,25 +456,25 @@ class LogWriter:
             work()
 
     def _work(self, jobs: list[WriteJob]) -> None:
-        """Makes everything durable, and where it is time for it, renews the journal after the answers."""
+        """Makes the jobs durable and hands their results to the event loop. Then renews the journal if that is due."""
         results = write_durably(jobs, self._appends, self.measures) if jobs else []
-        self._tell_loop(self._finish, results)
+        self._call_in_loop(self._finish, results)
         if self._is_old or self._appends.is_renewal_due:
             self._appends.renew()
             self._is_old = False
-        self._tell_loop(self._end_pass)
+        self._call_in_loop(self._end_pass)
 
-    def _tell_loop(self, callback: Callable[..., None], *arguments: object) -> None:
+    def _call_in_loop(self, callback: Callable[..., None], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError as error:
-            # The event loop is closed: there is nobody left to answer, and the bytes are on disk.
-            _logger.warning("A finished write found no event loop: %s", error)
+            # No client is left to be answered, and the bytes are on disk.
+            _logger.warning("A write finished after its event loop was closed: %s", error)
 
 
 def _open_kernel_sync(loop: asyncio.AbstractEventLoop) -> KernelSync | None:
     try:
         return KernelSync(loop)
     except OSError as error:
-        _logger.info("A thread waits for the disk, since the kernel does not offer it otherwise: %s", error)
+        _logger.info("A thread waits for the disk, because the kernel offers no queue for syncs: %s", error)
         return None

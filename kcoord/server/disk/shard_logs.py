@@ -1,14 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The logs of coordinators in this broker's data folder.
 
-`ShardLogs` are the partition folders of a coordinator's topic. A shard's log is opened when it is loaded, or when its
-first batch is written. Each log has a lock, by which the thread that writes, the cleaner and whoever closes the log
-keep out of each other's way. The event loop takes it only to close a log that nobody writes to.
+Theory of operation
+-------------------
+`ShardLogs` holds the partition folders of a coordinator's topic. A shard's log is opened when the shard is loaded, or
+when its first batch is written. `close` closes it, and the next use opens it again.
 
-`LocalShardLog` is what `kcoord.runtime.shard_log` asks of a log, on these folders. The claim is the lock of the data
-folder: workers that share it hand partitions over. Logs are opened and read in the event loop, a slice at a time.
-Appends go to the process's log writer. Snapshots are written, and logs that were not read whole because of one are
-checked, in a thread.
+`LocalShardLog` implements `kcoord.runtime.shard_log` on these folders:
+
+    open, read    event loop       a slice at a time; the outcome is a call of the shard set before the method returns
+    append        log writer       the outcome comes with the result of the write (`kcoord.server.disk.log_writer`)
+    save          snapshot thread  the outcome is posted to the event loop
+    release       event loop       closes the logs, then deletes them or hands them over
+    close         event loop       closes the log of a failed shard
+
+The claim of a log is the lock of the data folder. Workers that share the folder hand partitions over to each other.
+
+Locks: each log has one lock. The event loop, the writer thread, the log cleaner, the thread that stores indexes and
+`close` hold it while they change the log. The event loop waits for it only to close a log. For an append it tries the
+lock, and leaves the append to the writer thread if another thread holds it.
+
+A shard that was loaded from a snapshot has not read the log before the snapshot's offset. If opening the log did not
+scan all of it either, the snapshot thread reads that part afterwards. Damage found there fails the shard.
+
+A crash while a snapshot is saved leaves the old one or the new one. A crash during an append leaves any part of the
+batches: recovery cuts the log at a whole batch, and the journal restores what was acknowledged.
 """
 
 from __future__ import annotations
@@ -49,9 +65,14 @@ _logger = logging.getLogger(__name__)
 
 
 class ShardLogs:
-    """`open_log` opens or begins the log of a partition of `topic`, `log_exists` says whether it has a folder,
-    `delete_logs` takes the folders of partitions of a topic id out of use, `hand_over_logs` leaves closed logs to other
-    brokers, `note_gained` is told of those that others led, and `note_closed` of the folders of durable closed logs.
+    """The logs of the partitions of one topic, by shard id (the partition's index).
+
+    * `open_log` opens or creates the log of a partition.
+    * `log_exists` returns whether a partition has a folder.
+    * `delete_logs` takes the folders of deleted partitions out of use; it gets their topic id, too.
+    * `hand_over_logs` leaves closed logs to other brokers.
+    * `note_gained` is called for a partition that another broker led until now.
+    * `note_closed` is called with the folder of a log that is durable and closed.
     """
 
     def __init__(
@@ -75,20 +96,20 @@ class ShardLogs:
         self._log_exists = log_exists
         self._logs: dict[int, Log] = {}
         self._failed: set[int] = set()
-        """Shards whose logs were closed without being durable."""
+        """Shards whose logs were closed after a failure, so they may not be durable."""
         self._writable: dict[int, LazyLog] = {}
         self._locks: dict[int, Lock] = {}
         self._is_ending = False
 
     def lock(self, shard_id: int) -> Lock:
-        """Held by whoever changes the log of a shard."""
+        """Returns the lock of a shard's log. A thread holds it while it changes the log."""
         return self._locks.setdefault(shard_id, Lock())
 
     def exists(self, shard_id: int) -> bool:
         return self._log_exists(shard_id)
 
     def open(self, shard_id: int) -> Log:
-        """The open log; OSError or StorageError where it cannot be had."""
+        """Returns the log, and opens it if needed. Raises OSError or StorageError if it cannot be opened."""
         log = self._logs.get(shard_id)
         if log is None:
             log = self._logs[shard_id] = self._open_log(shard_id)
@@ -96,18 +117,21 @@ class ShardLogs:
         return log
 
     def opened(self, shard_id: int) -> Log | None:
-        """The log if it is open."""
+        """Returns the log if it is open, otherwise None."""
         return self._logs.get(shard_id)
 
     def writable(self, shard_id: int) -> LazyLog:
-        """The log for the writer thread, which opens it if need be: that is disk work, too."""
+        """Returns the log for the log writer, which opens it at its first use."""
         lazy = self._writable.get(shard_id)
         if lazy is None:
             lazy = self._writable[shard_id] = LazyLog(self, shard_id, partition_folder(self._topic, shard_id))
         return lazy
 
     def flush(self, shard_id: int) -> None:
-        """Makes durable what was appended, under the lock of the shard; an exception where it cannot be."""
+        """Makes all appended batches durable. The caller holds the lock of the shard.
+
+        Raises LogFailedError if the log failed and was not opened again, OSError or StorageError if the sync fails.
+        """
         log = self._logs.get(shard_id)
         if log is not None:
             log.flush()
@@ -115,6 +139,7 @@ class ShardLogs:
             raise LogFailedError(f"{partition_folder(self._topic, shard_id)} failed and was not opened again")
 
     def close(self, shard_id: int) -> None:
+        """Closes the log of a shard if it is open. Failures are logged."""
         with self.lock(shard_id):
             log = self._logs.pop(shard_id, None)
             if log is None:
@@ -129,19 +154,22 @@ class ShardLogs:
                 self._failed.add(shard_id)
 
     def delete(self, shard_ids: list[int], topic_id: bytes) -> None:
-        """The topic is deleted; nothing of these shards may be under way."""
+        """Closes and deletes the logs of a deleted topic. No append and no load of these shards may be in flight."""
         for shard_id in shard_ids:
             self.close(shard_id)
         self._delete_logs(shard_ids, topic_id)
 
     def hand_over(self, shard_ids: list[int]) -> None:
-        """Other brokers lead these shards from now on; nothing of them may be under way."""
+        """Closes the logs and leaves them to the brokers that lead these shards now.
+
+        No append and no load of these shards may be in flight.
+        """
         for shard_id in shard_ids:
             self.close(shard_id)
         self._hand_over_logs(shard_ids)
 
     def store_indexes(self) -> None:
-        """In a thread of its own, for each log in turn: see `Log.store_indexes`."""
+        """Stores the index files of one log after the other (`Log.store_indexes`). Runs in a thread."""
         for shard_id, log in self.open_logs().items():
             try:
                 with self.lock(shard_id):
@@ -149,10 +177,10 @@ class ShardLogs:
                         return
                     log.store_indexes()
             except (OSError, StorageError) as error:
-                _logger.warning("The indexes of %s cannot be written: %s", log.directory, error)
+                _logger.warning("The indexes of %s were not stored: %s", log.directory, error)
 
     def end_index_store(self) -> None:
-        """Returns when `store_indexes` touches no log any more: they are closed next."""
+        """Ends `store_indexes`. When this method returns, no thread stores indexes, so the logs can be closed."""
         self._is_ending = True
         for shard_id in self.open_logs():
             with self.lock(shard_id):
@@ -163,7 +191,7 @@ class ShardLogs:
 
 
 class LazyLog:
-    """A log that is opened by its first use, and again after it was closed. `folder` is the name of its folder."""
+    """A log that is opened at its first use, and again after it was closed. `folder` is the name of its folder."""
 
     __slots__ = ("_lock", "_logs", "_shard_id", "folder")
 
@@ -198,16 +226,16 @@ class LazyLog:
 _logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 0.7
-"""How long the snapshots of an orderly stop may take."""
+"""The time after which an orderly stop begins no further snapshot."""
 INDEX_STORE_INTERVAL_MS: Final = 30_000
-"""Half of what lies between two recovery points (log.flush.offset.checkpoint.interval.ms)."""
+"""Half of the default interval between two recovery points (log.flush.offset.checkpoint.interval.ms)."""
 VERIFY_SLICE_BYTES: Final = 64 << 10
 VERIFY_REST_SECONDS: Final = 0.002
 
 
 @dataclass(slots=True)
 class _LogReader:
-    """A log that is being read. Because of a snapshot, what lies before `unread_offset` is not."""
+    """A log that is being read. `unread_offset`: batches before it are skipped because a snapshot covers them."""
 
     log: Log
     batches: Iterator[tuple[BatchHeader, bytes]]
@@ -215,8 +243,11 @@ class _LogReader:
 
 
 class LocalShardLog:
-    """See the module's text. `submit` has batches written, and `ShardDriver.written` called when that ended; `wake` has
-    the shard set polled soon. `tombstones_kept_ms` is `delete.retention.ms` of the coordinators' logs.
+    """The `ShardLog` of a shard set on folders of the data folder; the module text describes the threads.
+
+    * `submit` passes a job to the log writer. `ShardDriver.written` is called when the job ends.
+    * `wake` requests a poll of the shard set.
+    * `tombstones_kept_ms` returns `delete.retention.ms` of the coordinators' logs.
     """
 
     def __init__(
@@ -239,7 +270,7 @@ class LocalShardLog:
         self._new_pool = new_pool
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, _LogReader] = {}
-        """By shard; the one of a load that was given up stays until the next load."""
+        """By shard. The reader of an abandoned load stays until the next load of the shard."""
         self._index_store = Every(INDEX_STORE_INTERVAL_MS)
         self._threads: Executor | None = None
         self._is_closing = False
@@ -261,7 +292,7 @@ class LocalShardLog:
                 opened.unread_bytes = log.bytes_from(snapshot.offset)
         except PartitionHeldError:
             self._shards.held(load, self._now_ms())
-        except (OSError, StorageError) as error:
+        except (OSError, StorageError, AssertionError) as error:
             self._shards.failed(load, error, self._now_ms())
         else:
             self._shards.opened(load, opened)
@@ -270,11 +301,11 @@ class LocalShardLog:
             self._readers[load.shard_id] = _LogReader(log, log.batches(start_offset), unread_offset)
 
     def _usable_snapshot(self, log: Log) -> Snapshot | None:
-        """The snapshot to begin with, if there is one that fits the log."""
+        """Returns the snapshot to begin with, or None if the whole log has to be read."""
         try:
             snapshot = read_snapshot(self.logs.file_system, log.directory)
         except (OSError, SnapshotError) as error:
-            _logger.warning("A snapshot is not used, the whole log is read instead: %s", error)
+            _logger.warning("The snapshot of %s is not used, the whole log is read instead: %s", log.directory, error)
             return None
         if snapshot is None:
             return None
@@ -304,7 +335,7 @@ class LocalShardLog:
                 size_bytes += len(data)
                 if size_bytes >= LOAD_SLICE_BYTES:
                     break
-        except (OSError, StorageError) as error:
+        except (OSError, StorageError, AssertionError) as error:
             self._shards.failed(load, error, self._now_ms())
             return
         is_end = size_bytes < LOAD_SLICE_BYTES
@@ -316,7 +347,7 @@ class LocalShardLog:
                 self._pool().submit(self._verify, load.shard_id, log, end_offset)
 
     def _verify(self, shard_id: int, log: Log, end_offset: int) -> None:
-        """In a thread: the part of the log that was not read because of the snapshot must be sound all the same."""
+        """Checks the part of the log that the snapshot covers, up to `end_offset`. Runs in the snapshot thread."""
         seen_bytes = 0
         try:
             for header, _ in log.batches():
@@ -330,7 +361,7 @@ class LocalShardLog:
             if not self._is_closing:
                 self._loop.call_soon_threadsafe(self._damaged, shard_id, str(error))
         except (OSError, StorageError) as error:
-            _logger.warning("Checking %s ended early: %s", log.directory, error)
+            _logger.warning("The check of %s ended early: %s", log.directory, error)
 
     def _damaged(self, shard_id: int, reason: str) -> None:
         self._shards.damaged(shard_id, reason)
@@ -348,14 +379,15 @@ class LocalShardLog:
             self._shards.saved(save, self._now_ms(), succeeded=False)
             return
         written = self._pool().submit(self._write, log, save.snapshot)
-        written.add_done_callback(lambda done: self._tell_loop(log, save, done))
+        written.add_done_callback(lambda done: self._post_saved(log, save, done))
 
-    def _tell_loop(self, log: Log, save: Save, done: Future[bool]) -> None:
+    def _post_saved(self, log: Log, save: Save, done: Future[bool]) -> None:
         if not self._is_closing:
             self._loop.call_soon_threadsafe(self._saved, log, save, done.result())
 
     def _saved(self, log: Log, save: Save, succeeded: bool) -> None:
         if not self._shards.saved(save, self._now_ms(), succeeded=succeeded) and succeeded:
+            # The shard set refuses the snapshot, so the next load must not begin with it.
             with suppress(OSError):
                 remove_snapshot(self.logs.file_system, log.directory)
         self._wake()
@@ -363,7 +395,7 @@ class LocalShardLog:
     def _write(self, log: Log, snapshot: Snapshot) -> bool:
         try:
             write_snapshot(self.logs.file_system, log.directory, snapshot)
-        except OSError as error:
+        except (OSError, AssertionError) as error:
             _logger.warning("No snapshot of %s: %s", log.directory, error)
             return False
         return True
@@ -384,14 +416,14 @@ class LocalShardLog:
         self.logs.close(shard_id)
 
     def tick(self, now_ms: int) -> None:
-        """Stores index files, so that recovery points are worth something."""
+        """Stores index files at intervals, so that a recovery after a crash need not read what is durable."""
         if self._index_store.is_due(now_ms):
             self._loop.run_in_executor(None, self.logs.store_indexes)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Nothing is begun any more."""
+        """Begins no work in the snapshot thread any more."""
         self._is_closing = True
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)

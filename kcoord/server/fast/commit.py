@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of OffsetCommit requests: a frame that differs from an earlier one in offsets alone is not decoded.
+"""The fast path of OffsetCommit: a frame that differs from an earlier one only in its offsets is not decoded.
 
-A consumer's commits are equal but for the correlation id and, per partition, 12 bytes of offset and leader epoch: the
-cells. Invariant: what a frame decodes to depends on its bytes alone, and in a frame of equal length with equal bytes
-around the cells only the cells' fields can differ. So what was learned from one frame holds for the other; whether the
-commit is accepted is decided for each request (see `coordinator.group.offsets.packed_commit`).
+The commits of a consumer differ in the correlation id and in 12 bytes per partition, its *cell*: offset and leader
+epoch. Invariant: if two frames have the same length and the same bytes around the cells, their requests differ only in
+the fields of the cells. So everything learned from one frame holds for the other.
 
-The first frame of its kind is read off its bytes, several times faster than the decoder does it, if it is ordinary:
-version 6 or later, no metadata, no tags, each partition once. That is what consumers send all the time. `read_commit`
-returns None for anything else and for anything malformed, and leaves it to the decoder. Tests compare both.
+Whether the commit is accepted is decided for each request (`coordinator.group.offsets.packed_commit`): the shard is the
+same, loaded and active, and the member may commit with this epoch. The response leaves when the records are durable.
+If the write fails, the client gets an error.
+
+`read_commit` reads the first frame of a kind, several times faster than the decoder. It accepts what consumers usually
+send: version 6 or later, no metadata, no tagged fields, each partition once. It returns None for any other request, and
+for a malformed frame; the decoder then handles it. Tests compare `read_commit` with the decoder.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from kcoord.coordinator.group.offsets.packed_commit import (
     shared,
 )
 from kcoord.server.api.api_table import ApiTable, DeferredResponse, Exchange
-from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, Template
+from kcoord.server.api.authorization import Rights
+from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, Template, TopicName
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.framing import encode_response
 from kcoord_protocol.uuid import ZERO_UUID
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from kcoord.server.shards.group_service import GroupService, ShardCommitter
 
 MAX_PARTITIONS: Final = 20_000
-"""Partitions in all that one connection may have plans for; a real consumer has those that it owns."""
+"""Total number of partitions in the plans of one connection. A real consumer commits the partitions that it owns."""
 
 FIRST_FLEXIBLE_VERSION: Final = 8
 CELL_BYTES: Final = 12
@@ -45,10 +50,10 @@ CELL_BYTES: Final = 12
 
 _PARTITION_BYTES: Final = 4
 _ROW: Final = Struct(">4s12x2s")
-"""Partition, cell, and what follows it: empty or no metadata, and the end of the tags where there are tags."""
+"""Partition, cell, and two bytes after it: empty or null metadata, and in flexible versions no tagged fields."""
 _ROW_ENDS: Final = {True: {b"\0\0", b"\1\0"}, False: {b"\xff\xff", b"\0\0"}}
 _ANSWER_ROW_ENDS: Final = {True: b"\0\0\0", False: b"\0\0"}
-"""No error, and no tags."""
+"""No error, and in flexible versions no tagged fields."""
 _INT32: Final = Struct(">i")
 _INT16: Final = Struct(">h")
 _UUID_BYTES: Final = 16
@@ -56,12 +61,12 @@ _NO_THROTTLING: Final = bytes(4)
 
 
 class _Unusual(Exception):
-    """Left to the decoder."""
+    """The frame is left to the decoder."""
 
 
 @dataclass(slots=True)
 class CommitFrame:
-    """What a request says, where its cells are in the frame, and the body of the answer if all of it is committed."""
+    """The fields of a request, the positions of its cells in the frame, and the body of a response without errors."""
 
     shape: CommitShape
     cells_at: list[int]
@@ -69,7 +74,7 @@ class CommitFrame:
 
 
 def read_commit(frame: bytes, body_at: int, version: int) -> CommitFrame | None:
-    """`frame` is a request without its length, whose body begins at `body_at`."""
+    """Reads a request without its length, with its body at `body_at`. Returns None if the decoder has to read it."""
     if version < FIRST_VERSION:
         return None
     try:
@@ -142,7 +147,7 @@ class _CommitReader:
             answer.append(b"\0")
 
     def _count(self) -> int:
-        """Of an array; one that is null is unusual."""
+        """Reads the size of an array; a null array is unusual."""
         count = self._uvarint() - 1 if self._flexible else self._int32()
         if count < 0:
             raise _Unusual
@@ -167,7 +172,7 @@ class _CommitReader:
         return self._frame[start : self._at].decode()
 
     def _uvarint(self) -> int:
-        """Of at most two bytes."""
+        """Reads a varint of at most two bytes; a longer one is unusual."""
         low = self._frame[self._at]
         if low < 0x80:
             self._at += 1
@@ -191,12 +196,12 @@ class _CommitReader:
 
 @lru_cache(maxsize=512)
 def _layout(fixed_sizes: tuple[int, ...]) -> Struct:
-    """Cells, each followed by so many bytes that are always the same."""
+    """Returns a layout of cells, each followed by a number of bytes from `fixed_sizes`."""
     return Struct(">" + "".join(f"{CELL_BYTES}s{size}s" for size in fixed_sizes))
 
 
-class _KnownCommit(Template):
-    """What was learned from a frame: how it is laid out, what it means, and the response."""
+class _CommitTemplate(Template):
+    """The lessons of an earlier frame: its layout, the plan of its commit, and the response."""
 
     __slots__ = ("committer", "fixed", "plan", "start", "unpack")
 
@@ -216,38 +221,45 @@ class _KnownCommit(Template):
 
 
 class CommitFastPath(FastPath):
-    """The commits of one connection, by their length and what precedes the first offset."""
+    """Remembers the commits of one connection by their length and the bytes before the first offset."""
 
-    __slots__ = ("_apis", "_groups", "_known", "_on_answer", "_partitions")
+    __slots__ = ("_apis", "_groups", "_known", "_on_answer", "_partitions", "_topic_name")
 
     keys = (ApiKey.OFFSET_COMMIT,)
     learns_before_handler = True
 
-    def __init__(self, groups: GroupService, apis: ApiTable, on_answer: Callable[[], None]) -> None:
+    def __init__(
+        self, groups: GroupService, apis: ApiTable, on_answer: Callable[[], None], topic_name: TopicName
+    ) -> None:
         self._groups = groups
+        self._topic_name = topic_name
         self._apis = apis
         self._on_answer = on_answer
-        self._known: dict[int, tuple[int, dict[bytes, _KnownCommit]]] = {}
+        self._known: dict[int, tuple[int, dict[bytes, _CommitTemplate]]] = {}
         self._partitions = 0
 
     def answer(self, frame: bytes, now_ms: int) -> DeferredResponse | None:
-        """Commits, if the frame is of a known kind and the member may; the response leaves when that is durable."""
+        """Commits the offsets if the frame is known and the member may commit; otherwise returns None and does nothing.
+
+        The response leaves when the records are durable.
+        """
         bucket = self._known.get(len(frame))
         if bucket is None:
             return None
         cells_at, plans = bucket
-        known = plans.get(frame[AFTER_ID:cells_at])
-        if known is None:
+        template = plans.get(frame[AFTER_ID:cells_at])
+        if template is None:
             return None
-        fields = known.unpack(frame, cells_at)
-        if fields[1::2] != known.fixed or not frame.startswith(known.start):
+        fields = template.unpack(frame, cells_at)
+        if fields[1::2] != template.fixed or not frame.startswith(template.start):
             return None
-        deferred = DeferredResponse(frame, known.answer_to(frame), self._apis, self._on_answer)
-        return deferred if known.committer.commit(known.plan, fields[::2], now_ms, deferred) else None
+        deferred = DeferredResponse(frame, template.answer_to(frame), self._apis, self._on_answer)
+        return deferred if template.committer.commit(template.plan, fields[::2], now_ms, deferred) else None
 
     def learn(self, exchange: Exchange, now_ms: int) -> DeferredResponse | None:
-        """Remembers a request and answers it, if that can be done now. Commits to groups that do not exist yet are not
-        remembered: most such groups commit once.
+        """Remembers a request, and answers it as `answer` does.
+
+        Commits to groups that do not exist yet are not remembered: most such groups commit once.
         """
         frame, bound = exchange.frame, exchange.bound
         version = bound.version
@@ -255,12 +267,14 @@ class CommitFastPath(FastPath):
         committer = self._groups.committer(read.shape.group_id) if read is not None else None
         if read is None or committer is None:
             return None
+        if exchange.rights is not None and not self._may_commit(exchange.rights, read.shape):
+            return None
         size = len(frame)
         first = read.cells_at[0]
         bucket = self._known.get(size)
         if bucket is not None and (bucket[0] != first or frame[AFTER_ID:first] in bucket[1]):
-            # Another first cell, or other partitions: the last one is what is likely to come again.
-            self._partitions -= sum(known.plan.count for known in self._known.pop(size)[1].values())
+            # The frame has the same length, but other partitions. The newest frame is the likeliest to be repeated.
+            self._partitions -= sum(template.plan.count for template in self._known.pop(size)[1].values())
         plan = CommitPlan(read.shape, version)
         if self._partitions + plan.count > MAX_PARTITIONS:
             self._known.clear()
@@ -268,5 +282,13 @@ class CommitFastPath(FastPath):
         self._partitions += plan.count
         answer = encode_response(0, bound.key, version, read.answer)
         plans = self._known.setdefault(size, (first, {}))[1]
-        plans[frame[AFTER_ID:first]] = _KnownCommit(frame, read.cells_at, plan, committer, answer)
+        plans[frame[AFTER_ID:first]] = _CommitTemplate(frame, read.cells_at, plan, committer, answer)
         return self.answer(frame, now_ms)
+
+    def _may_commit(self, rights: Rights, shape: CommitShape) -> bool:
+        """Returns whether the client may read the group and all topics, which exist."""
+        names = [topic.name or self._topic_name(topic.topic_id) for topic in shape.topics]
+        return rights.allows(AclOperation.READ, ResourceType.GROUP, shape.group_id, logs_denial=False) and all(
+            name is not None and rights.allows(AclOperation.READ, ResourceType.TOPIC, name, logs_denial=False)
+            for name in names
+        )

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of steady heartbeats: the same bytes as before, answered with the same bytes as before.
-
-Heartbeats of a member differ in nothing but the correlation id. So the other bytes are the key, and a response is
-repeated as long as `SteadyReply.repeat` proves that a full run would give it too (see `coordinator.group.steady`).
-Each connection has its own: what else a response depends on, the client's address, is the same for all of its requests.
-The form of KIP-1327 may change when the client names its software again; the request path then starts with new ones.
-"""
+"""The fast path of steady heartbeats: heartbeats that change nothing but the member's session timer."""
 
 from __future__ import annotations
 
@@ -21,11 +15,19 @@ if TYPE_CHECKING:
     from kcoord_protocol.messages import HeartbeatResponse
 
 MAX_ENTRIES: Final = 1024
-"""Members that one connection may have a response remembered for; a real consumer needs one."""
+"""Number of responses that one connection remembers; a real consumer needs one."""
 
 
 class HeartbeatFastPath(FastPath):
-    """See the module's text."""
+    """Repeats the responses to the heartbeats of one connection.
+
+    Heartbeats of a steady member differ only in the correlation id, so the other bytes are the key. A response is
+    repeated as long as `SteadyReply.repeat` proves that the handler would give it too (`coordinator.group.steady`): the
+    shard, the group and the metadata image have not changed since. `repeat` also restarts the member's session timeout.
+
+    A response also depends on the client's address, which all requests of a connection share. It depends on the form of
+    KIP-1327, too. That changes if the client names other software; the request path then starts with new fast paths.
+    """
 
     __slots__ = ("_entries", "_groups")
 
@@ -46,7 +48,7 @@ class HeartbeatFastPath(FastPath):
         return None
 
     def learn(self, exchange: Exchange, now_ms: int) -> None:
-        """Remembers the response, if it is no error and the member is steady."""
+        """Remembers the response if it has no error and the member is steady."""
         request, response = exchange.request, cast("HeartbeatResponse", exchange.response)
         assert isinstance(request, ConsumerGroupHeartbeatRequest | HeartbeatRequest)
         assert exchange.data is not None

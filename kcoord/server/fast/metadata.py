@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of Metadata and DescribeTopicPartitions: equal bytes get equal bytes while the image is the same one.
+"""The fast path of Metadata and DescribeTopicPartitions: equal requests get equal bytes until the image changes.
 
-Such an answer depends on the request, the listener, static configs and the metadata image alone (dynamic configs come
-with an image). So the bytes but for the correlation id are the key, one listener has one cache, and every answer goes
-when `Broker.image` is another object: a topic, config, feature or broker has changed, or the metadata log was read
-again. A connection asks only in versions that it is served (`kcoord.kip1327.revisions`). Only what was answered at
-once is kept, never what created a topic. Authorization will have to join the key.
+Such a response depends on the request, the listener, static configs and the metadata image alone; dynamic configs come
+with an image. So the frame without the correlation id is the key, and one listener has one cache. All answers are
+dropped when `Broker.image` is another object: a topic, config, feature or broker has changed, or the metadata log was
+read again.
+
+A connection looks up only versions that it is served (`kcoord.kip1327.revisions`). Only responses that were available
+at once are kept, so never the response to a request that creates a topic.
+
+With an authorizer, the response also depends on the ACLs, which change with the image, and on the client's principal
+and host. Their hash is part of the key.
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from kcoord.metadata.image import MetadataImage
@@ -23,14 +29,14 @@ if TYPE_CHECKING:
     from kcoord.server.broker import Broker
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""What the requests and answers of one listener may take; the oldest go first."""
+"""Bound on the requests and answers that one listener keeps; the oldest are dropped first."""
 
 _LARGEST_SHARE: Final = 4
 _ENTRY_OVERHEAD_BYTES: Final = 256
 
 
 class MetadataAnswers:
-    """See the module's text; `max_bytes` bounds requests, answers and a guess of what Python adds."""
+    """The cached responses of one listener. `max_bytes` bounds requests, answers and an estimated overhead."""
 
     __slots__ = ("_answers", "_image", "_max_bytes", "_size_bytes")
 
@@ -44,19 +50,22 @@ class MetadataAnswers:
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def answer(self, frame: bytes, image: MetadataImage) -> bytes | None:
-        """The framed answer, if the same was asked of this image before."""
+    def answer(self, frame: bytes, image: MetadataImage, owner: bytes = b"") -> bytes | None:
+        """Returns the framed response if the same request was answered from `image` before, else None.
+
+        `owner` stands for the clients that share answers; it has the same length for all clients.
+        """
         if image is not self._image:
             self._answers.clear()
             self._size_bytes = 0
             self._image = image
             return None
-        entry = self._answers.get(frame[:BEFORE_ID] + frame[AFTER_ID:])
+        entry = self._answers.get(frame[:BEFORE_ID] + frame[AFTER_ID:] + owner)
         return entry.answer_to(frame) if entry is not None else None
 
-    def remember(self, frame: bytes, image: MetadataImage, response: object, answer: bytes) -> None:
-        """Keep what `frame` was just answered at once, out of `image`."""
-        size_bytes = _size_bytes(len(frame), len(answer))
+    def remember(self, frame: bytes, image: MetadataImage, response: object, answer: bytes, owner: bytes = b"") -> None:
+        """Keeps `answer`, the framed response that `frame` has just got from `image`."""
+        size_bytes = _size_bytes(len(frame) + len(owner), len(answer))
         if image is not self._image or size_bytes * _LARGEST_SHARE > self._max_bytes or not _is_regular(response):
             return
         answers = self._answers
@@ -65,7 +74,7 @@ class MetadataAnswers:
             template = answers.pop(oldest)
             answer_bytes = len(template.head) + len(template.tail) + BEFORE_ID
             self._size_bytes -= _size_bytes(len(oldest) + BEFORE_ID, answer_bytes)
-        answers[frame[:BEFORE_ID] + frame[AFTER_ID:]] = Template(answer)
+        answers[frame[:BEFORE_ID] + frame[AFTER_ID:] + owner] = Template(answer)
         self._size_bytes += size_bytes
 
 
@@ -74,7 +83,7 @@ def _size_bytes(frame_bytes: int, answer_bytes: int) -> int:
 
 
 def _is_regular(response: object) -> bool:
-    """False for a response that stands for a defect: the next request shall try again, and log again."""
+    """Returns False for a response that reports a defect: the next request has to run the handler and log again."""
     if isinstance(response, MetadataResponse):
         return bool(response.brokers)
     assert isinstance(response, DescribeTopicPartitionsResponse)
@@ -83,11 +92,13 @@ def _is_regular(response: object) -> bool:
 
 
 class MetadataFastPath(FastPath):
-    """The way of one connection to the answers of its listener. Connections that are served other versions share them,
-    so every request looks up whether `apis` serves its version.
+    """Connects one connection with the answers of its listener.
+
+    Connections that are served different versions share the answers, so `answer` checks whether `apis` serves the
+    version of the request.
     """
 
-    __slots__ = ("_answers", "_apis", "_broker", "_client")
+    __slots__ = ("_answers", "_apis", "_broker", "_client", "_owner")
 
     keys = (ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS)
 
@@ -96,11 +107,14 @@ class MetadataFastPath(FastPath):
         self._broker = broker
         self._apis = apis
         self._client = client
+        self._owner = b""
+        if broker.authorizer is not None:
+            self._owner = sha256(f"{client.remote_host}\0{client.principal}".encode()).digest()
 
     def answer(self, frame: bytes, now_ms: int) -> bytes | None:
         if self._apis.bound(frame[:BEFORE_ID]) is None:
             return None
-        answer = self._answers.answer(frame, self._broker.image)
+        answer = self._answers.answer(frame, self._broker.image, self._owner)
         if answer is not None:
             self._client.has_begun = True
         return answer
@@ -108,4 +122,4 @@ class MetadataFastPath(FastPath):
     def learn(self, exchange: Exchange, now_ms: int) -> None:
         """Shares the response with the other connections."""
         assert exchange.data is not None
-        self._answers.remember(exchange.frame, self._broker.image, exchange.response, exchange.data)
+        self._answers.remember(exchange.frame, self._broker.image, exchange.response, exchange.data, self._owner)

@@ -1,10 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client connections: the transport, flow control and idle closing around a RequestPath, and all connections of a
-listener.
+"""The connections of a listener: transports, flow control and idle closing around a RequestPath.
 
-The responses that became known in one turn of the event loop leave in one write. A connection that reads its responses
-too slowly, or has too much under way, is not read from until that changes. Bytes that are no Kafka request close this
-connection only, with one log line.
+Theory of operation. Everything here runs in the event loop; no other thread calls it.
+
+A KafkaConnection is the asyncio protocol of one socket. Its RequestPath turns request bytes into response bytes and
+keeps their order. The connection moves the bytes, and follows the state of the path after each step (`_follow_path`).
+A connection is in one of these states:
+
+* *Refused*: `Connections.admit` finds that a limit on connections is reached. The transport is aborted at once.
+* *Reading*: `data_received` passes bytes to the path, which works on complete requests before it returns.
+* *Muted*: the path works on no further request, and the transport does not read, so TCP slows the client down.
+  `_continue` or `_take_turn` ends this state: it first works on the requests that wait, and then resumes reading.
+  The reasons for muting:
+
+  - The client reads its responses too slowly: `pause_writing` until `resume_writing`.
+  - The connection came faster than max.connection.creation.rate: `hold` until its timer. With TLS, the handshake
+    begins then.
+  - The client is above its quota: `_throttle` until its timer.
+  - MAX_IN_FLIGHT_REQUESTS are unanswered, until responses leave.
+  - More than FRAMES_PER_TURN requests wait, until the next turn of the event loop.
+
+* *Stopped*: no request is accepted any more, but responses may still leave. The listener stops a connection at
+  shutdown. A path stops itself if the client sends bytes that are no Kafka request, or if a handler asks for it. The
+  connection then closes with one log line, and no other connection is affected. If an authentication failed, it closes
+  after `connection.failed.authentication.delay.ms`, which makes guessing slow, and the client gets the error then.
+* *Lost*: `connection_lost` closes the path. Long polls of the client end; nothing is sent any more. Operations that
+  have begun are neither stopped nor undone.
+
+Responses leave in request order. All responses that become ready in one turn of the event loop leave in one write:
+the path announces them (`_flush_soon`), and the write follows after all readable sockets were read.
+`Connections.max_unread_bytes` bounds the responses that a client leaves unread. Muting keeps new requests out; the
+bound is for the responses of requests that were already in flight.
+
+A connection keeps nothing on disk. If the process dies, a request without a response may or may not have taken effect.
 """
 
 from __future__ import annotations
@@ -31,7 +59,7 @@ NewPath: TypeAlias = Callable[[Callable[[], None]], RequestPath]
 
 
 class ReportLimiter:
-    """Log lines that strangers can cause, at most so many per second; the number of those left out is told later."""
+    """Logs warnings that any client can cause, at most _REPORTS_PER_SECOND. Later logs how many it left out."""
 
     __slots__ = ("_count", "_second", "_suppressed")
 
@@ -54,11 +82,12 @@ class ReportLimiter:
 
 
 class Connections:
-    """The connections of one listener: limits on their number and rate, log lines about refused bytes, the idle sweep,
-    orderly closing. `new_path` may be replaced before the first connection.
+    """The connections of one listener.
 
-    `max_unread_bytes`: responses that a client may leave unread. Muting keeps honest clients far below: this bounds
-    what was under way.
+    It limits their number and rate, logs refused bytes, closes idle connections, and closes all in an orderly way.
+
+    `new_path` may be replaced before the first connection. `max_unread_bytes` bounds the responses that a client leaves
+    unread; a client above it is disconnected.
     """
 
     def __init__(self, limits: ConnectionLimits, new_path: NewPath, max_unread_bytes: int) -> None:
@@ -67,23 +96,27 @@ class Connections:
         self._limits = limits
         self._limiter = ReportLimiter()
         self._connections: dict[KafkaConnection, None] = {}
-        """A set that keeps their order, so that all of them are closed in the same order in every run."""
+        """An ordered set, so that every run closes connections in the same order."""
         self._sweep: asyncio.TimerHandle | None = None
 
-    def open(self) -> asyncio.Protocol:
-        """For a client whose connection was accepted."""
+    def open(self) -> KafkaConnection:
+        """Returns the protocol for a newly accepted socket."""
         return KafkaConnection(self)
 
-    # --- what a connection asks ---------------------------------------------------------------------------------------
+    # --- called by a connection ---------------------------------------------------------------------------------------
 
     def admit(self, connection: KafkaConnection, host: str) -> bool:
-        """Counts the connection, unless it is one too many; one that comes too early reads nothing for a while."""
-        refusal = self._limits.refusal(host)
+        """Counts the connection; returns False, with a log line, if a limit is reached.
+
+        Holds a connection that came faster than max.connection.creation.rate.
+        """
+        now_seconds = asyncio.get_running_loop().time()
+        refusal = self._limits.refusal(host, now_seconds)
         if refusal is not None:
             self.report(f"{connection.peer}: connection refused, {refusal}")
             return False
         self._connections[connection] = None
-        wait_seconds = self._limits.wait_seconds(asyncio.get_running_loop().time())
+        wait_seconds = self._limits.wait_seconds(now_seconds)
         if wait_seconds:
             connection.hold(wait_seconds)
         return True
@@ -96,10 +129,10 @@ class Connections:
     def report(self, text: str) -> None:
         self._limiter.report(asyncio.get_running_loop().time(), text)
 
-    # --- what the listener asks ---------------------------------------------------------------------------------------
+    # --- called by the listener ---------------------------------------------------------------------------------------
 
     def close_idle_after(self, idle_seconds: float) -> None:
-        """Closes idle connections from now on; never if there is no such time."""
+        """Starts the idle sweep. Zero or a negative time means that idle connections stay open."""
         if idle_seconds > 0:
             delay = min(max(idle_seconds / _IDLE_SWEEPS_PER_TIMEOUT, _SHORTEST_SWEEP_SECONDS), _LONGEST_SWEEP_SECONDS)
             self._sweep = asyncio.get_running_loop().call_later(delay, self._close_idle, idle_seconds)
@@ -112,7 +145,7 @@ class Connections:
         self.close_idle_after(idle_seconds)
 
     def stop_reading(self) -> None:
-        """Ends the idle sweep, and takes no further requests."""
+        """Ends the idle sweep. Connections accept no further requests, and still answer those in flight."""
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in self._connections:
@@ -123,7 +156,7 @@ class Connections:
             connection.close()
 
     def abort(self) -> None:
-        """Ends all connections at once, also those that wait for an answer that is not to come."""
+        """Ends all connections at once; unanswered requests get no response."""
         for connection in list(self._connections):
             connection.abort()
 
@@ -132,18 +165,19 @@ class Connections:
 
     @property
     def queued(self) -> int:
-        """Requests that were read and wait to be processed, for metrics."""
+        """Number of requests that were received and are not processed yet, for metrics."""
         return sum(connection.path.queued for connection in self._connections)
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not answered yet."""
+        """Number of requests that are not answered yet."""
         return sum(connection.path.in_flight for connection in self._connections)
 
 
 class KafkaConnection(asyncio.Protocol):
-    """See the module's text. The owner calls `close_if_idle`, `stop_reading` and `close`; the event loop calls the
-    rest.
+    """One client connection; the module describes its states.
+
+    The owner calls `close_if_idle`, `hold`, `stop_reading`, `close` and `abort`; the event loop calls the rest.
     """
 
     def __init__(self, owner: Connections) -> None:
@@ -157,6 +191,7 @@ class KafkaConnection(asyncio.Protocol):
         self._write_paused = False
         self._reading_paused = False
         self._held = False
+        self._throttled_until = 0.0
         self._is_closing = False
         self.peer = "?"
         self.last_active = 0.0
@@ -210,8 +245,11 @@ class KafkaConnection(asyncio.Protocol):
     # --- called by the listener ---------------------------------------------------------------------------------------
 
     def close_if_idle(self, now: float, idle_seconds: float) -> bool:
-        """Closes a connection that sent nothing, did not finish a frame, or took nothing of its responses, for too
-        long. A connection that waits for the broker is not idle.
+        """Closes the connection, and returns True, if for `idle_seconds` one of these is true:
+
+        * The client sent nothing and waits for no response.
+        * The client did not finish a frame.
+        * The client read nothing of the responses that wait for it.
         """
         transport = self._transport
         if transport is None:
@@ -221,8 +259,7 @@ class KafkaConnection(asyncio.Protocol):
             self._last_taken = now
         self._unread_bytes = unread_bytes
         if unread_bytes and now - self._last_taken > idle_seconds:
-            # In good order it would be closed when all is sent, and the peer may be gone: TCP tries for a quarter of an
-            # hour.
+            # An orderly close would first send everything. If the peer is gone, TCP retries for a quarter of an hour.
             transport.abort()
             return True
         quiet = now - max(self.last_active, self._last_taken) > idle_seconds and not self.path.in_flight
@@ -233,7 +270,7 @@ class KafkaConnection(asyncio.Protocol):
         return False
 
     def hold(self, seconds: float) -> None:
-        """Reads nothing for a while: connections are made faster than max.connection.creation.rate."""
+        """Mutes the connection for `seconds`: it was made faster than max.connection.creation.rate."""
         self._held = True
         self.path.pause(self._write_paused or self._held)
         self._pause_or_resume_reading()
@@ -244,25 +281,39 @@ class KafkaConnection(asyncio.Protocol):
         self.path.pause(self._write_paused or self._held)
         self._continue()
 
+    def _throttle(self, seconds: float) -> None:
+        """Ends the throttle of the path after `seconds`, unless a longer one follows."""
+        until = self._time() + seconds
+        if until > self._throttled_until:
+            self._throttled_until = until
+            asyncio.get_running_loop().call_at(until, self._end_throttle, until)
+
+    def _end_throttle(self, until: float) -> None:
+        if until == self._throttled_until:
+            self.path.end_throttle()
+            self._continue()
+
     def stop_reading(self) -> None:
-        """Takes no further requests; those under way are still answered."""
+        """Accepts no further requests; those in flight are still answered."""
         self.path.stop()
         self._pause_or_resume_reading()
 
     def close(self) -> None:
-        """Closes after what is written."""
+        """Writes the responses that are ready, and closes once they are sent."""
         if self._transport is not None:
             self._flush()
+            if farewell := self.path.take_farewell():
+                self._transport.write(farewell)
             self._transport.close()
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    # --- what the path wants ------------------------------------------------------------------------------------------
+    # --- following the path -------------------------------------------------------------------------------------------
 
     def _continue(self) -> None:
-        """Works on requests that waited, and writes the responses."""
+        """Works on waiting requests, writes the responses, and resumes reading if the path is no longer muted."""
         self.path.process()
         self._flush()
         self._follow_path()
@@ -274,12 +325,17 @@ class KafkaConnection(asyncio.Protocol):
         self._follow_path()
 
     def _follow_path(self) -> None:
-        """Does what the path needs after it has worked: close, take a turn later, read or not."""
+        """Closes, schedules a turn, pauses or resumes reading, as the state of the path demands."""
         path = self.path
         if path.close_reason is not None and not self._is_closing:
             self._is_closing = True
             self._owner.report(f"{self.peer}: closing, {path.close_reason}")
-            self.close()
+            if path.close_delay_ms:
+                asyncio.get_running_loop().call_later(path.close_delay_ms / 1000, self.close)
+            else:
+                self.close()
+        if throttle_ms := path.take_throttle_ms():
+            self._throttle(throttle_ms / 1000)
         if path.needs_turn and not self._turn_scheduled:
             self._turn_scheduled = True
             self._call_soon(self._take_turn)
@@ -299,8 +355,9 @@ class KafkaConnection(asyncio.Protocol):
     # --- output -------------------------------------------------------------------------------------------------------
 
     def _flush_soon(self) -> None:
-        """Writes when all connections of this turn were read: a client that is woken by each answer costs more than a
-        turn.
+        """Schedules the write for the next turn, after all sockets of this turn were read.
+
+        A client that wakes up for each single response costs more than one turn.
         """
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -309,7 +366,7 @@ class KafkaConnection(asyncio.Protocol):
     def _flush_and_continue(self) -> None:
         self._flush_scheduled = False
         self._flush()
-        if self._reading_paused or self.path.close_reason is not None:
+        if self._reading_paused or self.path.is_muted:
             self._continue()
 
     def _flush(self) -> None:

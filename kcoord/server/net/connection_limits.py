@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many connections a process takes, from whom, and how fast.
-
-`max.connections` and `max.connections.per.ip` refuse; `max.connection.creation.rate` makes a connection wait for its
-turn, as in Kafka. All are counted over every listener of the process, and read anew for each connection, so that a
-dynamic broker config takes effect at once.
-"""
+"""The limits on the number and the rate of a process's connections."""
 
 from __future__ import annotations
 
@@ -18,7 +13,13 @@ if TYPE_CHECKING:
 
 
 class ConnectionLimits:
-    """See the module's text."""
+    """Counts the connections of all listeners of a process.
+
+    As in Kafka, `max.connections` and `max.connections.per.ip` refuse a connection, and `max.connection.creation.rate`
+    delays it. A connection that would wait longer than the quota windows is refused: otherwise a flood, whose
+    connections keep their turns when they are closed, would delay later clients without a bound. The configuration is
+    read for each connection, so a dynamic broker config takes effect at once.
+    """
 
     __slots__ = ("_config", "_per_ip", "_total", "_turn_seconds")
 
@@ -28,9 +29,12 @@ class ConnectionLimits:
         self._total = 0
         self._turn_seconds = float("-inf")
 
-    def refusal(self, host: str) -> str | None:
-        """Why one more connection from `host` is too many, or None after counting it."""
+    def refusal(self, host: str, now_seconds: float) -> str | None:
+        """Counts a connection from `host` and returns None, or returns why it is refused."""
         config = self._config
+        if self._turn_seconds - now_seconds > self._window_seconds:
+            rate = config.max_connection_creation_rate
+            return f"max.connection.creation.rate={rate} is exceeded by all connections of {self._window_seconds} s"
         if self._total >= config.max_connections:
             return f"max.connections={config.max_connections} reached"
         overrides = parse_ip_overrides(config.max_connections_per_ip_overrides)
@@ -48,13 +52,15 @@ class ConnectionLimits:
             del self._per_ip[host]
 
     def wait_seconds(self, now_seconds: float) -> float:
-        """How long a new connection has to wait for its turn, 0.0 as long as the rate is kept.
+        """Returns how long a new connection has to wait, 0.0 if it is within the rate.
 
-        The rate holds over the quota windows (`quota.window.num` of `quota.window.size.seconds`), so what was not used
-        in the last of them may come at once.
+        The rate is an average over the quota windows (`quota.window.num` of `quota.window.size.seconds`), so a burst
+        may use what was left unused within them.
         """
-        config = self._config
-        window_seconds = config.quota_window_num * config.quota_window_size_seconds
-        self._turn_seconds = max(self._turn_seconds, now_seconds - window_seconds)
-        self._turn_seconds += 1 / max(config.max_connection_creation_rate, 1)
+        self._turn_seconds = max(self._turn_seconds, now_seconds - self._window_seconds)
+        self._turn_seconds += 1 / max(self._config.max_connection_creation_rate, 1)
         return max(self._turn_seconds - now_seconds, 0.0)
+
+    @property
+    def _window_seconds(self) -> int:
+        return self._config.quota_window_num * self._config.quota_window_size_seconds

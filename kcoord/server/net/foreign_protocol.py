@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bytes that are no Kafka request may be: a client with the wrong settings is the usual reason for nonsense."""
+"""Recognizes other protocols by their first bytes. A client with wrong settings is the usual cause of invalid bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"
 
 
 def guess_protocol(data: bytes) -> str:
-    """A remark for the log; empty if the bytes look like nothing known."""
+    """Returns a remark for the log line, empty if the bytes look like no known protocol."""
     if data[:2] == b"\x16\x03":
         return " (looks like a TLS handshake: the client uses SSL, this listener is PLAINTEXT)"
     if data[:4] in _HTTP_METHODS:

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A listening socket: binding, accepting, suspending."""
+"""A listener: binding its address, accepting connections, and suspending both.
+
+Its life: `bind` takes the address, so a port that is in use fails the start early. `start_accepting` follows once the
+broker can answer. `stop_accepting` closes the sockets and connections finish their requests in flight.
+`suspend` and `resume` take a broker out of service and back without giving up the address.
+Everything runs in the event loop.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +16,27 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kcoord.config.key import ConfigError
+from kcoord.server.errors import StartError
 from kcoord.server.net.connection import Connections
 from kcoord.server.net.request_path import PathSettings, RequestPath
 
 if TYPE_CHECKING:
     from kcoord.config import Listener
+    from kcoord.metadata.image import ScramCredential
     from kcoord.server.broker import Broker
+    from kcoord.server.certificates import ListenerCertificates
+    from kcoord.server.logins import ListenerLogins
     from kcoord.server.net.connection_limits import ConnectionLimits
 
 _logger = logging.getLogger(__name__)
 
 SYSTEM_BUFFER = -1
-"""As the size of a buffer: the system sizes it, and changes that as a connection needs."""
+"""A buffer size that leaves the choice to the operating system, which adapts it to each connection."""
 
 
 class SocketListener:
-    """One bound address. `bind` raises OSError where it cannot be had. `inherited` are sockets that a supervisor has
-    bound to it already.
-    """
+    """One bound address with its connections. `inherited`: sockets that a supervisor has already bound to it."""
 
     def __init__(
         self, address: Listener, broker: Broker, limits: ConnectionLimits, inherited: Sequence[socket.socket] = ()
@@ -35,35 +44,53 @@ class SocketListener:
         self.address = address
         self.listener_name = address.name
         self.broker = broker
-        self.path_settings = PathSettings.of(broker, address.name)
+        self._logins = _logins_of(address, broker)
+        sasl = None if self._logins is None else self._logins.settings
+        self.path_settings = PathSettings.of(broker, address.name, sasl)
         self.connections = Connections(
             limits, partial(RequestPath, self.path_settings), broker.config.kcoord_response_buffer_max_bytes
         )
         self._inherited = inherited
+        self._certificates = _certificates_of(address, broker)
         self._servers: list[asyncio.Server] = []
 
     async def bind(self) -> int:
-        """Takes the address; returns the real port, which matters where 0 was asked for."""
+        """Binds the address and returns its port, which differs from the configured port if that is 0.
+
+        Raises OSError if the address is not available.
+        """
         loop = asyncio.get_running_loop()
         backlog = max(self.broker.config.socket_listen_backlog_size, 1)
         for bound in self._inherited:
-            # A server closes the socket that it has; the address stays ours.
+            # A server closes its socket when it ends. It gets a duplicate, so the listener keeps the address.
             self._servers.append(
-                await loop.create_server(self.connections.open, sock=bound.dup(), backlog=backlog, start_serving=False)
+                await loop.create_server(self._new_protocol, sock=bound.dup(), backlog=backlog, start_serving=False)
             )
         if not self._servers:
             host = self.address.host or None
             self._servers.append(
                 await loop.create_server(
-                    self.connections.open, host, self.address.port, backlog=backlog, start_serving=False
+                    self._new_protocol, host, self.address.port, backlog=backlog, start_serving=False
                 )
             )
         for server in self._servers:
             self._size_buffers(server)
         return int(self._servers[0].sockets[0].getsockname()[1])
 
+    def _new_protocol(self) -> asyncio.Protocol:
+        """Returns the protocol of a newly accepted socket."""
+        connection = self.connections.open()
+        if self._certificates is None:
+            return connection
+        from kcoord.server.net.tls_transport import TlsTransport
+
+        return TlsTransport(connection, self._certificates, self.connections.report)
+
     def _size_buffers(self, server: asyncio.Server) -> None:
-        """Connections have the buffers of the socket that accepts them. The system rounds, and may set a limit."""
+        """Sets the buffer sizes of the listening sockets, which accepted connections inherit.
+
+        The operating system may round and limit them.
+        """
         config = self.broker.config
         for option, size_bytes in (
             (socket.SO_SNDBUF, config.socket_send_buffer_bytes),
@@ -74,6 +101,14 @@ class SocketListener:
                     bound.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 
     async def start_accepting(self) -> None:
+        """Accepts connections from now on. Raises StartError if a dynamic config of its security cannot be used."""
+        try:
+            if self._certificates is not None:
+                self._certificates.begin(asyncio.get_running_loop().time())
+            if self._logins is not None:
+                self._logins.begin()
+        except ValueError as error:
+            raise StartError(str(error)) from None
         for server in self._servers:
             await server.start_serving()
         self.connections.close_idle_after(self.broker.config.connections_max_idle_ms / 1000)
@@ -84,19 +119,65 @@ class SocketListener:
         for server in self._servers:
             server.close()
         self.connections.stop_reading()
+        if self._logins is not None:
+            self._logins.stop()
 
     def suspend(self) -> None:
-        """Ends all connections and refuses new ones, but keeps the address. For inherited sockets only."""
+        """Closes all connections and refuses new ones, but keeps the address. For inherited sockets only."""
         self.stop_accepting()
         self._servers.clear()
         for bound in self._inherited:
-            # It listens no more, in whichever process it is open. A socket that does not would keep the mark, and pass
-            # it on to the connections that it accepts later.
+            # shutdown() stops listening in every process that shares the socket. A socket that does not listen would
+            # stay marked as shut down, and so would the connections that it accepts after `resume`.
             if bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 bound.shutdown(socket.SHUT_RDWR)
         self.connections.close()
 
     async def resume(self) -> None:
-        """Takes connections again after `suspend`."""
+        """Accepts connections again after `suspend`."""
         await self.bind()
         await self.start_accepting()
+
+
+def _certificates_of(address: Listener, broker: Broker) -> ListenerCertificates | None:
+    """Returns the certificates of a listener with SSL, None for another one.
+
+    Raises StartError if there is no usable certificate.
+    """
+    if not address.security_protocol.has_tls:
+        return None
+    # Most brokers have no listener with SSL, and do not load what certificates need.
+    from kcoord.security.tls import TlsConfigError
+    from kcoord.server.certificates import ListenerCertificates
+
+    try:
+        certificates = ListenerCertificates(broker.config, address)
+    except TlsConfigError as error:
+        raise StartError(str(error)) from None
+    broker.config.further_checks.append(certificates.check)
+    return certificates
+
+
+def _logins_of(address: Listener, broker: Broker) -> ListenerLogins | None:
+    """Returns the logins of a listener with SASL, None for another one.
+
+    Raises StartError if clients could not log in.
+    """
+    if not address.security_protocol.has_sasl:
+        return None
+    from kcoord.server.logins import ListenerLogins
+
+    def credential(mechanism: str, user: str) -> ScramCredential | None:
+        return broker.image.scram_credentials.get((mechanism, user))
+
+    def decoy_key() -> bytes:
+        # All workers share the folder and its random id, which clients without any permission never see.
+        own = broker.image.brokers.get(broker.node_id)
+        return b"".join([broker.cluster_id.encode(), *(own.log_dirs if own is not None else ())])
+
+    try:
+        logins = ListenerLogins(broker.config, address, credential, decoy_key)
+    except ConfigError as error:
+        raise StartError(str(error)) from None
+    broker.config.further_checks.append(logins.check)
+    return logins

@@ -1,28 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a connection's requests: bytes of request frames in, bytes of response frames out, in request order.
+"""The path of a connection's requests: bytes of request frames in, bytes of response frames out, in request order.
 
-A RequestPath has no socket, no transport and no clock. A server's connection drives one, and so can a simulation or a
-test. The contract with the driver:
+Theory of operation. A RequestPath has no socket, no transport and no clock, and runs in the thread of its driver. A
+connection of the server drives one, and so can a simulation or a test. The contract with the driver:
 
-* `receive(data)` takes bytes of the client, cut anywhere. It works on the requests that are complete, at most
-  FRAMES_PER_TURN of them: API table, handler and fast paths included. The handlers see `broker.now_ms()`.
-* `take_output()` returns the framed responses that may leave now, and forgets them. Responses leave in the order of
-  their requests: one that is known early waits for the earlier ones.
-* The path calls `on_answer()` if `receive` leaves responses to take, and if a response becomes known later: a handler
-  returned a future, or a fast path waited for its records to be durable. The driver calls `take_output()` soon, and
-  `process()` after that, since requests may have waited for it.
-* The path is muted, that is, it works on no further request, while the driver says so (`pause`: the client does not
-  read, or came too early), while MAX_IN_FLIGHT_REQUESTS are unanswered, while `needs_turn`, and after `stop()`. Bytes
-  received meanwhile are kept, so a driver that wants bounds stops reading while `is_muted`.
-* `needs_turn` means that more requests wait than one turn may take. The driver serves its other connections first and
-  then calls `next_turn()`.
-* `close_reason` is set once the connection must be closed: the client sent something that is no request, or a handler
-  wants it (CloseConnection). The path is stopped then. The driver sends `take_output()` and closes.
-* `close()` tells the path that the client is gone. Long polls end; nothing is sent any more.
+* `receive(data)` accepts bytes of the client, split anywhere. It works on at most FRAMES_PER_TURN complete requests:
+  fast paths, API table and handlers included. The handlers see `broker.now_ms()`.
+* `take_output()` removes and returns the framed responses that may leave now. Responses leave in the order of their
+  requests: a response that is ready early waits for the earlier ones.
+* The path calls `on_answer()` if `receive` leaves responses to take, and if a response becomes ready later: a handler
+  returned a future, or a fast path waits until its records are durable. The driver then calls `take_output()` soon, and
+  `process()` after that, because requests may have waited for a free place in the queue.
+* A muted path works on no further request. It is muted while the driver pauses it (`pause`), while the client is
+  throttled, while MAX_IN_FLIGHT_REQUESTS are unanswered, while `needs_turn`, and after `stop()`. The path keeps bytes
+  that it receives meanwhile, so a driver that bounds memory stops reading while `is_muted`.
+* `needs_turn` means that more requests wait than one turn may process. The driver serves its other connections first
+  and then calls `next_turn()`.
+* A client above its quota is throttled (KIP-219). Its response leaves at once, and the path is muted until
+  the driver calls `end_throttle()` after that time. The driver asks by `take_throttle_ms()` if `is_muted`.
+* `close_reason` is set once the connection must be closed: the client sent bytes that are no request, or a handler
+  asked for it (CloseConnection). The path is then stopped. The driver sends `take_output()` and closes.
+  If `close_delay_ms` is not 0, the driver closes after that time, and sends `take_farewell()` just before.
+* `close()` reports that the client is gone. Long polls end; nothing is sent any more.
 
-A frame meets, in this order: the fast path of its API; the API table, which knows what this client is served; header
-and body decoding; the handler. Authentication and authorization belong between the table and the handler, in
-`_process_generally`, and their outcome belongs to the keys of the fast paths.
+Handlers and fast paths see the requests in the order of their arrival. A handler that returns a response, or the future
+of one shard operation, has done its work by then, so later requests see it. A handler that returns a task may act
+later, beside the requests that follow.
+
+A frame meets, in this order: the fast path of its API; the API table, which knows the versions that this client is
+served; header and body decoding; the handler. An unknown API, a version that is not served and a malformed body stop
+the path; only ApiVersions is answered in any version. A defect in a handler costs one request an error response.
+If the broker has an authorizer, `_process_generally` gives each request the rights of its client, which the handler
+checks; `kcoord.server.fast.guarded` describes how the fast paths follow the ACLs.
+
+On a listener with SASL a frame first meets the authentication (`kcoord.security.sasl`), until that is complete, and
+after that if the session has an end. The path chooses at its creation where frames enter. So a listener without SASL
+does no work for it.
 """
 
 from __future__ import annotations
@@ -35,10 +48,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcoord.server.api.api_table import ApiTable, Client, CloseConnection, DeferredResponse, Exchange, RequestContext
+from kcoord.server.api.api_table import (
+    ANONYMOUS,
+    ApiTable,
+    Client,
+    CloseConnection,
+    DeferredResponse,
+    Exchange,
+    RequestContext,
+    ignore_throttle,
+)
 from kcoord.server.fast.commit import CommitFastPath
 from kcoord.server.fast.fast_path import FastPath
 from kcoord.server.fast.fetch import FetchFastPath
+from kcoord.server.fast.guarded import GuardedFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataAnswers, MetadataFastPath
 from kcoord.server.net.foreign_protocol import guess_protocol
@@ -47,40 +70,44 @@ from kcoord_protocol.errors import DecodeError, FramingError
 from kcoord_protocol.framing import FrameReader, decode_request_header
 
 if TYPE_CHECKING:
+    from kcoord.security.sasl import SaslAuthenticator, SaslSettings
     from kcoord.server.broker import Broker
 
 MAX_IN_FLIGHT_REQUESTS = 64
-"""Requests of one connection that may be unanswered before it is muted. Kafka mutes after one; clients rarely send more
+"""Number of unanswered requests at which a connection is muted. Kafka mutes after one request; clients rarely send more
 than five.
 """
 
 BULK_KEYS = frozenset({int(ApiKey.PRODUCE)})
-"""Requests whose size is the size of the records that they carry."""
+"""APIs whose requests carry records, so that only `socket.request.max.bytes` bounds them."""
 
 FRAMES_PER_TURN = 64
-"""Requests of one connection that are worked on before the others get their turn, and before responses are written."""
-
-ANONYMOUS = "User:ANONYMOUS"
+"""Number of requests that one connection may process before other connections get their turn and responses are written.
+"""
 
 _REQUEST_START = struct.Struct(">hhi")
 
 
 @dataclass(slots=True)
 class PathSettings:
-    """What the request paths of all connections of one listener share."""
+    """The settings that all request paths of one listener share."""
 
     broker: Broker
     listener_name: str
     max_frame_bytes: int
     max_request_bytes: int
-    """The same for requests that carry no records."""
+    """The largest frame of an API that carries no records."""
     has_fast_paths: bool
     metadata_answers: MetadataAnswers | None
-    """None if each Metadata response is made by the handler."""
+    """None if the handler makes every Metadata response."""
+    principal: str = ANONYMOUS
+    """The principal of a client that has not shown who it is."""
+    sasl: Callable[[], SaslSettings] | None = None
+    """None if clients do not authenticate with SASL."""
 
     @classmethod
-    def of(cls, broker: Broker, listener_name: str) -> PathSettings:
-        """As the configuration of the broker says."""
+    def of(cls, broker: Broker, listener_name: str, sasl: Callable[[], SaslSettings] | None = None) -> PathSettings:
+        """Returns the settings that the configuration of the broker asks for."""
         config = broker.config
         return cls(
             broker,
@@ -89,11 +116,13 @@ class PathSettings:
             min(config.kcoord_request_max_bytes, config.socket_request_max_bytes),
             config.kcoord_fast_paths_enable,
             MetadataAnswers() if config.kcoord_metadata_cache_enable else None,
+            config.listener_principals.get(listener_name, ANONYMOUS),
+            sasl,
         )
 
 
 class RequestPath:
-    """See the module's text."""
+    """The requests and responses of one connection; the module describes the contract with the driver."""
 
     def __init__(
         self, settings: PathSettings, on_answer: Callable[[], None], remote_host: str = "", remote_port: int = 0
@@ -108,37 +137,60 @@ class RequestPath:
         self._is_paused = False
         self._is_closed = False
         self.client = Client(self._broker.apis.form, remote_host, remote_port)
+        self.client.principal = settings.principal
+        self.client.throttle = self._throttle
+        self._most_exchanges = MAX_IN_FLIGHT_REQUESTS
+        """Number of unanswered requests at which the path is muted; 0 while the client is throttled."""
+        self._throttle_ms = 0
         self.is_muted = False
         self.is_stopped = False
         self.needs_turn = False
         self.has_unfinished_frame = False
-        """Whether the client has sent a part of a frame only."""
+        """True if the last bytes that were received end within a frame."""
         self.close_reason: str | None = None
+        self.close_delay_ms = 0
+        self._farewell = b""
+        self._enter: Callable[[bytes, int], None] = self._process
+        self._sasl: SaslAuthenticator | None = None
+        if settings.sasl is not None:
+            # Most brokers have no listener with SASL, and do not load what it needs.
+            from kcoord.security.sasl import SaslAuthenticator
+
+            max_bytes = settings.sasl().max_token_bytes
+            self._reader.allow(max_bytes, max_bytes, ())
+            self._sasl = SaslAuthenticator(settings.sasl)
+            self._enter = self._process_with_sasl
         self._serve(self._broker.apis)
 
     def _serve(self, apis: ApiTable) -> None:
-        """Serves these APIs from now on. What the fast paths learned of others is forgotten."""
+        """Serves `apis` from now on. The fast paths forget what they learned, since it may not hold for these APIs."""
         self.apis = apis
         self._fast_paths = self._new_fast_paths()
 
     def _new_fast_paths(self) -> dict[int, FastPath]:
-        """By the low byte of the API key."""
-        settings, groups = self._settings, self._broker.groups
-        fast_paths: list[FastPath] = []
+        """Returns new fast paths by the low byte of their API keys."""
+        settings, broker, client, apis = self._settings, self._broker, self.client, self.apis
+        groups, answers, on_answer = broker.groups, settings.metadata_answers, self._on_answer
+        new_paths: list[Callable[[], FastPath]] = []
         if settings.has_fast_paths:
-            fast_paths += (
-                HeartbeatFastPath(groups),
-                CommitFastPath(groups, self.apis, self._on_answer),
-                FetchFastPath(groups, self.apis, self._on_answer),
+            new_paths += (
+                lambda: HeartbeatFastPath(groups),
+                lambda: CommitFastPath(groups, apis, on_answer, broker.topics.topic_name),
+                lambda: FetchFastPath(groups, apis, on_answer, broker.topics.topic_name),
             )
-        if settings.metadata_answers is not None:
-            fast_paths.append(MetadataFastPath(settings.metadata_answers, self._broker, self.apis, self.client))
-        return {key & 0xFF: fast_path for fast_path in fast_paths for key in fast_path.keys}
+        if answers is not None:
+            new_paths.append(lambda: MetadataFastPath(answers, broker, apis, client))
+        fast_paths: dict[int, FastPath] = {}
+        for new_path in new_paths:
+            fast_path = new_path()
+            guarded = fast_path if broker.authorizer is None else GuardedFastPath(new_path, broker, client)
+            fast_paths.update(dict.fromkeys((key & 0xFF for key in fast_path.keys), guarded))
+        return fast_paths
 
     # --- called by the driver -----------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> int:
-        """Takes bytes of the client and works on the requests that are complete. Returns how many `data` completed."""
+        """Accepts bytes of the client, works on complete requests, and returns how many requests `data` completed."""
         try:
             frames = self._reader.feed(data)
         except FramingError as error:
@@ -154,19 +206,19 @@ class RequestPath:
         return len(frames)
 
     def process(self) -> None:
-        """Works on requests that wait, as far as the path is not muted."""
+        """Works on waiting requests until the path is muted."""
         frames, exchanges = self._frames, self._exchanges
         if not frames or self.is_muted:
             return
         now_ms = self._broker.now_ms()
         left = FRAMES_PER_TURN
-        # Only exchanges can mute the path inside the loop; a refusal empties `frames`.
-        while frames and left and len(exchanges) < MAX_IN_FLIGHT_REQUESTS:
-            self._process(frames.popleft(), now_ms)
+        # Only exchanges and a throttle can mute the path inside the loop; a refusal empties `frames`.
+        while frames and left and len(exchanges) < self._most_exchanges:
+            self._enter(frames.popleft(), now_ms)
             left -= 1
-        if frames and not left and len(exchanges) < MAX_IN_FLIGHT_REQUESTS:
+        if frames and not left and len(exchanges) < self._most_exchanges:
             self.needs_turn = True
-        if frames or len(exchanges) >= MAX_IN_FLIGHT_REQUESTS:
+        if frames or len(exchanges) >= self._most_exchanges:
             self._mute_or_unmute()
 
     def next_turn(self) -> None:
@@ -176,18 +228,32 @@ class RequestPath:
         self.process()
 
     def pause(self, is_paused: bool) -> None:
-        """Mutes the path for a reason that the driver knows, or no longer so."""
+        """Mutes the path for the driver, or ends that. Other reasons for muting are unaffected."""
         self._is_paused = is_paused
         self._mute_or_unmute()
 
+    def take_throttle_ms(self) -> int:
+        """Returns for how long the client is throttled from now on, 0 if nothing has changed since the last call."""
+        throttle_ms, self._throttle_ms = self._throttle_ms, 0
+        return throttle_ms
+
+    def end_throttle(self) -> None:
+        self._most_exchanges = MAX_IN_FLIGHT_REQUESTS
+        self._mute_or_unmute()
+
+    def _throttle(self, throttle_ms: int) -> None:
+        self._throttle_ms = max(self._throttle_ms, throttle_ms)
+        self._most_exchanges = 0
+        self._mute_or_unmute()
+
     def _mute_or_unmute(self) -> None:
-        """`is_muted` is an attribute: it is read far more often than it changes."""
+        """Sets `is_muted`, an attribute because it is read far more often than it changes."""
         self.is_muted = (
-            self._is_paused or self.is_stopped or self.needs_turn or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
+            self._is_paused or self.is_stopped or self.needs_turn or len(self._exchanges) >= self._most_exchanges
         )
 
     def take_output(self) -> bytes:
-        """The framed responses that may leave now, empty if there are none."""
+        """Removes and returns the framed responses that may leave now, empty if there are none."""
         output, exchanges = self._output, self._exchanges
         while exchanges and (data := exchanges[0].data) is not None:
             output.append(data)
@@ -200,37 +266,68 @@ class RequestPath:
         output.clear()
         return data
 
+    def take_farewell(self) -> bytes:
+        """Removes and returns the last response, which leaves after `close_delay_ms`. Empty if there is none.
+
+        It is dropped if an earlier request has no response yet, since clients expect the order of their requests.
+        """
+        farewell, self._farewell = self._farewell, b""
+        return b"" if self._exchanges else farewell
+
     def stop(self) -> None:
-        """Takes no further requests; those under way are still answered."""
+        """Accepts no further requests and drops those that wait; those in flight are still answered."""
         self._frames.clear()
         self.is_stopped = self.is_muted = True
 
     def close(self) -> None:
-        """The client is gone."""
+        """Ends the long polls of a client that is gone."""
         self.stop()
         self._is_closed = True
         self._output.clear()
         for exchange in self._exchanges:
             exchange.abandon()
         self._exchanges.clear()
-        # They refer to the driver: without that cycle it is freed now, not by the garbage collector.
+        # All refer to the driver or the path. Without these cycles both are freed now, not by the garbage collector.
         self._fast_paths = {}
         self._on_answer = _ignore_answer
+        self._enter = _ignore_frame
+        self.client.throttle = ignore_throttle
         facts = self.client.facts
         if facts is not None and facts.instance_id is not None:
             self._broker.client_telemetry.disconnected(facts.instance_id)
 
     @property
     def queued(self) -> int:
-        """Requests that were received and wait to be processed."""
+        """Number of requests that were received and are not processed yet."""
         return len(self._frames)
 
     @property
     def in_flight(self) -> int:
-        """Requests that were received and are not answered yet."""
+        """Number of requests that were received and are not answered yet."""
         return len(self._exchanges) + len(self._frames)
 
     # --- one request --------------------------------------------------------------------------------------------------
+
+    def _process_with_sasl(self, frame: bytes, now_ms: int) -> None:
+        """Lets the authentication answer a frame, or serves it if the authentication allows that."""
+        sasl, settings = self._sasl, self._settings
+        assert sasl is not None
+        was_complete = sasl.is_complete
+        step = sasl.receive(frame, now_ms)
+        if step is None:
+            self._process(frame, now_ms)
+            if not was_complete and self.client.begins_with_api_versions:
+                sasl.versions_answered()
+        elif step.failure is not None:
+            self._refuse(step.failure)
+            self.close_delay_ms, self._farewell = step.delay_ms, step.output
+        else:
+            self._send(frame, step.output)
+            if sasl.principal is not None and sasl.is_complete:
+                self.client.principal = sasl.principal
+                self._reader.allow(settings.max_frame_bytes, settings.max_request_bytes, BULK_KEYS)
+                if sasl.session_end_ms is None:
+                    self._enter = self._process
 
     def _process(self, frame: bytes, now_ms: int) -> None:
         fast_path = self._fast_paths.get(frame[1]) if len(frame) > _REQUEST_START.size else None
@@ -253,7 +350,9 @@ class RequestPath:
             self.client.has_begun = True
         try:
             header, offset = decode_request_header(frame)
-            exchange = Exchange(bound, frame, offset, header.correlation_id)
+            authorizer = self._broker.authorizer
+            rights = None if authorizer is None else self.client.rights(authorizer, bound.key)
+            exchange = Exchange(bound, frame, offset, header.correlation_id, rights)
             if fast_path is not None and fast_path.learns_before_handler:
                 answer = fast_path.learn(exchange, now_ms)
                 if answer is not None:
@@ -270,14 +369,16 @@ class RequestPath:
             header.client_id or "",
             self.client.address,
             self._settings.listener_name,
-            ANONYMOUS,
+            self.client.principal,
             now_ms,
             self.client,
+            rights=rights,
         )
         response = bound.respond(self._broker, context, request)
         if asyncio.isfuture(response):
             exchange.future = response
-            exchange.frame = b""  # it may be large, and is not needed any more
+            # The frame may be large, and the response does not need it.
+            exchange.frame = b""
             self._exchanges.append(exchange)
             response.add_done_callback(partial(self._settled, exchange))
         elif isinstance(response, CloseConnection):
@@ -298,7 +399,7 @@ class RequestPath:
             self._output.append(data)
 
     def _send(self, frame: bytes, answer: bytes | DeferredResponse) -> None:
-        """Queues a response that no handler made."""
+        """Queues a response that was made without a handler."""
         if isinstance(answer, DeferredResponse):
             self._exchanges.append(answer)
         elif self._exchanges:
@@ -309,10 +410,11 @@ class RequestPath:
             self._output.append(answer)
 
     def _settled(self, exchange: Exchange, future: asyncio.Future[object]) -> None:
-        """A response came that had to be waited for; the client may be gone by now."""
+        """Encodes the response of a finished future; the client may be gone by now."""
         if self._is_closed:
             if not future.cancelled():
-                future.exception()  # seen: asyncio would report an error that nobody asked for
+                # Marks the exception as retrieved; asyncio would otherwise log it.
+                future.exception()
             return
         response = exchange.bound.settle(future, exchange.request)
         if isinstance(response, CloseConnection):
@@ -325,8 +427,9 @@ class RequestPath:
         self._on_answer()
 
     def _process_unserved(self, frame: bytes) -> None:
-        """An unknown API or version ends the connection; only ApiVersions is answered, so that clients can find a
-        common version.
+        """Stops the path for an unknown API or version.
+
+        Only ApiVersions is answered, so that clients can find a common version.
         """
         if len(frame) < _REQUEST_START.size:
             self._refuse(f"a request of {len(frame)} bytes is too short for a header")
@@ -344,11 +447,15 @@ class RequestPath:
         self._refuse(f"{name} v{version} is not served{guess_protocol(frame)}")
 
     def _refuse(self, reason: str) -> None:
-        """Nothing after such bytes can be trusted; the responses that are known still leave."""
+        """Stops the path: bytes after an invalid request cannot be trusted. Responses that are ready still leave."""
         self.stop()
         if self.close_reason is None:
             self.close_reason = reason
 
 
 def _ignore_answer() -> None:
-    """For responses that become known when the client is gone."""
+    """Replaces `on_answer` when the client is gone."""
+
+
+def _ignore_frame(frame: bytes, now_ms: int) -> None:
+    """Replaces the entry of frames when the client is gone."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BROKER_LOGGER resources: the levels of this process's loggers, by the names that Kafka's tools use for levels.
+"""BROKER_LOGGER resources: reads and sets the levels of this process's loggers, by Kafka's names for levels.
 
-Levels are not in the metadata log and end with the process, as in Kafka.
+As in Kafka, levels are not in the metadata log, and a restart resets them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ SET, DELETE = 0, 1
 
 
 def logger_levels() -> dict[str, str]:
-    """The level in effect of the root logger and of all loggers of this program."""
-    known = logging.root.manager.loggerDict
-    names = sorted(name for name in known if name.partition(".")[0] in OUR_LOGGERS)
+    """Returns the effective levels of the root logger and of all loggers of this program, by logger name."""
+    names = sorted(name for name in logging.root.manager.loggerDict if name.partition(".")[0] in OUR_LOGGERS)
     return {ROOT: _level_name(logging.root), **{name: _level_name(logging.getLogger(name)) for name in names}}
 
 
@@ -40,13 +39,16 @@ def _level_name(logger: logging.Logger) -> str:
 
 
 def check_broker_name(name: str, node_id: int) -> None:
-    """KafkaError where `name` is not this broker's number."""
+    """Raises KafkaError if `name` is not the id of this broker."""
     if name != str(node_id):
         raise KafkaError(Errors.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
 
 
 def alter_levels(changes: Sequence[IncrementalAlterConfigsRequest.AlterableConfig], *, validate_only: bool) -> None:
-    """Sets levels, or gives a logger the level of its parent again; all or nothing."""
+    """Sets the levels of loggers, or removes them, so that a logger has the level of its parent again.
+
+    Raises KafkaError if any change is not allowed. Then no level is changed.
+    """
     repeated = duplicates(change.name for change in changes)
     if repeated:
         raise KafkaError(Errors.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(sorted(repeated))}")

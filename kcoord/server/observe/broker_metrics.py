@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a broker process: what is measured while it runs, and the snapshot for a scrape.
+"""Metrics of a broker process: the measures of a running broker, and the snapshot for a scrape.
 
-Made only where `kcoord.metrics.port` is set: until then nothing here, nor the Prometheus library, is imported.
+This module and the Prometheus library are imported only if `kcoord.metrics.port` is set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kcoord.server.shards.transaction_service import TransactionService
 
 
 class MeasuredPath(RequestPath):
-    """A request path that measures how long each request takes until its response is known."""
+    """A request path that measures for each request the time until its response is known."""
 
     def __init__(self, requests: RequestMeasures, settings: PathSettings, on_answer: Callable[[], None]) -> None:
         super().__init__(settings, on_answer)
@@ -48,7 +48,10 @@ class MeasuredPath(RequestPath):
 
 
 class BrokerMetrics:
-    """See the module's text. `open` raises OSError where the port cannot be had."""
+    """The metrics of one broker process.
+
+    All methods run in the event loop. The HTTP server has threads of its own, which ask the loop for a `snapshot`.
+    """
 
     def __init__(
         self,
@@ -67,11 +70,14 @@ class BrokerMetrics:
         self._server: MetricsServer | None = None
 
     def new_path(self, settings: PathSettings, on_answer: Callable[[], None]) -> RequestPath:
-        """A path whose requests count in the metrics."""
+        """Returns a path whose requests count in the metrics."""
         return MeasuredPath(self.measures.requests, settings, on_answer)
 
     def open(self, host: str, port: int) -> int:
-        """Serves the page; returns the real port, which matters where 0 was asked for."""
+        """Serves the metrics page. Returns the port, which differs from `port` if that is 0.
+
+        Raises OSError if the address is not available.
+        """
         self._server = MetricsServer(host, port, self.snapshot, self._loop)
         self.measures.lag.start()
         self.measures.recent.start()
@@ -84,7 +90,7 @@ class BrokerMetrics:
             self._server.close()
 
     def _totals(self) -> Mapping[str, int]:
-        """By the names that Kafka's sensors have, without `-count` and `-rate`."""
+        """Returns the counters by the names of Kafka's sensors, without `-count` and `-rate`."""
         counters = self._groups.counters
         return {
             "offset_commit": counters.offset_commits,
@@ -95,7 +101,10 @@ class BrokerMetrics:
         }
 
     async def snapshot(self) -> MetricsSnapshot:
-        """The numbers of now; the groups of one shard after the other."""
+        """Returns the current numbers.
+
+        Other work runs in the event loop between the shards, so their groups are not counted at the same moment.
+        """
         measures, services = self.measures, (self._groups, self._transactions)
         counters = self._groups.counters
         groups: Counter[tuple[str, str]] = Counter()
@@ -105,7 +114,7 @@ class BrokerMetrics:
                 groups.update(shard.count_groups())
                 await asyncio.sleep(0)
         return MetricsSnapshot(
-            requests=[(key, version, Timing.of(found)) for key, version, found in measures.requests.items()],
+            requests=[(key, version, Timing.of(histogram)) for key, version, histogram in measures.requests.items()],
             connections={listener.listener_name: len(listener.connections) for listener in self._listeners},
             groups=groups,
             counters=self._totals(),

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client telemetry (KIP-714): which client instance is to push which metrics how often, and what it pushes.
-
-Subscriptions are configs in the metadata image; the instances are known to the broker that they speak to, and to no
-log. What was pushed goes to a receiver once it is known to be metrics at all.
-"""
+"""Client telemetry (KIP-714): assigns metrics and a push interval to client instances, and receives their metrics."""
 
 from __future__ import annotations
 
@@ -27,23 +23,23 @@ from kcoord_protocol.messages import (
 from kcoord_protocol.uuid import ZERO_UUID, uuid_to_string
 
 MOST_INSTANCES: Final = 16_384
-"""Client instances that are remembered; the one that was quiet for longest goes first, as in Kafka."""
+"""The number of client instances that are remembered. As in Kafka, the least recently used instance is dropped."""
 SHORTEST_MEMORY_MS: Final = 60_000
 MEMORY_INTERVALS: Final = 3
-"""An instance is forgotten when it was quiet for so many of its push intervals, or for a minute if that is more."""
+"""An instance is forgotten if it sends no request for this many push intervals, and for at least a minute."""
 ACCEPTED_COMPRESSION: Final = (Compression.ZSTD, Compression.LZ4, Compression.GZIP, Compression.SNAPPY)
 ALL_METRICS: Final = "*"
 EXPANSION: Final = 16
-"""What is pushed may be so many times as large when it is decompressed."""
+"""Decompressed metrics may be this many times as large as `telemetry.max.bytes`."""
 RESERVED_IDS: Final = frozenset((ZERO_UUID, bytes(15) + b"\x01"))
 
 Receiver = Callable[[bytes], None]
-"""Takes metrics in OpenTelemetry's protobuf format MetricsData."""
+"""Receives metrics in OpenTelemetry's protobuf format MetricsData."""
 
 
 @dataclass(slots=True)
 class ClientFacts:
-    """What a connection knows about its client. `instance_id` is the instance that spoke on it last."""
+    """The facts that a connection has about its client. `instance_id`: the instance that last became known on it."""
 
     client_id: str = ""
     software_name: str = ""
@@ -53,7 +49,7 @@ class ClientFacts:
     instance_id: bytes | None = None
 
     def attributes(self, instance_id: bytes) -> Mapping[str, str]:
-        """What a subscription may match, by the names of KIP-714."""
+        """Returns the attributes that a subscription may match, by the names of KIP-714."""
         return {
             "client_instance_id": uuid_to_string(instance_id),
             "client_id": self.client_id,
@@ -66,9 +62,11 @@ class ClientFacts:
 
 @dataclass(slots=True)
 class _Instance:
+    """A client instance with its limits. The attributes do not change if the instance uses another connection."""
+
     attributes: Mapping[str, str]
     subscriptions: Sequence[MetricsSubscription]
-    """Those of the image by which the next three were found."""
+    """All subscriptions of the image from which the next three fields were computed."""
     subscription_id: int
     metrics: list[str]
     interval_ms: int
@@ -78,13 +76,17 @@ class _Instance:
     is_terminating: bool = False
 
     def may_get(self, now_ms: int) -> bool:
+        """Returns whether the push interval has passed since the last request, and if so, notes this one."""
         if now_ms - max(self.last_get_ms, self.last_push_ms) < self.interval_ms:
             return False
         self.last_get_ms = now_ms
         return True
 
     def may_push(self, now_ms: int) -> bool:
-        """The first push after a subscription was asked for may come early: clients spread theirs in time."""
+        """Returns whether a push may come now, and if so, notes it.
+
+        The first push after GetTelemetrySubscriptions may come early, because clients spread their pushes in time.
+        """
         if self.last_get_ms <= self.last_push_ms and now_ms - self.last_push_ms < self.interval_ms:
             return False
         self.last_push_ms = now_ms
@@ -96,7 +98,12 @@ class _Instance:
 
 
 class ClientTelemetry:
-    """See the module's text. `new_id` makes ids of client instances."""
+    """The client instances of one broker.
+
+    Subscriptions are configs in the metadata image. Instances are known only to the broker that they connect to, and
+    only in memory. `new_id` makes ids of client instances. `receive` gets metrics that were pushed, decompressed,
+    after a check that they are a protobuf message.
+    """
 
     def __init__(self, config: BrokerConfig, new_id: Callable[[], bytes], receive: Receiver) -> None:
         self._config = config
@@ -107,13 +114,16 @@ class ClientTelemetry:
         self._instances: OrderedDict[bytes, _Instance] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many instances are remembered."""
+        """Returns the number of instances that are remembered."""
         return len(self._instances)
 
     def get_subscriptions(
         self, request: GetTelemetrySubscriptionsRequest, facts: ClientFacts, image: MetadataImage, now_ms: int
     ) -> GetTelemetrySubscriptionsResponse:
-        """What the client is to push; THROTTLING_QUOTA_EXCEEDED where it asks again too early."""
+        """Returns the metrics that the client has to push, and how often.
+
+        Raises THROTTLING_QUOTA_EXCEEDED if the client repeats the request too early.
+        """
         instance_id = request.client_instance_id
         if instance_id == ZERO_UUID:
             instance_id = self._fresh_id()
@@ -133,7 +143,7 @@ class ClientTelemetry:
     def push(
         self, request: PushTelemetryRequest, facts: ClientFacts, image: MetadataImage, now_ms: int
     ) -> PushTelemetryResponse:
-        """Hands metrics on; KafkaError with the code of KIP-714 where they are not taken."""
+        """Passes metrics to the receiver. Raises KafkaError with the code of KIP-714 if they are rejected."""
         instance_id = request.client_instance_id
         if instance_id in RESERVED_IDS:
             raise KafkaError(Errors.INVALID_REQUEST)
@@ -147,7 +157,7 @@ class ClientTelemetry:
         return PushTelemetryResponse()
 
     def disconnected(self, instance_id: bytes) -> None:
-        """The connection of an instance has ended: with a new one it may ask and push at once."""
+        """Forgets an instance whose connection has ended. On a new connection it may ask and push at once."""
         self._instances.pop(instance_id, None)
 
     def _check_push(self, request: PushTelemetryRequest, instance: _Instance, now_ms: int) -> None:
@@ -179,7 +189,10 @@ class ClientTelemetry:
                 return instance_id
 
     def _instance(self, instance_id: bytes, facts: ClientFacts, image: MetadataImage, now_ms: int) -> _Instance:
-        """The instance under the subscriptions of now. Other subscriptions make it a new one, which may ask at once."""
+        """Returns the instance with the current subscriptions.
+
+        If the subscriptions have changed, the instance is replaced by a new one, which may ask at once.
+        """
         self._follow(image)
         self._forget_quiet(now_ms)
         instance = self._instances.get(instance_id)
@@ -195,9 +208,9 @@ class ClientTelemetry:
         if image is self._image:
             return
         self._image = image
-        found = subscriptions_of(image)
-        if found != self._subscriptions:
-            self._subscriptions = found
+        subscriptions = subscriptions_of(image)
+        if subscriptions != self._subscriptions:
+            self._subscriptions = subscriptions
 
     def _forget_quiet(self, now_ms: int) -> None:
         while self._instances:
@@ -207,17 +220,20 @@ class ClientTelemetry:
             self._instances.popitem(last=False)
 
     def _new_instance(self, instance_id: bytes, attributes: Mapping[str, str]) -> _Instance:
-        matching = [one for one in self._subscriptions if one.matches(attributes)]
-        metrics = sorted({metric for one in matching for metric in one.metrics})
+        matching = [subscription for subscription in self._subscriptions if subscription.matches(attributes)]
+        metrics = sorted({metric for subscription in matching for metric in subscription.metrics})
         if ALL_METRICS in metrics:
             metrics = [ALL_METRICS]
-        interval_ms = min([DEFAULT_INTERVAL_MS, *(one.interval_ms for one in matching)])
+        interval_ms = min([DEFAULT_INTERVAL_MS, *(subscription.interval_ms for subscription in matching)])
         subscription_id = _subscription_id(metrics, interval_ms, instance_id)
         return _Instance(attributes, self._subscriptions, subscription_id, metrics, interval_ms)
 
 
 def _subscription_id(metrics: Sequence[str], interval_ms: int, instance_id: bytes) -> int:
-    """Equal for what is asked of one instance on any broker: a checksum of it, mixed with the id."""
+    """Returns a checksum of the metrics and the interval, mixed with the instance id.
+
+    All brokers compute the same id for the same instance and the same subscriptions.
+    """
     mixed = crc32c(f"[{', '.join(metrics)}]{interval_ms}".encode())
     for position in range(0, len(instance_id), 4):
         mixed ^= int.from_bytes(instance_id[position : position + 4], "big")
@@ -231,8 +247,10 @@ _LONGEST_VARINT: Final = 10
 
 
 def is_protobuf(data: bytes) -> bool:
-    """Whether the bytes are the fields of a protobuf message, one after the other to the end, and not more of them than
-    any client's metrics have: they are looked at in the event loop.
+    """Returns whether the bytes are the fields of a protobuf message, without a gap and up to the end.
+
+    Returns False for more than `MOST_FIELDS` fields at the top level, because this runs in the event loop. The metrics
+    of real clients have far fewer.
     """
     position = count = 0
     while position < len(data):
@@ -258,7 +276,7 @@ def is_protobuf(data: bytes) -> bool:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at `position`, and where it ends; -1 as the end where it is cut off or too long."""
+    """Returns the number at `position` and the position after it, which is -1 if the number is cut off or too long."""
     value = 0
     for count in range(_LONGEST_VARINT):
         if position + count >= len(data):

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends the metrics that clients push to an OpenTelemetry collector, over OTLP/HTTP, in a thread of its own.
-
-What clients push (MetricsData) and what a collector takes (ExportMetricsServiceRequest) are the same bytes. A collector
-that is away or slow holds nobody up: what does not fit into a bounded queue is dropped, and the log says so.
-"""
+"""Sends the metrics that clients push to an OpenTelemetry collector, over OTLP/HTTP."""
 
 from __future__ import annotations
 
@@ -19,13 +15,18 @@ from typing import Final
 WAITING_PUSHES: Final = 1_000
 SEND_SECONDS: Final = 5.0
 REPORT_SECONDS: Final = 60.0
-"""Failures are told at most so often."""
+"""The shortest time between two log lines about failures."""
 
 _logger = logging.getLogger(__name__)
 
 
 class TelemetryExporter:
-    """See the module's text. The thread starts with the first push."""
+    """A bounded queue of pushes, and a thread that sends them to `endpoint`. The thread starts with the first push.
+
+    The bytes are sent as they are: clients push MetricsData, a collector receives ExportMetricsServiceRequest, and both
+    have the same encoding. A collector that is down or slow blocks nothing. Pushes that do not fit into the queue, or
+    that the collector does not accept, are lost, and the log says so.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -34,7 +35,7 @@ class TelemetryExporter:
         self._reported = -REPORT_SECONDS
 
     def export(self, metrics: bytes) -> None:
-        """Takes one push; never blocks."""
+        """Queues one push. Never blocks."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
             self._thread.start()
@@ -44,15 +45,15 @@ class TelemetryExporter:
             self._report("more metrics wait than can be sent")
 
     def close(self) -> None:
-        """Ends the thread after what it is sending. Nobody waits for it: it may be in a request."""
+        """Ends the thread after the pushes that are queued. Does not wait for it, since it may be sending."""
         while self._thread is not None:
             try:
                 self._waiting.put_nowait(None)
                 return
             except queue.Full:
-                self._drop_one()
+                self._drop_oldest()
 
-    def _drop_one(self) -> None:
+    def _drop_oldest(self) -> None:
         try:
             self._waiting.get_nowait()
         except queue.Empty:
@@ -74,4 +75,4 @@ class TelemetryExporter:
     def _report(self, reason: str) -> None:
         if time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
-            _logger.warning("Metrics of clients are lost, %s does not take them: %s", self._endpoint, reason)
+            _logger.warning("Metrics of clients are lost, they cannot be sent to %s: %s", self._endpoint, reason)

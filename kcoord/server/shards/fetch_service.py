@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives the long polls of the fetch manager: parked requests become futures, appends and deadlines complete them."""
+"""Drives the long polls of the fetch manager in the event loop.
+
+A Fetch request that has to wait is parked as a future. An append to one of its partitions wakes the service; the fetch
+manager then says which parked requests are complete. A timer completes requests at their max.wait. All appends of one
+turn of the event loop cost one poll.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,13 @@ from functools import partial
 
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.replies import Reply
-from kcoord.topics.fetch_manager import FetchManager
+from kcoord.topics.fetch_manager import FetchManager, ReadableTopics, Throttle
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FetchRequest, FetchResponse
 
 
 class FetchService:
-    """Serves `Broker.fetches`. A future that is cancelled (the client is gone) ends its long poll."""
+    """Serves `Broker.fetches`. If a client is gone, its future is cancelled, which ends the long poll."""
 
     def __init__(self, manager: FetchManager, now_ms: Callable[[], int], uuids: RandomUuids) -> None:
         self._manager = manager
@@ -31,14 +36,26 @@ class FetchService:
         self._closing = False
         manager.wake = self.wake
 
-    def fetch(self, request: FetchRequest, api_version: int) -> Reply[FetchResponse]:
-        """The answer, or a future while the request waits for data."""
+    def fetch(
+        self,
+        request: FetchRequest,
+        api_version: int,
+        readable: ReadableTopics | None = None,
+        throttle: Throttle | None = None,
+    ) -> Reply[FetchResponse]:
+        """Returns the response, or a future if the request waits for data. Nothing waits after `close`."""
         now_ms = self._now_ms()
         token = next(self._tokens)
         if self._closing:
             request.max_wait_ms = 0
         response = self._manager.fetch(
-            request, api_version, now_ms, token=token, candidate_session_id=self._uuids.take_session_id()
+            request,
+            api_version,
+            now_ms,
+            token=token,
+            candidate_session_id=self._uuids.take_session_id(),
+            readable=readable,
+            throttle=throttle,
         )
         if response is not None:
             return response
@@ -49,20 +66,20 @@ class FetchService:
         return future
 
     def wake(self) -> None:
-        """Polls at the end of this turn of the event loop."""
+        """Schedules a poll for the next turn of the event loop."""
         if not self._poll_scheduled:
             self._poll_scheduled = True
             self._loop.call_soon(self._poll)
 
     def on_clock_moved(self) -> None:
-        """The clock jumped ahead: the armed timer would be late."""
+        """Discards the armed timer, which would be late after the clock jumped ahead, and polls."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.wake()
 
     def close(self) -> None:
-        """Lets every parked request go with an error that makes its client look for another broker."""
+        """Fails every parked request with NOT_LEADER_OR_FOLLOWER, so that its client looks for another broker."""
         self._closing = True
         for future in list(self._parked.values()):
             if not future.done():

@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group coordinator shards of this process, and the threads for their background tasks."""
+"""The group coordinator shards of this process, their fast paths, and the threads for their background tasks.
+
+`kcoord.server.shards.shard_service` describes how operations run and what orders them. Besides, groups have:
+
+* Fast paths. A `SteadyReply` repeats a heartbeat's response; a `ShardCommitter` commits offsets without an operation.
+  Each keeps the state machine of the shard that it was made for. If the shard was loaded again or given away, its
+  `machine` is another object or None, and the request takes the general path. Appends and answers of a fast path keep
+  the order of operations.
+* Background tasks. A target assignment that takes long, and every resolution of a regular expression, is computed in a
+  thread. The thread sees only its input, which nothing changes. The result comes back as an operation of the shard,
+  which decides whether it still applies to the group.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +47,13 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LONGEST_ON_LOOP_US = 10_000
-"""A target assignment that takes no longer is computed between two turns of the event loop. A thread would have to
-compete with the loop for the interpreter, and those who wait for their partitions send heartbeats meanwhile.
+"""A target assignment that takes no longer is computed in the event loop. A thread would compete with the event loop
+for the GIL, while waiting members keep sending heartbeats.
 """
 
 
 class SteadyReply:
-    """A SteadyHeartbeat together with the shard that must still be the same one, loaded and active."""
+    """Repeats the response to a steady heartbeat while its shard is loaded and active, without a reload in between."""
 
     __slots__ = ("_machine", "_shard", "_steady", "_timeout_ms", "_timer")
 
@@ -56,7 +67,7 @@ class SteadyReply:
         self._timer: Timer | None = None
 
     def repeat(self, now_ms: int) -> bool:
-        """Whether the answer still holds; if so the member's session begins anew."""
+        """Returns True if the response still holds. The member's session timeout starts again then."""
         machine = self._machine
         if self._shard.machine is not machine or not self._steady.is_current(machine.image_epoch):
             return False
@@ -67,7 +78,7 @@ class SteadyReply:
 
 
 class ShardCommitter:
-    """The shard of a group, which must still be the same one, loaded and active, when it commits."""
+    """Commits offsets of a group while its shard is loaded and active, without a reload in between."""
 
     __slots__ = ("_machine", "_shard", "_wake")
 
@@ -79,8 +90,9 @@ class ShardCommitter:
         self._wake = wake
 
     def commit(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
-        """Commits the offsets in `cells` without an operation. `waiter` hears when they are durable. Returns False if
-        nothing happened: the request then has to be run.
+        """Commits the offsets in `cells` without an operation. `waiter` is settled when they are durable.
+
+        Returns False if nothing was appended; the request then needs an operation.
         """
         shard, machine = self._shard, self._machine
         if shard.machine is not machine or shard.is_read_only(now_ms):
@@ -95,7 +107,7 @@ class ShardCommitter:
 
 
 class GroupService(ShardService[GroupCoordinatorShard]):
-    """Serves `Broker.groups`; see the module's text."""
+    """The group coordinator of a process: serves `Broker.groups`."""
 
     def __init__(
         self,
@@ -111,16 +123,19 @@ class GroupService(ShardService[GroupCoordinatorShard]):
     ) -> None:
         super().__init__(shards, log, environment, image, wake, creation_limits=creation_limits)
         self.counters = GroupCounters()
-        """Of all shards that this process has or had."""
+        """Counts of all shards that this process owns or owned."""
         self._latest_creation_time_ms = -1
         self._background_threads = background_threads
         self._write_timeout_ms = write_timeout_ms
         self._threads: Executor | None = None
 
-    # --- what handlers use --------------------------------------------------------------------------------------------
+    # --- for handlers and fast paths ----------------------------------------------------------------------------------
 
     def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
-        """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""
+        """Returns an object that repeats the response that the member's heartbeat has just got.
+
+        Returns None if the member is not steady.
+        """
         shard = self.shards.active_for(group_id)
         if shard is None or shard.machine is None:
             return None
@@ -128,15 +143,16 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         return SteadyReply(shard, shard.machine, steady) if steady is not None else None
 
     def committer(self, group_id: str) -> ShardCommitter | None:
-        """For commits of the group, which is here; None where it is not."""
+        """Returns a committer for a group that exists on an active shard, else None."""
         shard = self.shards.active_for(group_id)
         if shard is None or shard.machine is None or not shard.machine.has_group(group_id):
             return None
         return ShardCommitter(shard, shard.machine, self._wake)
 
     def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None:
-        """The encoded answer for one group, and whether it rests on what is not on disk yet, so that it has to `wait`.
-        None where it has to be asked for by an operation.
+        """Returns the encoded offsets of one group, and True if the response has to `wait` for records.
+
+        Returns None if the request needs an operation.
         """
         shard = self.shards.active_for(fetch.group_id)
         if shard is None or shard.machine is None:
@@ -145,12 +161,18 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         return (answer, shard.is_behind) if answer is not None else None
 
     def wait(self, group_id: str, waiter: Waiter) -> bool:
-        """`waiter` hears when what the group's shard holds is durable; False where it is."""
+        """Settles `waiter` when all records of the group's shard are durable.
+
+        Returns False if they are already, or if the shard is not active.
+        """
         shard = self.shards.active_for(group_id)
         return shard is not None and shard.defer(waiter)
 
     def latest_creation_time_ms(self) -> int:
-        """Of any group of the shards that were loaded here (KIP-1327), -1 if there was none."""
+        """Returns the latest creation time of any group on shards that were loaded here (KIP-1327).
+
+        Returns -1 if there was none.
+        """
         for shard_id in self.shard_ids:
             self._note_creation_time(shard_id)
         return self._latest_creation_time_ms
@@ -166,19 +188,21 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         context: OperationContext,
         update: tuple[MetadataImage, TopicDelta | None],
     ) -> CoordinatorResult[None]:
-        """After each load, too. A shard may fail later, and its groups still count: none of them is created later than
-        the clock, the newest partition, and what the shard was loaded with.
+        """Notes the latest creation time of the shard's groups, also at the end of each load.
+
+        The groups of a shard that fails later still count. Groups that it created meanwhile are not later than the
+        clock, the newest partition, or the groups that it was loaded with.
         """
         self._latest_creation_time_ms = max(self._latest_creation_time_ms, machine.latest_creation_time_ms)
         return super()._update(machine, context, update)
 
     @property
     def is_loading(self) -> bool:
-        """Whether groups of this process may not be known yet."""
+        """True while a shard is loading, so that some groups of this process may not be known yet."""
         return any(self.shards.state(shard_id) is ShardState.LOADING for shard_id in self.shard_ids)
 
     def start_verification(self, shard_id: int, producer: Producer) -> int | None:
-        """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
+        """Returns a ticket if the transaction coordinator has to verify the producer first, else None."""
         machine = self.shards.machine(shard_id)
         return machine.start_verification(producer) if machine is not None else None
 
@@ -188,7 +212,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
             machine.finish_verification(producer, ticket)
 
     def note_clock_gain(self, gain_ms: int) -> None:
-        """See `Clock.gain_ms`."""
+        """Sets the clock gain (`Clock.gain_ms`) by which active shards delay the expiration of offsets."""
         for shard_id in self.shard_ids:
             machine = self.shards.machine(shard_id)
             if machine is not None:
@@ -236,8 +260,9 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
 
 def _compute(work: TargetInput) -> object:
-    """Runs in a thread; sees nothing but its arguments. The records are made bytes here too: for the event loop that
-    would be a long pause.
+    """Computes a target assignment in a thread, from its argument alone.
+
+    Also serializes the records here, which would block the event loop for long.
     """
     computed = compute(work)
     encode(computed, CoordinatorSerde().serialize)

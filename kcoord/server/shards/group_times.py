@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller has to know of the creation times of this process's groups (`kcoord.metadata.creation_order`)."""
+"""The creation times of this process's groups, for the controller (`kcoord.metadata.creation_order`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _LOAD_CHECK_SECONDS: Final = 0.01
 
 
 class GroupTimes:
-    """`newest_ms` is the latest creation time that a group of this process has, or could get now; it counts only while
-    `is_loading` is false.
+    """Gives the controller the latest creation time of this process's groups, and limits the times of new groups.
+
+    `newest_ms` returns the latest creation time that a group of this process has, or could get now. It is meaningful
+    only while `is_loading` returns False. `limits` bounds the creation times of groups while partitions are created.
     """
 
     def __init__(self, newest_ms: Callable[[], int], is_loading: Callable[[], bool]) -> None:
@@ -23,6 +25,6 @@ class GroupTimes:
         self._is_loading = is_loading
 
     async def loaded(self) -> None:
-        """Waits until all groups of this process are known."""
+        """Waits until all groups of this process are loaded."""
         while self._is_loading():
             await asyncio.sleep(_LOAD_CHECK_SECONDS)

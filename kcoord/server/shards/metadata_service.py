@@ -1,15 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata log of this process: replayed before anything else starts, then changed one operation at a time.
+"""The metadata of a process, and the service that owns the metadata log.
 
-An image is published when the batch that made it is durable, and before the replies that waited for that batch leave:
-whoever was told that a topic exists finds it everywhere.
+Theory of operation
+-------------------
+`MetadataService` is the metadata as the other parts of a broker see it: an image, its observers, and operations. The
+process of the controller has the log itself (`LocalMetadataService`); other workers follow it
+(`kcoord.server.workers.metadata_follower`).
+
+* The log is replayed before anything else starts. A broker that cannot read it does not start.
+* Operations run one at a time, in the order of their calls. Each sees the state that the earlier operations left.
+* An image is published when the batch that made it is durable, and before the responses that waited for that batch
+  leave. So a client that got a response finds the new topic everywhere.
+* The creation of topics and partitions also waits until the groups of this process are loaded, and for the creation
+  times of the groups of all workers, up to ORDER_SECONDS (`kcoord.metadata.creation_order`). After a start, this
+  includes workers that have not connected yet. Such operations may overtake each other while they wait.
+* If an append fails, the log is closed and read again after RELOAD_MS. Operations fail with NOT_CONTROLLER until then,
+  which clients retry. Everything that needs only the published image continues.
+* If the disk was full, later operations that write are refused for a while, so that the log does not fail again.
+* A crash loses no acknowledged change. An operation without a response may be in the log or not.
+
+Everything runs in the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, cast
 
@@ -41,7 +58,7 @@ METADATA_SHARD = 0
 RELOAD_MS: Final = 5_000
 
 ORDER_SECONDS: Final = 5.0
-"""How long new partitions wait for the creation times of groups that are being loaded, or that a worker has."""
+"""Upper bound of the time that new partitions wait for the creation times of groups."""
 
 
 def monotonic_ms() -> int:
@@ -49,10 +66,10 @@ def monotonic_ms() -> int:
 
 
 class MetadataService(Protocol):
-    """The metadata as a process has it: the log itself, or what the controller's worker sends of it."""
+    """The metadata of a process, from its own log or from the worker that has the log."""
 
     image_observers: list[Callable[[MetadataImage], None]]
-    """Called with each new image, when it is durable."""
+    """Called with each new image when its records are durable."""
 
     def call(
         self,
@@ -60,23 +77,28 @@ class MetadataService(Protocol):
         request: RequestMessage,
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        """Has the controller run an operation. The future ends when the change is durable and every worker has
-        published it. Another worker's controller gets `request` in the version of the context, so what the operation
-        returns has to be its response.
+        """Runs an operation on the controller.
+
+        The future ends when the change is durable and every worker has published it.
+
+        If the controller is another worker, it gets `request` in the version of the context. So the operation must
+        return the response of that request.
         """
 
     @property
     def end_offset(self) -> int:
-        """The end of the metadata log, as far as this process has read it."""
+        """The offset up to which this process has read the metadata log."""
 
     @property
-    def image(self) -> MetadataImage: ...
+    def image(self) -> MetadataImage:
+        """The newest image of this process."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the service at shutdown."""
 
 
 def new_metadata_shards(config: BrokerConfig) -> ShardSet[MetadataMachine]:
-    """The metadata log's only shard, not loaded yet."""
+    """Returns a shard set for the only shard of the metadata log, which is not loaded yet."""
     return ShardSet(
         lambda _: MetadataMachine(config),
         MetadataSerde(),
@@ -88,7 +110,7 @@ def new_metadata_shards(config: BrokerConfig) -> ShardSet[MetadataMachine]:
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """Another worker: up to where the log was sent to it, and up to where it has applied it."""
+    """Another worker, with the offsets up to which it was sent the log and up to which it has applied it."""
 
     write: Callable[[bytes], None]
     sent_offset: int
@@ -96,10 +118,11 @@ class Follower:
 
 
 class LocalMetadataService(ShardDriver[MetadataMachine]):
-    """Serves `Broker.metadata`. The set's only shard is loaded already.
+    """Serves `Broker.metadata` from the metadata log. The only shard of `shards` is already loaded.
 
-    `wake` makes the pump collect what is to be written. `latest_group_ms` is the latest creation time of the groups
-    that this process coordinates, -1 if there was none.
+    `latest_group_ms` returns the latest creation time of the groups that this process coordinates, -1 without groups.
+    `worker_ids` are the broker ids of the other workers that may have groups: after a start, the first partitions wait
+    for the creation times of their groups.
     """
 
     def __init__(
@@ -110,6 +133,8 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         now_ms: Callable[[], int],
         latest_group_ms: Callable[[], int],
         group_times: GroupTimes | None = None,
+        *,
+        worker_ids: Iterable[int] = (),
     ) -> None:
         super().__init__(shards, log, wake)
         self.image_observers: list[Callable[[MetadataImage], None]] = []
@@ -117,13 +142,13 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         self._latest_group_ms = latest_group_ms
         self._logs = log.logs
         self._group_times = group_times
-        self._order: CreationOrder[Follower] = CreationOrder()
+        self._order: CreationOrder[Follower] = CreationOrder(worker_ids)
         self._image_under_way = self.image
         shards.append_observers.append(self.on_append_durable)
 
     @property
     def image(self) -> MetadataImage:
-        """The image of everything that was replayed, also of what is not durable yet."""
+        """The image of all replayed records, including those that are not durable yet."""
         machine = self.shards.machine(METADATA_SHARD)
         if machine is None:
             raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
@@ -142,15 +167,20 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         request: R,
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        """The response when it is durable. Raises KafkaError if the operation fails at once."""
+        """Returns the future of the response, which ends when the change is durable.
+
+        Raises KafkaError if the operation fails at once.
+        """
         if self._group_times is None or not isinstance(request, CreateTopicsRequest | CreatePartitionsRequest):
             context.now_ms = self._least_creation_time_ms(context.now_ms)
             return self._run(operation, request, context)
         return asyncio.ensure_future(self._run_in_order(self._group_times, operation, request, context))
 
     def _least_creation_time_ms(self, now_ms: int) -> int:
-        """A partition that is made now is newer than every group that is there, also if the clock was set back or both
-        fall into one millisecond: KIP-1327 recognizes new partitions by that.
+        """Returns the time for a new partition: later than the creation time of every group of this process.
+
+        KIP-1327 recognizes new partitions by that. It holds also if the clock was set back, or if a group and the
+        partition are created in the same millisecond.
         """
         return max(now_ms, self._latest_group_ms() + 1)
 
@@ -161,15 +191,14 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         request: R,
         context: OperationContext,
     ) -> T:
-        """Makes partitions that are newer than the groups of all workers (`metadata.creation_order`)."""
+        """Creates partitions that are newer than the groups of all workers (`metadata.creation_order`)."""
         ticket = self._order.begin()
         try:
             try:
                 async with asyncio.timeout(ORDER_SECONDS):
-                    await group_times.loaded()
-                    await self._hold(ticket)
+                    await self._hold(ticket, group_times)
             except TimeoutError:
-                _logger.warning("The creation times of all groups are not known within %.0f s", ORDER_SECONDS)
+                _logger.warning("The creation times of all groups were not known within %.0f s", ORDER_SECONDS)
             context.now_ms = self._order.stamp(
                 ticket,
                 self._least_creation_time_ms(context.now_ms),
@@ -183,11 +212,12 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
             self._order.end(ticket)
             self._release(ticket)
 
-    async def _hold(self, ticket: int) -> None:
-        """Asks the other workers; there are none."""
+    async def _hold(self, ticket: int, group_times: GroupTimes) -> None:
+        """Waits until the creation times of all groups are known. Here there are no other workers."""
+        await group_times.loaded()
 
     def _release(self, ticket: int) -> None:
-        """Tells the other workers that the operation is over; there are none."""
+        """Informs the other workers that the operation is over. Here there are none."""
 
     def _run(
         self,
@@ -196,7 +226,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         context: OperationContext,
     ) -> asyncio.Future[T]:
         def refusable(machine: MetadataMachine, context: OperationContext, request: R) -> CoordinatorResult[T]:
-            # Nothing but replay changes this machine, so a result that finds no space on the disk can be dropped.
+            # Only replay changes this machine, so its result can be dropped if the disk is full.
             result = operation(machine, context, request)
             result.is_refusable = True
             return result
@@ -219,7 +249,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         self._image_under_way = self.image
 
     def on_append_durable(self, append: Append) -> None:
-        """All brokers see the image that the batch made before its answers leave."""
+        """Publishes the image that the batch made, before the responses that wait for the batch leave."""
         self._publish(self._image_under_way)
 
     def _publish(self, image: MetadataImage) -> None:
@@ -227,11 +257,11 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
             observe(image)
 
     def on_failed(self, shard_id: int) -> None:
-        """Topics and configs cannot be changed until the log is read again; all else goes on."""
-        _logger.error("The metadata log has failed: topics and configs cannot be changed for now")
+        """Logs the failure. Topics and configs cannot be changed until the log is read again."""
+        _logger.error("The metadata log has failed: topics and configs cannot be changed until it is read again")
 
     def on_active(self, load: Load) -> None:
-        """The log is another object now."""
+        """Publishes the image that was read again. It may contain the changes of an append with an unknown outcome."""
         _logger.info("The metadata log was read again")
         self._publish(self.image)
 
@@ -241,7 +271,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
 
 
 def _as_controller_error(error: KafkaError) -> KafkaError:
-    """Clients that change metadata know a controller: NOT_CONTROLLER makes them try again."""
+    """Replaces coordinator errors by NOT_CONTROLLER, which clients that change metadata retry."""
     if error.error in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
-        return KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed and is read again soon.")
+        return KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed and will be read again soon.")
     return error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker asks the others; where there is one worker, nobody can be asked."""
+"""The interface through which a worker sends requests to other workers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from kcoord_protocol.messages import Message
 
 
 class PeerCalls(Protocol):
-    """Requests to other workers; a KafkaError where there is no answer."""
+    """Sends requests to other workers."""
 
     def ask(
         self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""
-    ) -> asyncio.Future[Message]: ...
+    ) -> asyncio.Future[Message]:
+        """Sends a request and returns the future of its response.
+
+        Without a response the call raises KafkaError, or the future ends with it.
+        """
 
 
 class NoPeers:
-    """Where there is one worker, nobody else can be asked."""
+    """The peers of the only worker: there are none, so every request fails with BROKER_NOT_AVAILABLE."""
 
     def ask(
         self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""

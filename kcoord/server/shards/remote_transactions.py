@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions that cross workers, in the requests of Kafka's brokers: AddPartitionsToTxn asks the coordinator of a
-transaction, WriteTxnMarkers tells partitions that another worker leads.
+"""Transactions across workers, with the requests of Kafka's brokers.
+
+AddPartitionsToTxn asks a coordinator on another worker; WriteTxnMarkers writes markers to partitions that another
+worker leads.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ PartitionErrors = Mapping[tuple[str, int], Errors]
 def ask_coordinator(
     peers: PeerCalls, broker_id: int, transactional_id: str, producer: Producer, partitions: Partitions, *, adds: bool
 ) -> asyncio.Future[PartitionErrors]:
-    """Whether the producer may write to the partitions; with `adds` the coordinator's refusal is a KafkaError."""
+    """Asks the coordinator whether the producer may write to the partitions, and adds them if `adds`.
+
+    Returns the errors by partition. With `adds` the first error is raised as KafkaError instead, and the result is
+    empty. An unreachable coordinator raises COORDINATOR_NOT_AVAILABLE.
+    """
     transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction(
         transactional_id=transactional_id,
         producer_id=producer.producer_id,
@@ -45,19 +51,19 @@ def ask_coordinator(
             for topic, numbers in sorted(partitions.items())
         ],
     )
-    asked = peers.ask(broker_id, AddPartitionsToTxnRequest(transactions=[transaction]), ADD_PARTITIONS_VERSION)
+    reply = peers.ask(broker_id, AddPartitionsToTxnRequest(transactions=[transaction]), ADD_PARTITIONS_VERSION)
 
     def errors(response: Message) -> PartitionErrors:
-        found = _coordinator_errors(cast("AddPartitionsToTxnResponse", response))
-        refusals = [error for error in found.values() if error is not Errors.NONE]
+        errors_by_partition = _coordinator_errors(cast("AddPartitionsToTxnResponse", response))
+        refusals = [error for error in errors_by_partition.values() if error is not Errors.NONE]
         if adds and refusals:
             raise KafkaError(refusals[0])
-        return {} if adds else found
+        return {} if adds else errors_by_partition
 
-    return map_reply(asked, errors, _away)
+    return map_reply(reply, errors, _unavailable)
 
 
-def _away(error: KafkaError) -> PartitionErrors:
+def _unavailable(error: KafkaError) -> PartitionErrors:
     raise KafkaError(Errors.COORDINATOR_NOT_AVAILABLE, error.message)
 
 
@@ -75,7 +81,10 @@ def _coordinator_errors(response: AddPartitionsToTxnResponse) -> PartitionErrors
 def tell_leader(
     peers: PeerCalls, broker_id: int, work: WriteMarkers, partitions: Partitions
 ) -> asyncio.Future[PartitionErrors]:
-    """The errors of the partitions; those of a worker that is away are all COORDINATOR_NOT_AVAILABLE."""
+    """Has the worker that leads the partitions write markers. Returns the errors by partition.
+
+    If the worker does not answer, every partition has COORDINATOR_NOT_AVAILABLE.
+    """
     marker = WriteTxnMarkersRequest.WritableTxnMarker(
         producer_id=work.producer.producer_id,
         producer_epoch=work.producer.producer_epoch,
@@ -87,9 +96,13 @@ def tell_leader(
             for topic, numbers in sorted(partitions.items())
         ],
     )
-    told = peers.ask(broker_id, WriteTxnMarkersRequest(markers=[marker]), WRITE_MARKERS_VERSION)
-    away = {(topic, number): Errors.COORDINATOR_NOT_AVAILABLE for topic in partitions for number in partitions[topic]}
-    return map_reply(told, lambda response: _marker_errors(cast("WriteTxnMarkersResponse", response)), lambda _: away)
+    reply = peers.ask(broker_id, WriteTxnMarkersRequest(markers=[marker]), WRITE_MARKERS_VERSION)
+    unavailable = {
+        (topic, number): Errors.COORDINATOR_NOT_AVAILABLE for topic in partitions for number in partitions[topic]
+    }
+    return map_reply(
+        reply, lambda response: _marker_errors(cast("WriteTxnMarkersResponse", response)), lambda _: unavailable
+    )
 
 
 def _marker_errors(response: WriteTxnMarkersResponse) -> PartitionErrors:

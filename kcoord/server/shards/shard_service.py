@@ -1,17 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shard sets of a process in its event loop: a driver for each, the service of a coordinator, the clock and the
-pump.
+"""Runs the shard sets of a process in its event loop: drivers, the service of a coordinator, the clock and the pump.
 
-The `Pump` asks the drivers once per turn or two of the event loop what their shard sets have ready, and has it written,
-answered and started. A `ShardDriver` turns the `Ready` of one ShardSet into requests of a log, resolved futures and
-background tasks. A `ShardService` is the driver of a coordinator's shards: it also takes the requests of handlers,
-follows the leaders of the internal topic, and passes metadata updates on. A shard answers only between being loaded and
-failing; before and after, clients are told to come again or to look elsewhere, never a guess.
+Theory of operation
+-------------------
+A ShardSet (`kcoord.runtime.shard_set`) holds the state of shards and has no clock, no files and no futures. This module
+connects it with them:
 
-The chain write -> durable -> replies must survive everything, also clients that vanished and answers nobody waits for:
-no exception of one item may keep the next from being handled. One timer handle stands for the earliest deadline of all
-shard sets. With a journal (`kcoord.log.flush.policy=fsync`) the writer makes durable what is written; without one the
-page cache is as far as a write has to go.
+* `ShardDriver`, one per shard set, turns what the set has ready (`Ready`) into requests to its log, resolved futures
+  and background tasks.
+* `ShardService` is the driver of a coordinator's shards. It runs the operations of handlers, follows the leaders of the
+  internal topic, and passes metadata updates to the shards.
+* `Pump`, one per process, collects from all drivers and has their appends written.
+
+The life of an operation:
+
+    run        a handler calls `ShardService.call`; the shard changes its state before the call returns
+    wake       the pump is scheduled for the next turn of the event loop, or up to MOST_GATHERING_TURNS later
+    collect    the driver passes one append per shard to the log, which submits it to the pump
+    write      with a journal (`kcoord.log.flush.policy=fsync`) the log writer makes the append durable;
+               without a journal it is written to the page cache in the same turn
+    written    the shard set gets the outcome
+    answer     futures and deferred responses are settled; an operation without records may be answered at once
+
+What orders what:
+
+* Operations of a shard run one at a time, in the order of their calls. A later operation sees the state that an earlier
+  operation left, also if its records are not durable yet.
+* A response leaves only when every record that the operation could have seen is durable.
+* At most one append per shard is in flight. Records of further operations join the next append. Different shards have
+  no order between them.
+* Operations run only while a shard is active. A shard that is loading answers COORDINATOR_LOAD_IN_PROGRESS; a shard
+  that has failed or has another owner answers NOT_COORDINATOR.
+* A metadata image reaches all active shards in the turn in which it is published, and other shards when their load
+  ends.
+
+Threads. All code here runs in the event loop. The log writer, the snapshot thread and background tasks have threads of
+their own; their results come back as callbacks of the event loop.
+
+Failures. If the outcome of an append is unknown, its shard fails: waiting operations get an error, and the shard is
+loaded from its log again. An exception of one driver or one result is logged and must not keep the next from being
+handled; a client that is gone is no failure.
+
+A crash loses no state that was acknowledged, because the shards are rebuilt from their logs. The records of an
+unanswered request may or may not be in the log.
 """
 
 from __future__ import annotations
@@ -51,14 +82,15 @@ _NS_PER_MS: Final = 1_000_000
 _LARGEST_LEAN: Final = 8
 
 MOST_GATHERING_TURNS: Final = 2
-"""While every turn of the event loop brings several writes, so many more are waited for: a log is written to once for
-all of them. A write that comes alone does not wait.
+"""While every turn of the event loop adds several writes, the pump waits up to this many more turns. Each log is then
+written only once. A single write does not wait.
 """
 
 
 class ShardDriver(Generic[M]):
-    """Turns the `Ready` of one ShardSet into requests of a log, resolved futures and background tasks. `wake` has
-    `collect` called soon. A subclass says what happens when appends begin, loads end and tasks are due.
+    """Turns the `Ready` of one ShardSet into requests to its log, resolved futures and background tasks.
+
+    `wake` makes the pump call `collect` soon. Subclasses override the `on_` methods and `start_task`.
     """
 
     def __init__(self, shards: ShardSet[M], log: ShardLog, wake: Callable[[], None]) -> None:
@@ -68,7 +100,7 @@ class ShardDriver(Generic[M]):
         self._under_way: dict[int, Append] = {}
 
     def future_of(self, reply: DeferredReply) -> asyncio.Future[T]:
-        """Ends with the answer, or with its KafkaError."""
+        """Returns a future that ends with the response, or with the KafkaError that was delivered instead."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         reply.deliver = partial(self._resolve, future)
         return future
@@ -78,12 +110,13 @@ class ShardDriver(Generic[M]):
             return
         if isinstance(value, KafkaError):
             future.set_exception(value)
-            future.exception()  # seen: who asked several shards may have given up at the error of another
+            # Marks the exception as retrieved: a caller that asked several shards may have given up at another error.
+            future.exception()
         else:
             future.set_result(cast("T", value))
 
     def collect(self, now_ms: int) -> None:
-        """Does what the shard set has ready."""
+        """Handles everything that the shard set has ready."""
         ready = self.shards.poll(now_ms)
         for append in ready.appends:
             self._under_way[append.shard_id] = append
@@ -114,16 +147,16 @@ class ShardDriver(Generic[M]):
         if ready.has_released:
             self.on_released()
         if ready.opens or ready.reads or ready.releases:
-            # What comes next is done in a turn of its own: others have the event loop in between.
+            # The next step takes place in another turn, so that the event loop serves connections in between.
             self._wake()
 
     def answer(self) -> None:
-        """Hands out the replies that have come to be since `collect`."""
+        """Delivers the replies that became ready since `collect`."""
         for waiter in self.shards.take_replies():
             waiter.settle()
 
     def written(self, shard_id: int, error: OSError | None, now_ms: int) -> None:
-        """The append of the shard that was under way ended: it is durable, or nothing is known about it."""
+        """Reports the outcome of the shard's append to the shard set: durable, or unknown if there is an error."""
         append = self._under_way.pop(shard_id)
         if error is None:
             self.shards.written(append)
@@ -131,27 +164,28 @@ class ShardDriver(Generic[M]):
             self.shards.unknown(append, error, now_ms)
 
     def on_append_started(self, append: Append) -> None:
-        """The append is about to be passed to the log."""
+        """Called before an append is passed to the log."""
 
     def on_failed(self, shard_id: int) -> None:
-        """A shard has failed, and its log is closed."""
+        """Called when a shard has failed and its log is closed."""
 
     def on_opening(self, load: Load) -> None:
-        """A load begins."""
+        """Called when a load begins."""
 
     def on_active(self, load: Load) -> None:
-        """A load has ended well."""
+        """Called when a load has succeeded."""
 
     def on_released(self) -> None:
-        """Shards were given away."""
+        """Called when logs were handed over or deleted."""
 
     def start_task(self, shard_id: int, task: Task) -> None:
         raise AssertionError(f"shards of {self.shards.name} have no tasks, got {task}")
 
 
 class ShardService(ShardDriver[C]):
-    """The coordinator shards of one kind in this process. A subclass starts tasks and hears of growing logs. `image`
-    returns the newest metadata image, `wake` makes the pump collect what the shards have ready.
+    """The coordinator shards of one kind in this process. Subclasses start their background tasks.
+
+    `image` returns the newest metadata image.
     """
 
     def __init__(
@@ -166,7 +200,7 @@ class ShardService(ShardDriver[C]):
     ) -> None:
         super().__init__(shards, log, wake)
         self.release_observers: list[Callable[[], None]] = []
-        """Called when the logs of a deleted internal topic are out of use: one of that name can be taken over now."""
+        """Called when logs were handed over or deleted. A new internal topic of the same name can be followed now."""
         self.load_times = Histogram()
         self._creation_limits = creation_limits or CreationLimits()
         self._environment = environment
@@ -179,11 +213,11 @@ class ShardService(ShardDriver[C]):
         self._when_loaded: list[asyncio.Future[None]] = []
         shards.catch_up = self._catch_up
 
-    # --- what handlers use --------------------------------------------------------------------------------------------
+    # --- for handlers -------------------------------------------------------------------------------------------------
 
     @property
     def shard_ids(self) -> Collection[int]:
-        """The shards of this worker, in ascending order; none before the internal topic exists."""
+        """The shards that this worker owns, in ascending order; none before the internal topic exists."""
         return self.shards.shard_ids
 
     def shard_of(self, key: str) -> int:
@@ -196,7 +230,7 @@ class ShardService(ShardDriver[C]):
         request: R,
         context: OperationContext,
     ) -> Reply[T]:
-        """Runs an operation of the state machine on the shard of a group id or transactional id."""
+        """Runs an operation of the state machine on the shard of a group id or transactional id, as `call_shard`."""
         return self.call_shard(partition_for(key, self.shards.count), operation, request, context)
 
     def call_shard(
@@ -206,22 +240,28 @@ class ShardService(ShardDriver[C]):
         request: R,
         context: OperationContext,
     ) -> Reply[T]:
-        """Raises KafkaError if the operation fails at once, and NOT_COORDINATOR if another broker has the shard."""
+        """Runs an operation on a shard. Returns the response, or a future if the response has to wait for records.
+
+        Raises KafkaError if the operation fails at once, and NOT_COORDINATOR if this broker does not own the shard.
+        """
         context.creation_limit_ms = self._creation_limits.limit_ms
         self._wake()
         outcome = self.shards.run(shard_id, operation, request, context)
         return self.future_of(outcome) if type(outcome) is DeferredReply else cast("T", outcome)
 
-    # --- what metrics ask ---------------------------------------------------------------------------------------------
+    # --- for metrics --------------------------------------------------------------------------------------------------
 
     def count_states(self) -> Mapping[str, int]:
-        """Shards by state, in Kafka's words for those that Kafka has."""
+        """Returns the number of shards by state, with Kafka's names for the states that Kafka has."""
         return Counter(self.shards.state(shard_id).value.lower() for shard_id in self.shard_ids)
 
     # --- the life of the shards ---------------------------------------------------------------------------------------
 
     def follow(self, topic: TopicImage | None, node_id: int) -> list[int]:
-        """Owns what broker `node_id` leads of the internal topic. Returns the shards that have to be loaded now."""
+        """Owns the partitions of the internal topic that broker `node_id` leads, and gives up the other shards.
+
+        Returns the shards that have to be loaded now.
+        """
         if topic is self._followed:
             return []
         self._followed = topic
@@ -239,13 +279,13 @@ class ShardService(ShardDriver[C]):
         return to_load
 
     def open_shards(self, count: int) -> list[int]:
-        """Owns all of the `count` partitions of the internal topic. Returns the shards that have to be loaded."""
+        """Owns all `count` partitions of the internal topic. Returns the shards that have to be loaded."""
         empty = {shard_id for shard_id in range(count) if self.log.is_empty(shard_id)}
         self._wake()
         return self.shards.open_shards(count, range(count), empty, self._now_ms())
 
     async def loaded(self) -> None:
-        """Ends when every shard that had to be loaded is active, or waits for its next attempt."""
+        """Waits until every shard that had to be loaded is active or waits for its next attempt."""
         while self.shards.is_loading:
             future = self._loop.create_future()
             self._when_loaded.append(future)
@@ -271,7 +311,7 @@ class ShardService(ShardDriver[C]):
             observe()
 
     def tick(self) -> None:
-        """Once a second."""
+        """Does periodic work: the log's own, and snapshots that are due. Called once a second."""
         now_ms = self._now_ms()
         self.log.tick(now_ms)
         self.shards.take_snapshots(now_ms)
@@ -282,13 +322,13 @@ class ShardService(ShardDriver[C]):
         self.log.stop()
 
     def finish(self) -> None:
-        """At an orderly stop, when everything is written."""
+        """Saves the last snapshots at an orderly stop. Called when everything is written."""
         self.log.finish(self.shards.snapshots.last(self._now_ms()))
 
     # --- metadata -----------------------------------------------------------------------------------------------------
 
     def publish(self, image: MetadataImage) -> None:
-        """Tells every active shard of a new image; one that is loading is told when it is through."""
+        """Passes a new image to every active shard. A shard that is loading gets it when its load ends."""
         delta = TopicDelta.between(self._published, image) if self._published is not None else None
         self._published = image
         self.shards.run_on_active(self._update, (image, delta), self._now_ms())
@@ -301,11 +341,11 @@ class ShardService(ShardDriver[C]):
         return machine.on_metadata_update(context, image, delta)
 
     def _catch_up(self, machine: C, context: OperationContext, nothing: None) -> CoordinatorResult[None]:
-        """The image may have changed since the machine was made."""
+        """Passes the newest image to a machine that has just been loaded, since it was made with an earlier image."""
         return self._update(machine, context, (self._image(), None))
 
     def task_done(self, shard_id: int, task: Task, value: object) -> None:
-        """Hands the outcome of a task to its shard."""
+        """Passes the outcome of a task, a value or an exception, to its shard."""
         self.shards.complete_task(shard_id, task, value, internal_operation_context(self._now_ms()))
         self._wake()
 
@@ -313,10 +353,10 @@ class ShardService(ShardDriver[C]):
 class Clock:
     """The clock of a process: milliseconds since 1970 that never go back and never jump.
 
-    It runs with the monotonic clock and leans towards the wall clock by an eighth of the elapsed time at most. So a
-    wall clock that is set, or a machine that was suspended, neither ends sessions nor expires offsets early, and the
-    time of day is right again after a while. What is late by days (the expiration of offsets) takes `gain_ms` off, and
-    is not early by that eighth either. Tests may replace the two sources.
+    It follows the monotonic clock, and corrects its difference from the wall clock by at most an eighth of the elapsed
+    time. So a wall clock that is set, or a machine that was suspended, neither ends sessions nor expires offsets early,
+    and the time of day becomes right again. The expiration of offsets, which takes days, subtracts `gain_ms`, so that
+    the correction does not make it early either. Tests may replace the two sources.
     """
 
     __slots__ = ("_last_monotonic_ns", "_lead_ns", "_least_lead_ns", "_monotonic_ns", "_now_ns", "_wall_ns")
@@ -337,7 +377,7 @@ class Clock:
             self._last_monotonic_ns = monotonic_ns
             lean_ns = self._wall_ns() - self._now_ns - elapsed_ns
             most_ns = elapsed_ns // _LARGEST_LEAN
-            # Compared, because calls of min and max would be most of what a reading costs.
+            # Comparisons, because calls of min and max would be most of the cost of reading the clock.
             if lean_ns > most_ns:
                 lean_ns = most_ns
             elif lean_ns < -most_ns:
@@ -349,13 +389,16 @@ class Clock:
         return self._now_ns // _NS_PER_MS
 
     def gain_ms(self) -> int:
-        """By how much the clock ran too fast, at most, from any moment of the process until now."""
+        """Returns an upper bound of how much the clock ran too fast between any earlier moment and now."""
         return (self._lead_ns - self._least_lead_ns) // _NS_PER_MS
 
 
 class Pump:
-    """See the module's text. Drivers are added once, before the first request. `gathers`: a write may wait for a turn
-    or two of the event loop for others to join it. `new_writer` makes the writer for the journal, if there is one.
+    """Collects from all drivers of a process and has their appends written; the module describes the steps.
+
+    Drivers are added once, before the first request. One timer handle stands for the earliest deadline of all shard
+    sets. `gathers`: a write may wait up to MOST_GATHERING_TURNS for other writes. `new_writer` makes the writer for the
+    journal, if there is one.
     """
 
     def __init__(
@@ -382,7 +425,7 @@ class Pump:
         self._writer = new_writer(loop, self._written, journal) if journal is not None else None
 
     def measure_writes(self, measures: WriteMeasures) -> None:
-        """From now on the writes are timed."""
+        """Records the times of writes from now on."""
         self._measures = measures
         if self._writer is not None:
             self._writer.measures = measures
@@ -393,34 +436,34 @@ class Pump:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is being written and nobody waits for a write."""
+        """True if no write is in flight and no turn of the pump is scheduled."""
         return not self._writes_under_way and not self._pump_scheduled
 
     def wake(self) -> None:
-        """Pumps in the next turn of the event loop, or a little later where much is coming."""
+        """Schedules the pump for the next turn of the event loop; the pump may then wait for more writes."""
         self._wakes += 1
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
     def submit(self, job: WriteJob) -> None:
-        """Has a batch written in the turn that is under way."""
+        """Adds an append to the writes of the current turn."""
         self._jobs.append(job)
 
     def next_deadline_ms(self) -> int | None:
-        """When the earliest timer of all runtimes is due."""
+        """Returns the earliest deadline of all shard sets, None if no timer is armed."""
         deadlines = [driver.shards.next_deadline_ms() for driver in self._all_drivers]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def on_clock_moved(self) -> None:
-        """The clock jumped ahead: the armed timer would be late."""
+        """Discards the armed timer, which would be late after the clock jumped ahead, and runs the pump."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.wake()
 
     def close(self, timeout_seconds: float) -> bool:
-        """Ends the pump and the writer thread; True when all that was submitted is on disk."""
+        """Ends the pump and the log writer. Returns True if all submitted appends are on disk."""
         if self._timer is not None:
             self._timer.cancel()
         return self._writer is None or self._writer.close(timeout_seconds)
@@ -436,7 +479,7 @@ class Pump:
         self._turn(self._now_ms())
 
     def _turn(self, now_ms: int) -> None:
-        """Writes what is ready. Where that takes no thread the answers leave at once."""
+        """Collects and writes. Without a log writer the answers leave in the same turn."""
         self._collect(now_ms)
         jobs, self._jobs = self._jobs, []
         if jobs:
@@ -453,8 +496,8 @@ class Pump:
                 try:
                     driver.collect(now_ms)
                 except Exception:
-                    # What was collected before is still written, and the next turn goes on with the rest.
-                    _logger.exception("Collecting what the runtime of %s has ready failed", driver.shards.name)
+                    # Appends that were collected before are still written; the next turn collects the rest.
+                    _logger.exception("Collecting the ready work of the shards of %s failed", driver.shards.name)
 
     def _written(self, results: list[WriteResult]) -> None:
         now_ms = self._now_ms()
@@ -477,8 +520,9 @@ class Pump:
                     self.wake()
 
     def _arm_timer(self, now_ms: int) -> None:
-        """Keeps a handle that is early enough: heartbeats move deadlines away all the time, and a needless pump is
-        cheap.
+        """Arms a timer unless the armed one is early enough.
+
+        Heartbeats postpone deadlines all the time, and a turn of the pump without work costs less than re-arming.
         """
         armed_ms = self._timer_deadline_ms if self._timer is not None else None
         if armed_ms is not None:

@@ -1,8 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction coordinator shards of this process, and the markers that tell partitions how a transaction ended.
+"""The transaction coordinator shards of this process, and the markers that end transactions in partitions.
 
-Partitions that this worker leads are told by a call, others through their leader. What could not be told is told again
-later, also after a restart: the decision is durable before the first partition hears of it.
+`kcoord.server.shards.shard_service` describes how operations run and what orders them. Besides, this service does two
+things:
+
+* Agreement. Before the first batch of a transaction is written to a partition, `agree` asks the coordinator, here or on
+  another worker (KIP-890).
+* Markers. When a transaction is decided, the shard starts a task (`WriteMarkers`). The task writes a commit or abort
+  marker to every partition of the transaction: directly if this worker leads the partition, else through its leader.
+  Markers of `__consumer_offsets` go to the group coordinator's shards.
+
+What orders what: the decision is durable before the first marker is written. The transaction is complete when every
+partition has its marker. If a marker cannot be written, the task fails and the shard starts it again later, for all
+partitions. A partition that has the marker already ignores it or reports an error that needs no retry.
+
+A crash between decision and completion: the shard starts the task again when it is loaded, here or on another worker.
+Tasks run in the event loop.
 """
 
 from __future__ import annotations
@@ -38,18 +51,18 @@ T = TypeVar("T")
 
 
 MARKERS_AT_A_TIME = 200
-"""How many partitions are told before others get the event loop."""
+"""Number of markers after which a task yields to the event loop."""
 
-_NOTHING_TO_TELL: Final = (
+_NEEDS_NO_MARKER: Final = (
     Errors.UNKNOWN_TOPIC_OR_PARTITION,
     Errors.INVALID_PRODUCER_EPOCH,
     Errors.TRANSACTION_COORDINATOR_FENCED,
 )
-"""A partition that is gone, or that has a newer marker of this producer already, needs no other one."""
+"""Errors of a partition that is deleted, or that already has a newer marker of this producer: no retry is needed."""
 
 
 class TransactionService(ShardService["TransactionCoordinatorShard"]):
-    """Serves `Broker.transactions`; see the module's text."""
+    """The transaction coordinator of a process: serves `Broker.transactions`."""
 
     def __init__(
         self,
@@ -71,7 +84,7 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         self._peers = peers
 
     def needs_producer_id(self, transactional_id: str) -> bool:
-        """Whether an operation on this id may use up a fresh producer id, which the caller then has to bring."""
+        """Returns whether an operation on this id may need a new producer id, which the caller has to provide."""
         machine = self.shards.machine(self.shard_of(transactional_id))
         return machine is not None and machine.needs_producer_id(transactional_id)
 
@@ -84,8 +97,10 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         *,
         adds: bool,
     ) -> Reply[Mapping[tuple[str, int], Errors]]:
-        """Whether the producer may write to the partitions within its transaction. With `adds` (KIP-890) they become
-        part of it; before, the producer had to have them added.
+        """Returns an error per partition to which the producer may not write in its transaction.
+
+        With `adds` (KIP-890) the partitions become part of the transaction, the result is empty, and a refusal is a
+        KafkaError. Without `adds` the producer has to have added them before (AddPartitionsToTxn).
         """
         coordinator = self._leader(TRANSACTION_STATE_TOPIC, self.shard_of(transactional_id))
         if coordinator != self._node_id:
@@ -111,7 +126,7 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         client_transaction_version: int,
         context: OperationContext,
     ) -> Reply[None]:
-        """Makes partitions part of a transaction that this worker coordinates."""
+        """Adds partitions to a transaction that this worker coordinates."""
 
         def add(
             shard: TransactionCoordinatorShard, context: OperationContext, partitions: Partitions
@@ -121,71 +136,71 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         return self.call(transactional_id, add, partitions, context)
 
     def _leader(self, topic: str, partition: int) -> int:
-        """This worker also where there is no such partition: it knows what to say then."""
+        """Returns the leader of a partition, or this worker if there is no such partition: it knows the right error."""
         image = self._image().partition(topic, partition)
         return image.leader if image is not None else self._node_id
 
     # --- markers ------------------------------------------------------------------------------------------------------
 
     def start_task(self, shard_id: int, task: Task) -> None:
-        self._environment.spawn(self._tell(shard_id, task))
+        self._environment.spawn(self._run_task(shard_id, task))
 
-    async def _tell(self, shard_id: int, task: Task) -> None:
+    async def _run_task(self, shard_id: int, task: Task) -> None:
         value: object = None
         try:
-            await self._tell_partitions(cast("WriteMarkers", task.work))
+            await self._write_markers(cast("WriteMarkers", task.work))
         except Exception as error:
             value = error
             if not isinstance(error, KafkaError):
                 _logger.exception("Writing the markers of shard %d failed", shard_id)
         self.task_done(shard_id, task, value)
 
-    async def _tell_partitions(self, work: WriteMarkers) -> None:
-        """Tells all partitions that can be told; raises the error of one that could not."""
+    async def _write_markers(self, work: WriteMarkers) -> None:
+        """Writes as many markers as possible. Raises the error of a marker that has to be written again."""
         by_leader: dict[int, list[tuple[str, int]]] = {}
-        for topic, partition in _each(work.partitions):
+        for topic, partition in _in_order(work.partitions):
             by_leader.setdefault(self._leader(topic, partition), []).append((topic, partition))
         own = by_leader.pop(self._node_id, [])
-        told = [self._tell_others(work, leader, partitions) for leader, partitions in by_leader.items()]
-        outcomes = await asyncio.gather(self._tell_own(work, own), *told)
+        remote = [self._write_remote_markers(work, leader, partitions) for leader, partitions in by_leader.items()]
+        outcomes = await asyncio.gather(self._write_own_markers(work, own), *remote)
         failed = next((error for error in outcomes if error is not None), None)
         if failed is not None:
             raise failed
 
-    async def _tell_others(
+    async def _write_remote_markers(
         self, work: WriteMarkers, leader: int, partitions: list[tuple[str, int]]
     ) -> KafkaError | None:
         from kcoord.server.shards.remote_transactions import tell_leader
 
-        wanted = partitions_of((topic, [number]) for topic, number in partitions)
-        errors = await tell_leader(self._peers, leader, work, wanted)
+        numbers_by_topic = partitions_of((topic, [number]) for topic, number in partitions)
+        errors = await tell_leader(self._peers, leader, work, numbers_by_topic)
         failed: KafkaError | None = None
         for topic, number in partitions:
             error = errors.get((topic, number), Errors.UNKNOWN_SERVER_ERROR)
             if error is not Errors.NONE:
-                failed = self._not_told(work, topic, number, KafkaError(error)) or failed
+                failed = self._error_to_retry(work, topic, number, KafkaError(error)) or failed
         return failed
 
-    async def _tell_own(self, work: WriteMarkers, partitions: list[tuple[str, int]]) -> KafkaError | None:
+    async def _write_own_markers(self, work: WriteMarkers, partitions: list[tuple[str, int]]) -> KafkaError | None:
         failed: KafkaError | None = None
         waiting: list[tuple[str, int, asyncio.Future[None]]] = []
         for count, (topic, partition) in enumerate(partitions, 1):
             try:
-                reply = self._tell_one(work, topic, partition)
+                reply = self._write_marker(work, topic, partition)
                 if asyncio.isfuture(reply):
                     waiting.append((topic, partition, reply))
             except KafkaError as error:
-                failed = self._not_told(work, topic, partition, error) or failed
+                failed = self._error_to_retry(work, topic, partition, error) or failed
             if not count % MARKERS_AT_A_TIME:
                 await asyncio.sleep(0)
         for topic, partition, reply in waiting:
             try:
                 await reply
             except KafkaError as error:
-                failed = self._not_told(work, topic, partition, error) or failed
+                failed = self._error_to_retry(work, topic, partition, error) or failed
         return failed
 
-    def _tell_one(self, work: WriteMarkers, topic: str, partition: int) -> Reply[None]:
+    def _write_marker(self, work: WriteMarkers, topic: str, partition: int) -> Reply[None]:
         now_ms = self._now_ms()
         if topic != GROUP_METADATA_TOPIC:
             bumps_epoch = work.transaction_version >= EPOCH_BUMPING_VERSION
@@ -197,18 +212,18 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         return self._groups.call_shard(partition, _end_transaction, work, internal_operation_context(now_ms))
 
     @staticmethod
-    def _not_told(work: WriteMarkers, topic: str, partition: int, error: KafkaError) -> KafkaError | None:
-        """The error, if the partition has to be told again."""
+    def _error_to_retry(work: WriteMarkers, topic: str, partition: int, error: KafkaError) -> KafkaError | None:
+        """Logs the error of a marker. Returns the error if the marker has to be written again, else None."""
         if error.error is Errors.UNKNOWN_TOPIC_OR_PARTITION:
             return None
-        retried = error.error not in _NOTHING_TO_TELL
+        retried = error.error not in _NEEDS_NO_MARKER
         _logger.log(
             logging.DEBUG if retried and not work.attempt else logging.WARNING,
-            "The end of the transaction of %s could not be written to %s-%d%s: %s",
+            "The marker of the transaction of %s could not be written to %s-%d%s: %s",
             work.transactional_id,
             topic,
             partition,
-            ", it is tried again" if retried else "",
+            ", it will be retried" if retried else "",
             error,
         )
         return error if retried else None
@@ -220,7 +235,7 @@ def _end_transaction(
     return shard.end_transaction(context, work.producer, work.coordinator_epoch, committed=work.committed)
 
 
-def _each(partitions: Partitions) -> Iterator[tuple[str, int]]:
+def _in_order(partitions: Partitions) -> Iterator[tuple[str, int]]:
     for topic, numbers in sorted(partitions.items()):
         for number in sorted(numbers):
             yield topic, number

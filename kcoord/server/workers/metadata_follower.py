@@ -1,9 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's view of the metadata log, which the controller writes: batches come over a connection, are replayed and
-published; changes are asked for there.
+"""A worker's view of the metadata log, which the controller writes.
 
-While the controller is away the newest image stays, so groups, offsets and topics are served on; what would change the
-metadata is answered with NOT_CONTROLLER, which clients try again.
+Theory of operation
+-------------------
+The worker connects to the controller and sends FOLLOW with the offset that it needs next. The controller sends BATCHES,
+with the end offset of its log (`kcoord.server.workers.peer_frames`). The worker replays them. When it has reached that
+end offset, it publishes the image to its observers and acknowledges with APPLIED. So images that lie between two ends
+are never published.
+
+* `start` ends when the worker has published everything that the controller's log had when it was asked.
+* Requests that change metadata are sent to the controller, which runs the operation.
+* While the controller is being restarted, the newest image stays in use. Groups, offsets and topics are served.
+  Requests that change metadata fail with NOT_CONTROLLER, which clients retry. The worker tries to connect every
+  `RECONNECT_SECONDS`.
+* A worker that has missed a change must not continue. If a batch cannot be replayed, or if the controller's log ends
+  before what this worker has applied, `give_up` is called, and the supervisor restarts the worker.
 """
 
 from __future__ import annotations
@@ -23,9 +34,9 @@ from kcoord.server.workers.peer_frames import (
     FrameKind,
     decode_offset,
     decode_time,
+    encode_follow,
     encode_hold,
     encode_offset,
-    encode_time,
     kind_of,
 )
 from kcoord.server.workers.peer_link import PeerConnection, Peers
@@ -42,11 +53,14 @@ RECONNECT_SECONDS: Final = 0.1
 
 
 class OutOfStep(Exception):
-    """The controller's log ends before what this worker has seen: only a new start helps."""
+    """The controller's log ends before what this worker has applied. Only a restart of this worker helps."""
 
 
 class MetadataFollower:
-    """Serves `Broker.metadata` in all workers but the controller. `give_up` is called if no more images will come."""
+    """Serves `Broker.metadata` in all workers but the controller.
+
+    `give_up` is called with the error if this object cannot follow the log any more.
+    """
 
     def __init__(
         self,
@@ -65,6 +79,7 @@ class MetadataFollower:
         self.image_observers: list[Callable[[MetadataImage], None]] = []
         self._give_up = give_up
         self._group_times = group_times
+        self._broker_id = config.node_id
         self._next_offset = 0
         self._synchronized: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -78,7 +93,7 @@ class MetadataFollower:
         return self._next_offset
 
     async def start(self) -> None:
-        """Ends when this worker knows what the controller knew when it was asked."""
+        """Begins to follow; returns when this worker has published what the controller's log had when it was asked."""
         self._task = asyncio.ensure_future(self._follow())
         await asyncio.wait((self._task, self._synchronized), return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
@@ -120,22 +135,24 @@ class MetadataFollower:
                 _, connection = await loop.create_unix_connection(
                     lambda: _FollowerConnection(self._take, self._group_times), self._controller_path
                 )
-                times = self._group_times
-                data = encode_time(times.newest_ms()) if times is not None else b""
-                connection.write(encode_offset(FrameKind.FOLLOW, self._next_offset, data))
+                newest_ms = self._group_times.newest_ms() if self._group_times is not None else None
+                connection.write(encode_follow(self._next_offset, self._broker_id, newest_ms))
                 await connection.lost
             except OSError as error:
-                _logger.debug("The controller cannot be reached: %s", error)
+                _logger.debug("Connecting to the controller at %s failed: %s", self._controller_path, error)
             else:
                 if connection.failure is not None:
                     raise connection.failure
             await asyncio.sleep(RECONNECT_SECONDS)
 
     def _take(self, frame: bytes) -> int | None:
-        """Replays what came; the offset to be acknowledged, None where more is coming at once."""
+        """Replays the batches of a frame. Returns the offset to acknowledge, or None if more batches follow at once."""
         end_offset, data = decode_offset(frame)
         if end_offset < self._next_offset:
-            raise OutOfStep(f"the metadata log ends at {end_offset}, this worker is at {self._next_offset}")
+            raise OutOfStep(
+                f"the controller's metadata log ends at offset {end_offset}, but this worker has applied it up to "
+                f"{self._next_offset}"
+            )
         self._replay(data)
         if self._next_offset < end_offset:
             return None
@@ -161,12 +178,14 @@ class MetadataFollower:
 
 
 class _FollowerConnection(PeerConnection):
+    """One connection to the controller. `take` is `MetadataFollower._take`; its error becomes `failure`."""
+
     def __init__(self, take: Callable[[bytes], int | None], group_times: GroupTimes | None) -> None:
         super().__init__()
         self._take = take
         self._group_times = group_times
         self._answering: dict[int, asyncio.Task[None]] = {}
-        # Operations that were under way when an earlier connection ended. Their end is not heard any more.
+        # Operations in flight when an earlier connection ended. The controller does not send their RELEASE any more.
         self._stale_tickets = group_times.limits.tickets if group_times is not None else set()
         self.failure: Exception | None = None
 
@@ -188,7 +207,7 @@ class _FollowerConnection(PeerConnection):
     def _order_creation_times(
         self, group_times: GroupTimes, kind: FrameKind, ticket: int, limit_ms: int | None
     ) -> None:
-        """See `kcoord.metadata.creation_order`."""
+        """Follows the controller's operations that create partitions (`kcoord.metadata.creation_order`)."""
         self._stale_tickets.discard(ticket)
         if kind is FrameKind.RELEASE:
             group_times.limits.release(ticket)
@@ -209,12 +228,13 @@ class _FollowerConnection(PeerConnection):
         try:
             applied_offset = self._take(frame)
         except Exception as error:
-            # A worker that missed a change must not go on.
+            # A worker that missed a change must not continue.
             self.failure = error
             self.close()
             return
         if applied_offset is not None:
             while self._stale_tickets and self._group_times is not None:
-                # What these operations made is known now. The controller has named those that still go on.
+                # The log is replayed to its end, so the partitions of these operations are known here. The controller
+                # has sent HOLD again for operations that are still in flight.
                 self._group_times.limits.release(self._stale_tickets.pop())
             self.write(encode_offset(FrameKind.APPLIED, applied_offset))

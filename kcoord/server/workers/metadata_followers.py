@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of following its log: every durable batch is sent to the other workers at once, and an answer
-about a change leaves when all of them have applied it.
+"""The controller's side of the metadata log: sends it to the other workers, and delays responses until they applied it.
 
-So whoever was told that a topic exists finds it at every worker. A worker that is being started knows everything before
-it takes connections, so nobody waits for it.
+Theory of operation
+-------------------
+A change of the metadata takes these steps, all in the event loop of the controller:
+
+1. The operation runs, and its batch is written to the metadata log.
+2. When the batch is durable, the controller publishes the new image and sends the batch to all followers.
+3. The response to the client waits until each follower has sent APPLIED for that offset. A client that learns that a
+   topic was created therefore finds it at every worker.
+
+A follower that does not send APPLIED delays a response by at most `APPLY_SECONDS`. A follower whose connection breaks
+delays nothing: it applies the whole log before it accepts clients or acknowledges again. A worker that is being started
+is not waited for.
+
+If the controller crashes between two steps, durable batches stay in the log. The followers get them when they connect
+again. A batch is sent only after it is durable, so a follower can be ahead of the log only if the log was damaged. The
+follower then restarts.
 """
 
 from __future__ import annotations
@@ -18,6 +31,7 @@ from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.shard_log import Append, Load
+from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, Follower, LocalMetadataService, monotonic_ms
 from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_offset
 from kcoord.storage.log import Log
@@ -28,12 +42,12 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 APPLY_SECONDS: Final = 5.0
-"""How long an answer waits for a worker that does not say that it is up to date."""
+"""The longest time that a response waits for a follower."""
 _SEND_BYTES: Final = 1 << 20
 
 
 class MetadataFollowers:
-    """All workers that follow `log`, and the answers that wait for them."""
+    """All workers that follow `log`, and the responses that wait for them."""
 
     def __init__(self, log: Log, order: CreationOrder[Follower]) -> None:
         self.log = log
@@ -42,20 +56,24 @@ class MetadataFollowers:
         self._holding: dict[int, asyncio.Future[None]] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
-    def add(self, offset: int, write: Callable[[bytes], None], newest_ms: int | None = None) -> Follower:
-        """A worker that knows everything below `offset`. With `newest_ms`, the latest creation time of its groups, it
-        takes part in the order of creation times.
+    def add(
+        self, broker_id: int, offset: int, write: Callable[[bytes], None], newest_ms: int | None = None
+    ) -> Follower:
+        """Adds a worker that has applied everything before `offset`, and sends it the rest of the log.
+
+        With `newest_ms`, the latest creation time of its groups, it takes part in the order of creation times.
         """
         follower = Follower(write, offset, offset)
         self._followers.append(follower)
         if newest_ms is not None:
-            # Before the log: with that the worker may begin to take clients.
-            for ticket, limit_ms in self._order.join(follower, newest_ms, monotonic_ms()).items():
+            # HOLD must arrive before the log: the worker may accept clients as soon as it has applied the log.
+            for ticket, limit_ms in self._order.join(follower, broker_id, newest_ms, monotonic_ms()).items():
                 write(encode_hold(FrameKind.HOLD, ticket, limit_ms))
         self._send(follower)
         return follower
 
     def remove(self, follower: Follower) -> None:
+        """Removes a worker whose connection has ended. Nothing waits for it any more."""
         if follower in self._followers:
             self._followers.remove(follower)
         self._order.lose(follower, monotonic_ms())
@@ -65,46 +83,62 @@ class MetadataFollowers:
 
     # --- the order of creation times ----------------------------------------------------------------------------------
 
-    async def hold(self, ticket: int) -> None:
-        """Asks all workers for the latest creation time of their groups; ends when they have answered."""
-        if not self._order.waiting(ticket):
+    def hold(self, ticket: int) -> None:
+        """Asks all workers for the latest creation time of their groups. Called when the operation begins.
+
+        `add` asks workers that connect later. No worker is asked twice: its second answer would raise its limit.
+        """
+        for follower in self._order.waiting(ticket):
+            follower.write(encode_hold(FrameKind.HOLD, ticket))
+
+    async def all_held(self, ticket: int) -> None:
+        """Waits until all workers have answered.
+
+        After the start of the controller, it also waits for workers that have not connected yet.
+        """
+        if not self._order.is_waiting(ticket):
             return
         held = self._holding[ticket] = asyncio.get_running_loop().create_future()
         try:
-            for follower in self._order.waiting(ticket):
-                follower.write(encode_hold(FrameKind.HOLD, ticket))
             await held
         finally:
             del self._holding[ticket]
 
     def held(self, follower: Follower, ticket: int, newest_ms: int) -> None:
-        """The answer of a worker."""
+        """Takes in the answer of a worker to HOLD."""
         self._order.answer(follower, ticket, newest_ms, monotonic_ms())
         self._check_held(ticket)
 
     def _check_held(self, ticket: int) -> None:
         held = self._holding.get(ticket)
-        if held is not None and not held.done() and not self._order.waiting(ticket):
+        if held is not None and not held.done() and not self._order.is_waiting(ticket):
             held.set_result(None)
 
     def release(self, ticket: int) -> None:
-        """Behind the batches of the operation, if it made any."""
+        """Sends RELEASE. Called after the batches of the operation, if it made any, were sent."""
         for follower in self._followers:
             follower.write(encode_hold(FrameKind.RELEASE, ticket))
+        # If the operation has stopped waiting for workers that did not connect, the other operations do, too.
+        for other_ticket in list(self._holding):
+            self._check_held(other_ticket)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
     def applied(self, follower: Follower, offset: int) -> None:
+        """Takes in APPLIED, and releases the responses that waited for it."""
         follower.applied_offset = offset
         self._release()
 
     def publish(self) -> None:
-        """The log has grown, durably."""
+        """Sends the new batches to all followers. Called when the log has grown durably."""
         for follower in self._followers:
             self._send(follower)
 
     def _send(self, follower: Follower) -> None:
-        """What is missing, in frames of a bounded size; an empty one tells a new follower that it is up to date."""
+        """Sends the batches that the follower has not got yet, in frames of about `_SEND_BYTES`.
+
+        If there are none, an empty frame is sent: a new follower learns from it that it has applied the whole log.
+        """
         end_offset = self.log.end_offset
         parts: list[bytes] = []
         size = 0
@@ -118,7 +152,7 @@ class MetadataFollowers:
         follower.write(encode_offset(FrameKind.BATCHES, end_offset, b"".join(parts)))
 
     def when_applied(self) -> asyncio.Future[None] | None:
-        """Ends when all have applied what is durable now; None where they have."""
+        """Returns a future that ends when all followers have applied the current log; None if they have already."""
         offset = self.log.end_offset
         if all(follower.applied_offset >= offset for follower in self._followers):
             return None
@@ -129,7 +163,10 @@ class MetadataFollowers:
 
     def _give_up(self, future: asyncio.Future[None]) -> None:
         if not future.done():
-            _logger.warning("A worker has not applied a change of the metadata within %.0f s", APPLY_SECONDS)
+            _logger.warning(
+                "A worker has not applied a metadata change within %.0f s: the response is sent without it",
+                APPLY_SECONDS,
+            )
             future.set_result(None)
 
     def _release(self) -> None:
@@ -146,14 +183,17 @@ class MetadataFollowers:
 
 
 class ControllerMetadataService(LocalMetadataService):
-    """Serves `Broker.metadata` in the controller of several workers."""
+    """Serves `Broker.metadata` in the controller, if there are several workers."""
 
     @cached_property
     def followers(self) -> MetadataFollowers:
         return MetadataFollowers(self._logs.open(METADATA_SHARD), self._order)
 
-    async def _hold(self, ticket: int) -> None:
-        await self.followers.hold(ticket)
+    async def _hold(self, ticket: int, group_times: GroupTimes) -> None:
+        # The workers are asked first, so that they answer while the groups of this process are loaded.
+        self.followers.hold(ticket)
+        await group_times.loaded()
+        await self.followers.all_held(ticket)
 
     def _release(self, ticket: int) -> None:
         self.followers.release(ticket)

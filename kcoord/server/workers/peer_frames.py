@@ -1,11 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers of one broker process send each other, over Unix sockets that nobody else can reach: Kafka's length
-before each frame, then a kind and what belongs to it.
+"""The frames that workers of one broker process send each other.
 
-Both ends are the same release, started by the same supervisor, so there are no versions. Requests and responses are
-Kafka's own, in any order; batches of the metadata log flow to those who follow it, and they tell how far they are.
-HOLD, HELD and RELEASE keep creation times in order (`kcoord.metadata.creation_order`); a follower that takes part sends
-its latest creation time with FOLLOW.
+Theory of operation
+-------------------
+Each worker listens on a Unix socket in a folder that only the user of the broker can open. A worker opens one
+connection to each worker that it asks for something (`kcoord.server.workers.peer_link`). A worker that is not the
+controller opens one more connection to the controller, to follow the metadata log
+(`kcoord.server.workers.metadata_follower`). `kcoord.server.workers.peer_listener` serves both.
+
+A frame is its length in 4 bytes, as in Kafka, then one byte for the kind, then the content:
+
+    REQUEST    asker to server           a request of Kafka's protocol, with the id and the host of the client
+    RESPONSE   server to asker           the response, by correlation id
+    FOLLOW     follower to controller    offset to send from, broker id; perhaps the latest creation time of its groups
+    BATCHES    controller to follower    the end offset of the metadata log, and some batches
+    APPLIED    follower to controller    the offset up to which the follower has published the log
+    HOLD       controller to follower    a ticket: asks for the latest creation time; with a time: states the limit
+    HELD       follower to controller    the ticket and the latest creation time of its groups
+    RELEASE    controller to follower    the operation of the ticket is over
+
+What orders what: frames of one connection arrive in the order in which they were sent. Responses may overtake each
+other. BATCHES come in the order of the log, and RELEASE comes after the batches of its operation. HOLD, HELD and
+RELEASE keep creation times in order (`kcoord.metadata.creation_order`).
+
+If a worker ends, its connections break. Requests in flight fail and are never sent again by the link: only the sender
+knows whether that is safe. A follower connects again and continues at its own offset.
+
+Both ends are the same release, started by the same supervisor, so the frames have no versions.
 """
 
 from __future__ import annotations
@@ -19,6 +40,8 @@ MAX_FRAME_BYTES: Final = 1 << 30
 
 
 class FrameKind(IntEnum):
+    """The first byte of a frame. The module text describes the content of each kind."""
+
     REQUEST = 1
     RESPONSE = 2
     FOLLOW = 3
@@ -34,11 +57,12 @@ _REQUEST: Final = Struct(">Bihhhh")
 _RESPONSE: Final = Struct(">Bi")
 _OFFSET: Final = Struct(">Bq")
 _TIME: Final = Struct(">q")
+_BROKER_ID: Final = Struct(">i")
 
 
 @dataclass(slots=True)
 class PeerRequest:
-    """A request that a worker makes, or passes on for a client of its own."""
+    """A request that a worker makes itself, or passes on for one of its clients."""
 
     correlation_id: int
     api_key: int
@@ -48,6 +72,7 @@ class PeerRequest:
     body: bytes
 
     def encode(self) -> bytes:
+        """Returns the frame with its length."""
         client_id, client_host = self.client_id.encode(), self.client_host.encode()
         head = _REQUEST.pack(
             FrameKind.REQUEST, self.correlation_id, self.api_key, self.version, len(client_id), len(client_host)
@@ -56,6 +81,7 @@ class PeerRequest:
 
     @classmethod
     def decode(cls, frame: bytes) -> PeerRequest:
+        """Reads a frame without its length."""
         _, correlation_id, api_key, version, id_length, host_length = _REQUEST.unpack_from(frame)
         host_at = _REQUEST.size + id_length
         body_at = host_at + host_length
@@ -64,40 +90,56 @@ class PeerRequest:
 
 
 def encode_response(correlation_id: int, body: bytes) -> bytes:
+    """Returns a RESPONSE frame."""
     return _framed(_RESPONSE.pack(FrameKind.RESPONSE, correlation_id) + body)
 
 
 def decode_response(frame: bytes) -> tuple[int, bytes]:
-    """Correlation id and body."""
+    """Returns the correlation id and the body of a RESPONSE frame."""
     _, correlation_id = _RESPONSE.unpack_from(frame)
     return correlation_id, frame[_RESPONSE.size :]
 
 
 def encode_offset(kind: FrameKind, offset: int, data: bytes = b"") -> bytes:
-    """FOLLOW: from where; APPLIED: up to where; BATCHES: where the log ends, and some batches of it."""
+    """Returns a frame with an offset (FOLLOW, APPLIED, BATCHES) or a ticket, and more bytes."""
     return _framed(_OFFSET.pack(kind, offset) + data)
 
 
+def encode_follow(offset: int, broker_id: int, newest_ms: int | None) -> bytes:
+    """Returns a FOLLOW frame."""
+    time = b"" if newest_ms is None else encode_time(newest_ms)
+    return encode_offset(FrameKind.FOLLOW, offset, _BROKER_ID.pack(broker_id) + time)
+
+
+def decode_follower(data: bytes) -> tuple[int, int | None]:
+    """Returns the broker id and the creation time in the last part of a FOLLOW frame."""
+    (broker_id,) = _BROKER_ID.unpack_from(data)
+    return broker_id, decode_time(data[_BROKER_ID.size :])
+
+
 def encode_hold(kind: FrameKind, ticket: int, time_ms: int | None = None) -> bytes:
-    """HOLD: asks for the latest creation time of groups, or says the limit; HELD: the answer; RELEASE: it is over."""
+    """Returns a frame with a ticket, and a time if there is one (HOLD, HELD, RELEASE)."""
     return encode_offset(kind, ticket, b"" if time_ms is None else encode_time(time_ms))
 
 
 def encode_time(time_ms: int) -> bytes:
+    """Returns a creation time as the last part of a frame."""
     return _TIME.pack(time_ms)
 
 
 def decode_time(data: bytes) -> int | None:
-    """The creation time in a frame, None if there is none."""
+    """Returns the creation time in the last part of a frame, or None if the part is empty."""
     return int(_TIME.unpack(data)[0]) if data else None
 
 
 def decode_offset(frame: bytes) -> tuple[int, bytes]:
+    """Returns the offset or ticket of a frame, and the bytes after it."""
     _, offset = _OFFSET.unpack_from(frame)
     return offset, frame[_OFFSET.size :]
 
 
 def kind_of(frame: bytes) -> FrameKind:
+    """Returns the kind of a frame without its length."""
     return FrameKind(frame[0])
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections from this worker to the others: requests out, responses back in any order.
+"""Connections from this worker to other workers: sends requests and matches their responses.
 
-A connection is made by the first request and again after the other worker was restarted. What was under way on a broken
-connection fails: only its sender knows whether it may be sent again.
+The first request to a worker opens the connection, and so does the first request after that worker was restarted.
+Requests that wait on a broken connection fail. Only their sender knows whether they may be sent again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from kcoord_protocol.messages import Message
 _logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 30.0
-"""Longer than anything that a worker is asked for can take; a worker that hangs is not waited for for ever."""
+"""Upper bound for any request to another worker, so that a hung worker cannot block forever.
+
+It is longer than any such request takes.
+"""
 
 
 Spawn: TypeAlias = Callable[[Coroutine[object, object, Message]], asyncio.Future[Message]]
-"""Starts a task that is not lost."""
+"""Starts a task and keeps a reference to it until it ends."""
 
 
 class PeerConnection(asyncio.Protocol):
-    """One connection; `lost` ends when it does."""
+    """One connection to another worker. `lost` is done when the connection has ended."""
 
     def __init__(self) -> None:
         self._reader = FrameReader(MAX_FRAME_BYTES)
@@ -46,7 +49,7 @@ class PeerConnection(asyncio.Protocol):
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(ConnectionResetError("the other worker has ended"))
+                future.set_exception(ConnectionResetError("the connection to the worker was lost"))
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -55,6 +58,7 @@ class PeerConnection(asyncio.Protocol):
             self.frame_received(frame)
 
     def frame_received(self, frame: bytes) -> None:
+        """Takes in a response. A subclass also takes other frames."""
         if kind_of(frame) is FrameKind.RESPONSE:
             correlation_id, body = decode_response(frame)
             future = self._waiting.pop(correlation_id, None)
@@ -66,14 +70,15 @@ class PeerConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
+        """Sends a frame, or nothing if the connection has ended."""
         if self._transport is not None:
             self._transport.write(data)
 
     def ask(self, request: PeerRequest) -> asyncio.Future[bytes]:
-        """The body of the response; ConnectionError where there will be none."""
+        """Sends a request. The future ends with the body of the response, or with ConnectionError if none comes."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if not self.is_open:
-            future.set_exception(ConnectionResetError("the other worker has ended"))
+            future.set_exception(ConnectionResetError("the connection to the worker was lost"))
             return future
         self._waiting[request.correlation_id] = future
         self.write(request.encode())
@@ -85,7 +90,7 @@ class PeerConnection(asyncio.Protocol):
 
 
 class Peers:
-    """The other workers by their broker ids; `paths` are their sockets."""
+    """The other workers, by broker id. `paths` are the paths of their sockets."""
 
     def __init__(self, paths: Mapping[int, str], spawn: Spawn) -> None:
         self._paths = paths
@@ -96,8 +101,11 @@ class Peers:
     def ask(
         self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""
     ) -> asyncio.Future[Message]:
-        """The response; BROKER_NOT_AVAILABLE where the other worker does not give one."""
-        asked = PeerRequest(
+        """Sends a request to another worker.
+
+        The future ends with the response, or with BROKER_NOT_AVAILABLE if the worker does not respond.
+        """
+        peer_request = PeerRequest(
             next(self._correlation_ids),
             request.api_key,
             version,
@@ -105,7 +113,7 @@ class Peers:
             client_host,
             request.encode(version),
         )
-        return self._spawn(self._ask(broker_id, asked))
+        return self._spawn(self._ask(broker_id, peer_request))
 
     async def _ask(self, broker_id: int, request: PeerRequest) -> Message:
         try:
@@ -114,7 +122,8 @@ class Peers:
                 body = await connection.ask(request)
         except (OSError, TimeoutError) as error:
             name = ApiKey(request.api_key).name
-            _logger.warning("Broker %d has not answered %s: %s", broker_id, name, str(error) or "it took too long")
+            reason = str(error) or f"no response within {ANSWER_SECONDS:.0f} s"
+            _logger.warning("Broker %d did not respond to %s: %s", broker_id, name, reason)
             raise KafkaError(Errors.BROKER_NOT_AVAILABLE, f"Broker {broker_id} is being started.") from None
         return response_class(request.api_key).decode(body, request.version)
 
@@ -128,7 +137,7 @@ class Peers:
 
     async def _connect(self, broker_id: int) -> PeerConnection:
         if broker_id not in self._paths:
-            raise ConnectionRefusedError(f"there is no broker {broker_id}")
+            raise ConnectionRefusedError(f"broker {broker_id} does not exist")
         _, connection = await asyncio.get_running_loop().create_unix_connection(PeerConnection, self._paths[broker_id])
         return connection
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Unix socket on which a worker serves the others: their requests go to the same handlers as those of clients, and
-at the controller they follow the metadata log.
+"""The Unix socket on which a worker serves the other workers.
+
+Their requests go to the same handlers as those of clients. At the controller, workers also follow the metadata log
+here. `kcoord.server.workers.peer_frames` describes the frames.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import socket
 from functools import partial
 from typing import Final, cast
 
-from kcoord.server.api.api_table import Api, BoundApi, RequestContext
+from kcoord.server.api.api_table import ANONYMOUS, Api, BoundApi, RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_service import Follower
 from kcoord.server.workers.metadata_followers import MetadataFollowers
@@ -19,6 +21,7 @@ from kcoord.server.workers.peer_frames import (
     MAX_FRAME_BYTES,
     FrameKind,
     PeerRequest,
+    decode_follower,
     decode_offset,
     decode_time,
     encode_response,
@@ -35,25 +38,30 @@ PEER_APIS: Final = {
     ApiKey.DELETE_TOPICS: range(1, 7),
     ApiKey.ADD_PARTITIONS_TO_TXN: range(4, 6),
     ApiKey.WRITE_TXN_MARKERS: range(1, 3),
+    ApiKey.CREATE_ACLS: range(1, 4),
+    ApiKey.DELETE_ACLS: range(1, 4),
     ApiKey.ALTER_CONFIGS: range(0, 3),
     ApiKey.CREATE_PARTITIONS: range(0, 4),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: range(0, 2),
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: range(0, 2),
     ApiKey.ELECT_LEADERS: range(0, 3),
+    ApiKey.ALTER_CLIENT_QUOTAS: range(0, 2),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: range(0, 1),
     ApiKey.UPDATE_FEATURES: range(0, 3),
     ApiKey.UNREGISTER_BROKER: range(0, 1),
     ApiKey.ALLOCATE_PRODUCER_IDS: range(0, 1),
     ApiKey.BROKER_HEARTBEAT: range(0, 1),
 }
-"""What workers ask each other; AllocateProducerIds and BrokerHeartbeat are not for clients. The latter is what
-`kcoord workers` sends.
+"""The APIs and versions that workers may ask each other for.
+
+AllocateProducerIds and BrokerHeartbeat are not open to clients. `kcoord workers` sends BrokerHeartbeat.
 """
 
-_PEER = "User:ANONYMOUS"
+_PEER = ANONYMOUS
 
 
 class PeerListener:
-    """See the module's text. `followers` is there in the controller alone."""
+    """The listening socket of one worker. `followers` is None in all workers but the controller."""
 
     def __init__(self, listening: socket.socket, broker: Broker, followers: MetadataFollowers | None) -> None:
         self._listening = listening
@@ -65,7 +73,7 @@ class PeerListener:
         self.in_flight = 0
 
     async def start(self) -> None:
-        """From now on the others are served; what they sent before has waited."""
+        """Accepts connections from now on. Workers that connected earlier have waited in the accept queue."""
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _PeerServerConnection(self), sock=self._listening
         )
@@ -77,14 +85,16 @@ class PeerListener:
         self._connections.discard(connection)
 
     def bound(self, api_key: int, version: int) -> BoundApi:
-        found = self._bound.get((api_key, version))
-        if found is None:
+        """Returns the API that serves a request of another worker."""
+        bound = self._bound.get((api_key, version))
+        if bound is None:
             key = ApiKey(api_key)
             assert version in PEER_APIS[key], f"workers do not ask for {key.name} v{version}"
-            found = self._bound[api_key, version] = BoundApi(Api(key, PEER_APIS[key]), version)
-        return found
+            bound = self._bound[api_key, version] = BoundApi(Api(key, PEER_APIS[key]), version)
+        return bound
 
     def stop_accepting(self) -> None:
+        """Accepts no further connection. Open connections are still served."""
         if self._server is not None:
             self._server.close()
 
@@ -120,37 +130,39 @@ class _PeerServerConnection(asyncio.Protocol):
 
     def _follow(self, kind: FrameKind, offset: int, data: bytes) -> None:
         followers = self._owner.followers
-        assert followers is not None, "only the controller is followed"
-        time_ms = decode_time(data)
+        assert followers is not None, "only the controller has followers"
         if kind is FrameKind.FOLLOW:
-            self._follower = followers.add(offset, self._write, time_ms)
+            broker_id, newest_ms = decode_follower(data)
+            self._follower = followers.add(broker_id, offset, self._write, newest_ms)
         elif self._follower is None:
             return
-        elif time_ms is not None:
-            followers.held(self._follower, offset, time_ms)
+        elif (newest_ms := decode_time(data)) is not None:
+            followers.held(self._follower, offset, newest_ms)
         else:
             followers.applied(self._follower, offset)
 
-    def _serve(self, asked: PeerRequest) -> None:
+    def _serve(self, peer_request: PeerRequest) -> None:
         broker = self._owner.broker
-        bound = self._owner.bound(asked.api_key, asked.version)
-        request, _ = bound.decode_prefix(asked.body, 0, asked.version)
+        correlation_id = peer_request.correlation_id
+        bound = self._owner.bound(peer_request.api_key, peer_request.version)
+        request, _ = bound.decode_prefix(peer_request.body, 0, peer_request.version)
         context = RequestContext(
             bound.key,
-            asked.version,
-            asked.correlation_id,
-            asked.client_id,
-            asked.client_host,
+            peer_request.version,
+            correlation_id,
+            peer_request.client_id,
+            peer_request.client_host,
             "",
             _PEER,
             broker.now_ms(),
+            rights=None,
         )
         self._owner.in_flight += 1
         response = bound.respond(broker, context, request)
         if asyncio.isfuture(response):
-            response.add_done_callback(partial(self._settled, bound, asked.correlation_id, request))
+            response.add_done_callback(partial(self._settled, bound, correlation_id, request))
         else:
-            self._answer(asked.correlation_id, bound, response)
+            self._answer(correlation_id, bound, response)
 
     def _settled(self, bound: BoundApi, correlation_id: int, request: Message, future: asyncio.Future[object]) -> None:
         self._answer(correlation_id, bound, bound.settle(future, request))

@@ -1,9 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the workers of one broker process running: takes the data folder and all ports, starts a process for each
-worker, starts again what ends, and ends all of them together.
+"""The supervisor of worker processes: starts them, restarts a worker that ends, and stops all of them together.
 
-It has one thread and no event loop, and opens no log, so a fork of it is a worker that only has to run. The ports stay
-taken while a worker is being started again: clients that connect meanwhile wait instead of being refused.
+Theory of operation
+-------------------
+The supervisor is the parent process. It has one thread and no event loop, and it opens no log, so a fork needs no
+cleaning up. Before the first fork it takes everything that workers share or inherit:
+
+* the lock of the data folder
+* the listening sockets of all workers, for clients and for the other workers
+* two pipes: the lifeline, and the pipe that wakes the supervisor when a signal arrives
+
+The life of a worker, as the supervisor sees it:
+
+    fork -> starting       the worker closes what it inherited for other workers, then starts its broker
+    starting -> ready      it writes "ready" to its status pipe; its listeners accept connections
+    starting -> ended      it writes the reason to its status pipe, if it knows one
+    ready -> ended         its status pipe ends, because the process has ended for any reason
+    ended -> fork          after a pause
+
+* The first start: when all workers are ready, the ready line is printed, once. If any worker ends before that, the
+  supervisor stops the other workers and fails with StartError.
+* Later ends: the worker is restarted, the first time at once. The pause doubles up to `LONGEST_PAUSE_SECONDS`, until a
+  worker has run for `QUICK_END_SECONDS`. The other workers keep running.
+* The sockets stay open in the supervisor while a worker is restarted, so clients that connect meanwhile wait in the
+  accept queue of the kernel and are not refused.
+* A restarted worker treats no log as clean: it checks the ends of the logs that it opens.
+
+Shutdown: SIGTERM or SIGINT ends the watching. All workers get SIGTERM at the same time and have `STOP_SECONDS` to
+answer what is in flight and to close their logs; then SIGKILL. The supervisor merges their checkpoints. It writes the
+clean-shutdown marker only if every worker closed its logs cleanly and, together, the workers know all logs to be whole.
+
+If the supervisor itself is killed, the lifeline ends, and each worker stops as after a signal. The data folder stays in
+use until the last worker has ended. The next start finds no clean-shutdown marker.
 """
 
 from __future__ import annotations
@@ -38,9 +66,9 @@ from kcoord.storage.worker_log_dir import SharedLogDir
 _logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 4.8
-"""How long workers may take to end; what is left then is killed."""
+"""The time in which workers have to end. The supervisor then kills those that still run."""
 QUICK_END_SECONDS: Final = 10.0
-"""A worker that ran for less than this is not started again at once."""
+"""A worker that was ready and ran for this long is restarted without a pause."""
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 _CHECK_SECONDS: Final = 1.0
@@ -50,13 +78,16 @@ _STATUS_BYTES: Final = 4096
 
 @dataclass(slots=True)
 class _Child:
-    """The process of a worker, or the time at which there will be one again."""
+    """The process of a worker. While there is none, `pid` is 0 and `restart_at` is the time of the next start."""
 
     number: int
     pid: int = 0
     status: int = -1
-    """The descriptor on which it says that it is ready, or why it is not; it ends with the process."""
-    said: bytes = b""
+    """The descriptor of the status pipe, on which the process writes that it is ready, or why it cannot start.
+
+    The pipe ends with the process.
+    """
+    message: bytes = b""
     is_ready: bool = False
     started: float = 0.0
     restart_at: float = 0.0
@@ -64,7 +95,7 @@ class _Child:
 
 
 class Supervisor:
-    """See the module's text."""
+    """The parent of all workers of one configuration."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._count = worker_count(config)
@@ -82,7 +113,7 @@ class Supervisor:
         os.set_blocking(self._wake_write, False)
 
     def run(self, on_ready: Callable[[ReadyLine], None]) -> None:
-        """Until a signal. Raises StartError where one of the workers cannot start."""
+        """Runs the workers until a signal. Raises StartError if a worker cannot start."""
         folder = self._open_folder()
         sockets_folder = tempfile.mkdtemp(prefix="kcoord-")
         try:
@@ -103,9 +134,9 @@ class Supervisor:
             try:
                 folder.close_after_workers(self._count, had_crash=self._had_crash or not all_ended)
             except (OSError, StorageError) as error:
-                _logger.error("The data folder could not be closed in an orderly way: %s", error)
+                _logger.error("The data folder %s could not be closed cleanly: %s", folder.path, error)
 
-    # --- what is taken before the workers start -----------------------------------------------------------------------
+    # --- before the workers start -------------------------------------------------------------------------------------
 
     def _open_folder(self) -> SharedLogDir:
         path = self._config.data_folders[0]
@@ -119,10 +150,12 @@ class Supervisor:
 
     def _new_worker(self, number: int, sockets_folder: str) -> Worker:
         config = self._configs[number]
-        bound = {one.name: self._bind(one) for one in config.open_listeners}
+        bound = {listener.name: self._bind(listener) for listener in config.open_listeners}
         in_use = {
-            one.name: Listener(one.name, one.host, bound_port(bound[one.name]), one.security_protocol)
-            for one in config.open_listeners
+            listener.name: Listener(
+                listener.name, listener.host, bound_port(bound[listener.name]), listener.security_protocol
+            )
+            for listener in config.open_listeners
         }
         endpoints = config.advertised(in_use, socket.gethostname())
         path = os.path.join(sockets_folder, str(config.node_id))
@@ -157,11 +190,11 @@ class Supervisor:
             self._be_worker(child.number, folder, write_end, is_restart=is_restart)
         os.close(write_end)
         child.pid, child.status = pid, read_end
-        child.said, child.is_ready = b"", False
+        child.message, child.is_ready = b"", False
         child.started = time.monotonic()
 
     def _be_worker(self, number: int, folder: SharedLogDir, status: int, *, is_restart: bool) -> None:
-        """The life of a child process; does not return."""
+        """Runs a worker in the child process and ends the process. Does not return."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -187,8 +220,8 @@ class Supervisor:
 
     def _watch(self, folder: SharedLogDir, on_ready: Callable[[ReadyLine], None]) -> None:
         while not self._stopping:
-            for child in self._listen():
-                self._hear(child)
+            for child in self._wait_for_messages():
+                self._read_message(child)
             if not self._has_been_ready and all(child.is_ready for child in self._children):
                 self._has_been_ready = True
                 on_ready(self._ready(folder))
@@ -196,8 +229,11 @@ class Supervisor:
                 if not child.pid and child.restart_at <= time.monotonic():
                     self._start(child, folder)
 
-    def _listen(self) -> list[_Child]:
-        """Waits for something to happen; the children that have something to say."""
+    def _wait_for_messages(self) -> list[_Child]:
+        """Waits until a status pipe can be read, a signal arrives or a restart is due, but at most a second.
+
+        Returns the children whose status pipes can be read.
+        """
         by_status = {child.status: child for child in self._children if child.status >= 0}
         now = time.monotonic()
         due = [child.restart_at - now for child in self._children if not child.pid]
@@ -205,23 +241,24 @@ class Supervisor:
         readable, _, _ = select.select([*by_status, self._wake_read], [], [], timeout)
         if self._wake_read in readable:
             os.read(self._wake_read, _STATUS_BYTES)
-        return [by_status[one] for one in readable if one in by_status]
+        return [by_status[descriptor] for descriptor in readable if descriptor in by_status]
 
-    def _hear(self, child: _Child) -> None:
-        said = os.read(child.status, _STATUS_BYTES)
-        if said:
-            child.said += said
-            child.is_ready = child.said == _READY
+    def _read_message(self, child: _Child) -> None:
+        """Takes in what a worker wrote to its status pipe, or its end."""
+        message = os.read(child.status, _STATUS_BYTES)
+        if message:
+            child.message += message
+            child.is_ready = child.message == _READY
             if child.is_ready and self._has_been_ready:
                 _logger.info("Worker %d serves again", child.number)
             return
         code = self._reap(child)
         if not self._has_been_ready:
-            raise StartError(child.said.decode() or f"worker {child.number} ended with status {code} at its start")
+            raise StartError(child.message.decode() or f"worker {child.number} ended with status {code} at its start")
         self._plan_restart(child, code)
 
     def _reap(self, child: _Child) -> int:
-        """Takes note of the end of a process; its exit code, negative for a signal."""
+        """Waits for the process of a child, which has ended. Returns its exit code, or minus the number of a signal."""
         os.close(child.status)
         _, status = os.waitpid(child.pid, 0)
         child.pid, child.status = 0, -1
@@ -232,9 +269,9 @@ class Supervisor:
         lived_seconds = time.monotonic() - child.started
         if child.is_ready and lived_seconds >= QUICK_END_SECONDS:
             child.pause_seconds = 0.0
-        reason = child.said.decode(errors="replace") if not child.is_ready else ""
+        reason = child.message.decode(errors="replace") if not child.is_ready else ""
         _logger.error(
-            "Worker %d ended with status %d%s: it is started again%s",
+            "Worker %d ended with status %d%s: it is restarted%s",
             child.number,
             code,
             f" ({reason})" if reason else "",
@@ -244,13 +281,13 @@ class Supervisor:
         child.pause_seconds = min(max(child.pause_seconds * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
     def _ready(self, folder: SharedLogDir) -> ReadyLine:
-        addresses = [str(one) for worker in self._workers for one in worker.endpoints]
+        addresses = [str(endpoint) for worker in self._workers for endpoint in worker.endpoints]
         return ReadyLine(addresses, self._config.node_id, folder.identity.cluster_id, self._count)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _stop_children(self) -> bool:
-        """Ends all workers at the same time; True where each did it by itself and found nothing wrong."""
+        """Ends all workers at the same time. Returns True if each of them ended with status 0, without SIGKILL."""
         running = [child for child in self._children if child.pid]
         for child in running:
             os.kill(child.pid, signal.SIGTERM)
@@ -269,7 +306,7 @@ class Supervisor:
     def _ended(self, running: Iterable[_Child], timeout: float) -> list[int]:
         by_status = {child.status: child for child in running}
         readable, _, _ = select.select(list(by_status), [], [], max(timeout, 0.0))
-        return [by_status[one].number for one in readable if not os.read(one, _STATUS_BYTES)]
+        return [by_status[descriptor].number for descriptor in readable if not os.read(descriptor, _STATUS_BYTES)]
 
 
 def _write(status: int, data: bytes) -> None:

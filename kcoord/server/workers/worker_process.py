@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of several worker processes: a broker with its own id, port and event loop, and with its share of all partitions.
+"""One of several worker processes: a broker with its own id, ports and event loop, that leads some of the partitions.
 
-The first one is the controller: it has the metadata log, and the others follow it. They share the data folder, where
-each opens what it leads, and reach each other over Unix sockets. A worker whose supervisor is gone ends as well.
+Worker 0 is the controller. It writes the metadata log, and the other workers follow that log
+(`kcoord.server.workers.metadata_followers`). All workers share the data folder, and each opens the logs of the
+partitions that it leads. Workers reach each other over Unix sockets (`kcoord.server.workers.peer_frames`).
+
+The start of a worker has the steps of `kcoord.server.process`, with two differences. The sockets are those of the
+supervisor. Instead of registering its broker, a worker that is not the controller reads the metadata log up to its
+current end. The worker is ready when its listeners accept connections.
+
+A worker stops on SIGTERM or SIGINT, if its supervisor is gone, and if it cannot follow the metadata log any more. In
+the last case it fails, and the supervisor restarts it. If a broker is fenced or unregistered (`kcoord workers`), its
+worker keeps running, but its listeners refuse clients. A fenced controller still writes the metadata log.
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import uvloop
 
@@ -40,12 +50,12 @@ from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
 _logger = logging.getLogger(__name__)
 
 CONTROLLER = 0
-"""The number of the worker that has the metadata log."""
+"""The number of the worker that writes the metadata log."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """A worker as all of them know it. `bound` are its sockets by listener, `endpoints` what clients are told."""
+    """A worker as all workers know it. `bound` holds its sockets by listener name, `endpoints` what it advertises."""
 
     number: int
     config: BrokerConfig
@@ -55,16 +65,16 @@ class Worker:
     peer_path: str
 
     def close(self) -> None:
-        """Gives up this process's hold of the sockets."""
+        """Closes the sockets in this process. Other processes that inherited them keep theirs."""
         self.peer_socket.close()
-        for sockets in self.bound.values():
-            for one in sockets:
-                one.close()
+        for listening_sockets in self.bound.values():
+            for listening_socket in listening_sockets:
+                listening_socket.close()
 
 
 @dataclass(slots=True)
 class Launch:
-    """What the supervisor gives to the process of one worker. `lifeline` ends when the supervisor does."""
+    """The parameters of one worker process. `lifeline` is a pipe that ends when the supervisor ends."""
 
     number: int
     workers: list[Worker]
@@ -82,13 +92,13 @@ class Launch:
 
 
 def run_worker(launch: Launch, on_ready: Callable[[], None]) -> None:
-    """Runs until a signal, or the end of the supervisor. Raises StartError if the worker cannot start."""
+    """Runs a worker until a signal or the end of the supervisor. Raises StartError if the worker cannot start."""
     _name_in_log(launch.own.config.node_id)
     uvloop.run(_run(launch, on_ready))
 
 
 def _name_in_log(node_id: int) -> None:
-    """All workers write to one log: every line says whose it is."""
+    """Puts the broker id into the name of each logger, since all workers write to one log."""
     make_record = logging.getLogRecordFactory()
 
     def named(*arguments: object, **more: object) -> logging.LogRecord:
@@ -121,14 +131,14 @@ async def _run(launch: Launch, on_ready: Callable[[], None]) -> None:
 
 
 class WorkerProcess(BrokerProcess):
-    """See the module's text."""
+    """The broker process of one worker; the module text describes its start and its end."""
 
     def __init__(self, launch: Launch, environment: Environment, folder: DataFolder) -> None:
         self._launch = launch
         own = launch.own
         self._failure: BaseException | None = None
         self._is_open: bool | None = None
-        """Whether clients are taken; None before the first were."""
+        """True if the listeners accept clients; None until they are opened for the first time."""
         self._peers = Peers(
             {worker.config.node_id: worker.peer_path for worker in launch.workers if worker is not own},
             environment.spawn,
@@ -136,7 +146,9 @@ class WorkerProcess(BrokerProcess):
 
         def new_metadata(broker: Broker, group_times: GroupTimes) -> MetadataService:
             if launch.is_controller:
-                return local_metadata(folder, broker, group_times, ControllerMetadataService)
+                worker_ids = [worker.config.node_id for worker in launch.workers if worker is not own]
+                new_service = partial(ControllerMetadataService, worker_ids=worker_ids)
+                return local_metadata(folder, broker, group_times, new_service)
             controller = launch.workers[CONTROLLER]
             return MetadataFollower(
                 broker.config,
@@ -164,8 +176,8 @@ class WorkerProcess(BrokerProcess):
         self._peer_listener = PeerListener(own.peer_socket, broker, followers)
 
     def _give_up(self, error: BaseException) -> None:
-        """The supervisor starts this worker again."""
-        _logger.error("This worker cannot follow the metadata log any more: %s", error)
+        """Ends this worker with `error`, so that the supervisor restarts it."""
+        _logger.error("This worker cannot follow the metadata log any more, it will be restarted: %s", error)
         self._failure = error
         self._stop_requested.set()
 
@@ -177,7 +189,7 @@ class WorkerProcess(BrokerProcess):
 
     def _orphaned(self) -> None:
         self._loop.remove_reader(self._launch.lifeline)
-        _logger.error("The supervisor is gone: this worker ends, too")
+        _logger.error("The supervisor has ended: this worker stops, too")
         shutil.rmtree(os.path.dirname(self._launch.own.peer_path), ignore_errors=True)
         self._stop_requested.set()
 
@@ -192,27 +204,27 @@ class WorkerProcess(BrokerProcess):
 
     @property
     def _is_fenced(self) -> bool:
-        """Also if the broker is unregistered: then it is out of service until the next start."""
+        """True also if the broker is unregistered: then it is out of service until the next start."""
         image = self.broker.image.brokers.get(self.broker.node_id)
         return image is None or image.fenced
 
     def _follow_fencing(self, image: MetadataImage) -> None:
-        """A broker out of service refuses clients, and leads nothing; its worker goes on, the controller's as such."""
+        """Closes the listeners when the broker is fenced, and opens them when it is unfenced."""
         if self._is_open is None or self._is_open != self._is_fenced:
             return
         self._is_open = not self._is_fenced
         if self._is_open:
-            _logger.info("In service again")
+            _logger.info("The broker is in service again: it accepts clients")
             for listener in self.listeners:
                 self.broker.spawn(listener.resume())
             return
-        _logger.info("Out of service: clients are refused, other brokers lead the partitions")
+        _logger.info("The broker is out of service: it refuses clients, and other brokers lead its partitions")
         for listener in self.listeners:
             listener.suspend()
 
     async def _open_listeners(self) -> None:
         if self._is_fenced:
-            # It was started again meanwhile.
+            # The broker was fenced before this start of its worker.
             self._is_open = False
             for listener in self.listeners:
                 listener.suspend()
@@ -240,7 +252,7 @@ class WorkerProcess(BrokerProcess):
 
 
 def close_inherited(launch: Launch, inherited: Sequence[int]) -> None:
-    """Right after the fork: closes what belongs to the supervisor (`inherited` descriptors) and to other workers."""
+    """Closes the descriptors of the supervisor (`inherited`) and the sockets of other workers, right after the fork."""
     for descriptor in inherited:
         os.close(descriptor)
     for worker in launch.workers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AddOffsetsToTxn: a group's partition of `__consumer_offsets` becomes part of a producer's transaction."""
+"""AddOffsetsToTxn: adds a group's partition of `__consumer_offsets` to a producer's transaction."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
@@ -22,10 +23,13 @@ VERSIONS = range(0, 5)
 _FENCED_SINCE_VERSION: Final = 2
 """Older clients know INVALID_PRODUCER_EPOCH instead."""
 _CLIENT_TRANSACTION_VERSION: Final = 0
-"""Who asks for this does not have a new epoch with every transaction."""
+"""Producers that send this request do not get a new epoch with every transaction."""
 
 
 def handle(broker: Broker, context: RequestContext, request: AddOffsetsToTxnRequest) -> Reply[AddOffsetsToTxnResponse]:
+    if context.rights is not None:
+        context.rights.require(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     if GROUP_METADATA_TOPIC in broker.image.topics:
         return _add(broker, context, request)
     return broker.spawn(_add_to_new_topic(broker, context, request))
@@ -34,7 +38,7 @@ def handle(broker: Broker, context: RequestContext, request: AddOffsetsToTxnRequ
 async def _add_to_new_topic(
     broker: Broker, context: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse:
-    """The transaction must be told to a shard later, so there has to be one."""
+    """Creates `__consumer_offsets` first, so that the group's partition exists."""
     await ensure_internal_topic(broker, context, GROUP_METADATA_TOPIC)
     reply = _add(broker, context, request)
     return await reply if asyncio.isfuture(reply) else reply

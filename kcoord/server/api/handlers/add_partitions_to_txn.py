@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AddPartitionsToTxn: partitions become part of a producer's transaction, all of a request or none.
+"""AddPartitionsToTxn: adds partitions to a producer's transaction, either all partitions of the transaction or none.
 
-v0-v3 come from producers, for one transaction. v4+ come from brokers, for several, and may also just ask (KIP-890).
+Producers send v0 to v3, for one transaction. Brokers send v4 and later, for several transactions, and may only verify
+that the transaction has the partitions (KIP-890).
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Final
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
 from kcoord.runtime.result import Producer
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import INTERNAL_TOPICS
 from kcoord_protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 
 API_KEY = ApiKey.ADD_PARTITIONS_TO_TXN
@@ -34,10 +38,15 @@ def handle(
     broker: Broker, context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> Reply[AddPartitionsToTxnResponse]:
     if context.api_version < _BATCHED_SINCE_VERSION:
+        if context.rights is not None:
+            transactional_id = request.v3_and_below_transactional_id
+            context.rights.require(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         return map_reply(
             _add(broker, context, _only_transaction(request)),
             lambda topics: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics),
         )
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.CLUSTER_ACTION)
     ids = [transaction.transactional_id for transaction in request.transactions]
     replies = [_add(broker, context, transaction) for transaction in request.transactions]
     return map_reply(
@@ -68,21 +77,21 @@ def _add(
     broker: Broker, context: RequestContext, transaction: AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
 ) -> Reply[TopicResults]:
     topics, version = transaction.topics, context.api_version
-    unknown = {
-        (topic.name, partition)
+    hidden: set[str] = set()
+    if context.rights is not None and version < _BATCHED_SINCE_VERSION:
+        hidden = _not_writable(context.rights, topics)
+    errors = {
+        (topic.name, partition): Errors.TOPIC_AUTHORIZATION_FAILED
+        if topic.name in hidden
+        else Errors.UNKNOWN_TOPIC_OR_PARTITION
         for topic in topics
         for partition in topic.partitions
-        if broker.image.partition(topic.name, partition) is None
+        if topic.name in hidden or broker.image.partition(topic.name, partition) is None
     }
-    if version >= _BATCHED_SINCE_VERSION or unknown:
+    if version >= _BATCHED_SINCE_VERSION or errors:
         topics = _named_once(topics)
-    if unknown:
-        return _results(
-            topics,
-            lambda topic, partition: (
-                Errors.UNKNOWN_TOPIC_OR_PARTITION if (topic, partition) in unknown else Errors.OPERATION_NOT_ATTEMPTED
-            ),
-        )
+    if errors:
+        return _results(topics, lambda topic, partition: errors.get((topic, partition), Errors.OPERATION_NOT_ATTEMPTED))
     try:
         return map_reply(
             _ask(broker, context, transaction),
@@ -93,9 +102,16 @@ def _add(
         return _failed(topics, error, version)
 
 
+def _not_writable(rights: Rights, topics: Topics) -> set[str]:
+    """Returns the topics that the client may not write to. Nobody may write to internal topics in a transaction."""
+    names = {topic.name for topic in topics}
+    return names - rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names - INTERNAL_TOPICS)
+
+
 def _named_once(topics: Topics) -> Topics:
-    """The topics without partitions that come again. Kafka 4.3.1 answers duplicates again only up to v3, and only if it
-    knows all partitions of the request.
+    """Returns the topics without repeated partitions.
+
+    Kafka 4.3.1 answers a repeated partition repeatedly only up to v3, and only if it knows all partitions.
     """
     partitions: dict[str, dict[int, None]] = {}
     for topic in topics:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AllocateProducerIds (KIP-730): the controller reserves producer ids for another worker. Clients cannot ask for it."""
+"""AllocateProducerIds (KIP-730): the controller reserves producer ids for another worker. Not served to clients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
@@ -19,6 +20,8 @@ VERSIONS = range(0, 1)
 def handle(
     broker: Broker, context: RequestContext, request: AllocateProducerIdsRequest
 ) -> Reply[AllocateProducerIdsResponse]:
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.CLUSTER_ACTION)
     return broker.metadata.call(allocate, request, context.operation_context())
 
 

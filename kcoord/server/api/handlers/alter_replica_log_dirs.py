@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AlterReplicaLogDirs (KIP-113): a broker has one log folder, so a replica is in that folder or cannot go there.
+"""AlterReplicaLogDirs (KIP-113).
 
-As in Kafka, the path has to be spelled as DescribeLogDirs returns it, and if a request names a replica twice, the last
-folder counts.
+A broker has one log folder, so a replica is either in the requested folder already or cannot move there.
+
+As in Kafka, the path has to be equal to the one that DescribeLogDirs returns. If a request names a replica twice, the
+last folder counts.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.handlers.describe_log_dirs import log_folder
 from kcoord.server.broker import Broker
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
@@ -22,6 +25,8 @@ PartitionResult = AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult
 
 
 def handle(broker: Broker, context: RequestContext, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.ALTER)
     folder = log_folder(broker)
     return _response(
         {

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ApiVersions: the served APIs, taken from the table that serves them, and the features (KIP-584) from the metadata
-image. The name of the client's software chooses the table (`kcoord.kip1327.revisions`).
+"""ApiVersions: lists the served APIs and the features (KIP-584) of the metadata image.
 
-From version 5 on a client may say which cluster and broker it means to reach (KIP-1242). If that is not this broker,
-the answer is REBOOTSTRAP_REQUIRED.
+The list is made from the table that serves the APIs. The name of the client's software selects the table
+(`kcoord.kip1327.revisions`).
 
-A client that asks in a version we do not know (KIP-511) gets a v0 answer with UNSUPPORTED_VERSION and the range of
-ApiVersions itself.
+From v5 on a client may name the cluster and the broker that it expects (KIP-1242). Another broker answers
+REBOOTSTRAP_REQUIRED.
+
+A request in an unknown version (KIP-511) gets a v0 response with UNSUPPORTED_VERSION and the range of ApiVersions
+itself.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ FIRST_VERSION_WITH_ZERO_FEATURE_LEVELS = 4
 UNKNOWN_NODE_ID = -1
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
-"""KIP-511: letters, digits, '-' and '.', neither first nor last of the latter two."""
+"""KIP-511 allows letters, digits, '-' and '.'; the first and the last character must be a letter or a digit."""
 
 
 def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
@@ -57,7 +59,10 @@ def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest)
 
 
 def _is_valid(request: ApiVersionsRequest) -> bool:
-    """Before version 5 neither cluster nor node is given."""
+    """Returns whether the software is valid (KIP-511), and cluster and node are given together or not at all.
+
+    Requests before v5 have neither cluster nor node.
+    """
     name, version = request.client_software_name, request.client_software_version
     if (request.cluster_id is None) != (request.node_id == UNKNOWN_NODE_ID):
         return False
@@ -65,7 +70,10 @@ def _is_valid(request: ApiVersionsRequest) -> bool:
 
 
 def listed_versions(apis: ApiTable, config: BrokerConfig) -> list[ApiVersionsResponse.ApiVersion]:
-    """The telemetry APIs are listed only if something takes the metrics that clients push, as in Kafka 4.3.1."""
+    """Returns the listed versions of all APIs.
+
+    The telemetry APIs are listed only if the broker takes the metrics that clients push, as in Kafka 4.3.1.
+    """
     return [
         ApiVersionsResponse.ApiVersion(
             api_key=api.key, min_version=api.listed_versions.start, max_version=api.listed_versions.stop - 1
@@ -76,7 +84,10 @@ def listed_versions(apis: ApiTable, config: BrokerConfig) -> list[ApiVersionsRes
 
 
 def _supported_features(release: str, version: int) -> list[ApiVersionsResponse.SupportedFeatureKey]:
-    """v3 cannot tell a lowest level of 0 (KIP-1022 fixed its meaning in v4), so such features are left out there."""
+    """Returns the supported features of a release.
+
+    Before v4 a response cannot express a lowest level of 0 (KIP-1022 defines it for v4), so such features are omitted.
+    """
     return [
         ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
         for name, (lowest, highest) in supported_features(release).items()
@@ -85,7 +96,7 @@ def _supported_features(release: str, version: int) -> list[ApiVersionsResponse.
 
 
 def unsupported_version_answer(broker: Broker, correlation_id: int) -> bytes:
-    """The framed answer to an ApiVersions request whose version we do not know; its body cannot be read."""
+    """Returns the framed response to an ApiVersions request in an unknown version, whose body cannot be decoded."""
     served = broker.apis.apis[API_KEY].versions
     own_range = ApiVersionsResponse.ApiVersion(api_key=API_KEY, min_version=served.start, max_version=served.stop - 1)
     response = ApiVersionsResponse(error_code=Errors.UNSUPPORTED_VERSION, api_keys=[own_range])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BrokerHeartbeat (KIP-631), for the controller only and not from clients: takes a broker out of service, or back."""
+"""BrokerHeartbeat (KIP-631): takes a broker out of service, or back into it.
+
+`kcoord workers` sends it to a worker, which forwards it to the controller. It is not served to clients.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -17,13 +21,15 @@ VERSIONS = range(0, 1)
 
 
 def handle(broker: Broker, context: RequestContext, request: BrokerHeartbeatRequest) -> Reply[BrokerHeartbeatResponse]:
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.CLUSTER_ACTION)
     return broker.metadata.call(_fence, request, context.operation_context())
 
 
 def _fence(
     machine: MetadataMachine, context: OperationContext, request: BrokerHeartbeatRequest
 ) -> CoordinatorResult[BrokerHeartbeatResponse]:
-    """Takes a broker out of service, or back (KIP-631)."""
+    """Takes a broker out of service, or back into it."""
     result = machine.fence_broker(context, request.broker_id, request.want_fence)
     return CoordinatorResult(BrokerHeartbeatResponse(is_caught_up=True, is_fenced=result.response), result.records)
 

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConsumerGroupDescribe (KIP-848): asks each group's shard and answers in the order of the request; v2 adds KIP-1327's
-creation time. Connections of the form `creation-time` get it in v1, too, as a tagged field of each group.
+"""ConsumerGroupDescribe (KIP-848): describes groups by their shards, in the order of the request.
+
+v2 adds the group's creation time (KIP-1327). Connections of the form `creation-time` get it in v1, too, as a tagged
+field of each group.
 """
 
 from __future__ import annotations
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext, creation_time_tag, has_creation_time_tag
+from kcoord.server.api.authorization import Rights
+from kcoord.server.api.authorized_operations import operations_on
 from kcoord.server.api.fan_out import ask_each_shard
 from kcoord.server.api.handlers.consumer_group_heartbeat import check_consumer_protocol
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
 DescribedGroup = ConsumerGroupDescribeResponse.DescribedGroup
@@ -20,16 +25,25 @@ DescribedGroup = ConsumerGroupDescribeResponse.DescribedGroup
 API_KEY = ApiKey.CONSUMER_GROUP_DESCRIBE
 VERSIONS = range(0, 3)
 
-GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS: all that a group knows, which is what everybody may
-without an authorizer.
-"""
+_HIDDEN_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
 
 
 def handle(
     broker: Broker, context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Reply[ConsumerGroupDescribeResponse]:
     check_consumer_protocol(broker)
+    rights, group_ids = context.rights, request.group_ids
+    refused: list[DescribedGroup] = []
+    if rights is not None:
+        allowed = rights.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group_ids)
+        refused = [
+            ConsumerGroupDescribeResponse.DescribedGroup(
+                group_id=group_id, error_code=Errors.GROUP_AUTHORIZATION_FAILED
+            )
+            for group_id in group_ids
+            if group_id not in allowed
+        ]
+        group_ids = [group_id for group_id in group_ids if group_id in allowed]
 
     def failed(group_id: str, error: KafkaError) -> DescribedGroup:
         return ConsumerGroupDescribeResponse.DescribedGroup(
@@ -40,21 +54,46 @@ def handle(
         if request.include_authorized_operations:
             for group in groups:
                 if group.error_code == 0:
-                    group.authorized_operations = GROUP_OPERATIONS
+                    group.authorized_operations = operations_on(rights, ResourceType.GROUP, group.group_id)
+        if rights is not None:
+            groups = _without_hidden_topics(rights, groups)
         if has_creation_time_tag(context):
             for group in groups:
                 group.unknown_tagged_fields = creation_time_tag(group.group_creation_time_ms)
-        return ConsumerGroupDescribeResponse(groups=groups)
+        return ConsumerGroupDescribeResponse(groups=refused + groups)
 
     answers = ask_each_shard(
         broker,
         context,
-        request.group_ids,
+        group_ids,
         GroupCoordinatorShard.consumer_group_describe,
         lambda group: group.group_id,
         failed,
     )
     return map_reply(answers, respond)
+
+
+def _without_hidden_topics(rights: Rights, groups: list[DescribedGroup]) -> list[DescribedGroup]:
+    """Replaces each group with an assigned topic that the client may not describe by an error."""
+    topics = [_assigned_topics(group) for group in groups]
+    visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, set().union(*topics))
+    return [
+        group
+        if names <= visible
+        else ConsumerGroupDescribeResponse.DescribedGroup(
+            group_id=group.group_id, error_code=Errors.TOPIC_AUTHORIZATION_FAILED, error_message=_HIDDEN_TOPICS
+        )
+        for group, names in zip(groups, topics, strict=True)
+    ]
+
+
+def _assigned_topics(group: DescribedGroup) -> set[str]:
+    return {
+        topic.topic_name
+        for member in group.members
+        for assignment in (member.assignment, member.target_assignment)
+        for topic in assignment.topic_partitions
+    }
 
 
 def error_response(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConsumerGroupHeartbeat for connections of the form `new-partitions`, after a later revision of KIP-1327.
+"""ConsumerGroupHeartbeat for connections of the form `new-partitions`, a later revision of KIP-1327.
 
-Version 2 is version 1, and each topic of the assignment lists those of its partitions that are newer than the group. No
-response carries a creation time.
+v2 is v1 with one more field: each topic of the assignment lists its partitions that are newer than the group. No
+response has a creation time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _assignment(
 
 
 def _is_new(image: MetadataImage, group_creation_time_ms: int, topic_id: bytes, partition: int) -> bool:
-    """Whether the partition was created after the group; false if either time is unknown, or the topic is deleted."""
+    """Returns whether the partition was created after the group; False if a time is unknown or the topic is deleted."""
     topic = image.topics_by_id.get(topic_id)
     if topic is None or partition >= len(topic.partitions) or group_creation_time_ms < 0:
         return False

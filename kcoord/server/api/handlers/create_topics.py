@@ -1,27 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CreateTopics: the metadata machine decides, with random topic ids from here. Answered when the topics are durable."""
+"""CreateTopics, decided by the metadata machine; the topic ids are drawn here.
+
+The response leaves when every worker has the new topics.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 from kcoord.metadata.collect import once
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
-from kcoord.server.replies import Reply
+from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 
 API_KEY = ApiKey.CREATE_TOPICS
 VERSIONS = range(2, 8)
 
+Result = CreateTopicsResponse.CreatableTopicResult
+
+_NOT_ALLOWED: Final = KafkaError(Errors.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
+
 
 def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> Reply[CreateTopicsResponse]:
-    if once(topic.name for topic in request.topics) - {CLUSTER_METADATA_TOPIC}:
+    names = once(topic.name for topic in request.topics) - {CLUSTER_METADATA_TOPIC}
+    if names:
         check_timeout(request.timeout_ms)
+    refused: list[Result] = []
+    if context.rights is not None:
+        not_allowed = names - _creatable(context.rights, names)
+        refused = [_failed(name, _NOT_ALLOWED) for name in sorted(not_allowed)]
+        request.topics = [topic for topic in request.topics if topic.name not in not_allowed]
+        if not request.topics:
+            return CreateTopicsResponse(topics=refused)
     topic_ids = broker.uuids.take_topic_ids(len(request.topics))
 
     def create(
@@ -29,15 +48,36 @@ def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest
     ) -> CoordinatorResult[CreateTopicsResponse]:
         return machine.create_topics(context, request, topic_ids)
 
-    return broker.metadata.call(create, request, context.operation_context())
+    def complete(response: CreateTopicsResponse) -> CreateTopicsResponse:
+        if context.rights is not None:
+            _hide_configs(context.rights, response)
+            response.topics += refused
+        return response
+
+    return map_reply(broker.metadata.call(create, request, context.operation_context()), complete)
+
+
+def _creatable(rights: Rights, names: set[str]) -> set[str]:
+    if rights.allows_cluster(AclOperation.CREATE, logs_denial=False):
+        return names
+    return rights.allowed(AclOperation.CREATE, ResourceType.TOPIC, names)
+
+
+def _hide_configs(rights: Rights, response: CreateTopicsResponse) -> None:
+    """Removes the configs of the new topics whose configs the client may not describe."""
+    created = [result for result in response.topics if not result.error_code]
+    names = [result.name for result in created]
+    visible = rights.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, names, logs_denial=False)
+    for result in created:
+        if result.name not in visible:
+            result.topic_config_error_code = Errors.TOPIC_AUTHORIZATION_FAILED
+            result.num_partitions = result.replication_factor = -1
+            result.configs = []
+
+
+def _failed(name: str, error: KafkaError) -> Result:
+    return Result(name=name, error_code=error.error, error_message=error.message, configs=[])
 
 
 def error_response(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:
-    return CreateTopicsResponse(
-        topics=[
-            CreateTopicsResponse.CreatableTopicResult(
-                name=topic.name, error_code=error.error, error_message=error.message, configs=[]
-            )
-            for topic in request.topics
-        ]
-    )
+    return CreateTopicsResponse(topics=[_failed(topic.name, error) for topic in request.topics])

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeleteRecords: moves the start of partitions forward. Each partition has its own error; -1 stands for the high
-watermark. The answer leaves when the new starts are on disk: Kafka notes them once a minute. If a request names a
-partition more than once, its last offset counts and it is answered once, as in Kafka 4.3.1.
+"""DeleteRecords: moves the log start offsets of partitions forward.
+
+Each partition has its own error. The offset -1 stands for the high watermark. The response leaves when the new start
+offsets are on disk; Kafka writes them once a minute. If a request names a partition more than once, its last offset
+counts, and it gets one result, as in Kafka 4.3.1.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
@@ -22,6 +25,10 @@ INVALID_LOW_WATERMARK = -1
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> Reply[DeleteRecordsResponse]:
+    allowed = None
+    if context.rights is not None:
+        names = [topic.name for topic in request.topics]
+        allowed = context.rights.allowed(AclOperation.DELETE, ResourceType.TOPIC, names)
     offsets: dict[str, dict[int, int]] = {}
     for topic in request.topics:
         for partition in topic.partitions:
@@ -30,7 +37,12 @@ def handle(broker: Broker, context: RequestContext, request: DeleteRecordsReques
         topics=[
             DeleteRecordsResponse.DeleteRecordsTopicResult(
                 name=name,
-                partitions=[_delete(broker, context, name, index, offset) for index, offset in partitions.items()],
+                partitions=[
+                    _delete(broker, context, name, index, offset)
+                    if allowed is None or name in allowed
+                    else _result(index, INVALID_LOW_WATERMARK, Errors.TOPIC_AUTHORIZATION_FAILED)
+                    for index, offset in partitions.items()
+                ],
             )
             for name, partitions in offsets.items()
         ]
@@ -40,7 +52,7 @@ def handle(broker: Broker, context: RequestContext, request: DeleteRecordsReques
 
 
 async def _when_kept(broker: Broker, response: DeleteRecordsResponse) -> DeleteRecordsResponse:
-    """The disk may take its time: the event loop does not wait for it."""
+    """Waits in a thread until the new start offsets are on disk, and returns the response."""
     await asyncio.get_running_loop().run_in_executor(None, broker.topics.keep_deleted)
     return response
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeCluster (KIP-700): the cluster id and the brokers. Controllers (KIP-919) have no listener here."""
+"""DescribeCluster (KIP-700): the cluster id and the brokers. There are no listeners of controllers (KIP-919)."""
 
 from __future__ import annotations
 
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
+from kcoord.server.api.authorized_operations import NOT_ASKED, operations_on_cluster
 from kcoord.server.api.leader_hint import broker_addresses, fenced_addresses
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
@@ -25,19 +25,19 @@ def handle(broker: Broker, context: RequestContext, request: DescribeClusterRequ
         )
     if request.endpoint_type != BROKERS:
         raise KafkaError(Errors.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {request.endpoint_type}")
-    found = broker_addresses(broker, context.listener_name)
+    in_service = broker_addresses(broker, context.listener_name)
     fenced = fenced_addresses(broker, context.listener_name) if request.include_fenced_brokers else []
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,
         brokers=[
             DescribeClusterResponse.DescribeClusterBroker(
-                broker_id=one[0], host=one[1], port=one[2], rack=one[3], is_fenced=one in fenced
+                broker_id=address[0], host=address[1], port=address[2], rack=address[3], is_fenced=address in fenced
             )
-            for one in sorted(found + fenced, key=lambda one: one[0])
+            for address in sorted(in_service + fenced, key=lambda address: address[0])
         ],
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            operations_on_cluster(context.rights) if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeConfigs: topics, this broker, the dynamic defaults of all brokers, loggers, client metrics, groups.
+"""DescribeConfigs: the configs of all kinds of resources.
 
-An empty list of keys means all keys, as null does; keys that do not exist are left out (observed in Kafka 4.3.1).
+These are topics, this broker, the dynamic defaults of all brokers, loggers, client metrics and groups.
+
+An empty list of keys means all keys, as null does. Keys that do not exist are omitted (observed in Kafka 4.3.1).
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from kcoord.metadata.image import (
 )
 from kcoord.metadata.names import check_topic_name
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
+from kcoord.server.api.config_rights import require_on_configs
 from kcoord.server.broker import Broker
 from kcoord.server.observe import broker_loggers
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
@@ -35,22 +40,29 @@ Config = DescribeConfigsResponse.DescribeConfigsResourceResult
 def handle(broker: Broker, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     for resource in request.resources:
         if resource.resource_type not in _DESCRIBED_TYPES:
-            # As in Kafka, none of the resources is described then.
+            # As in Kafka, the whole request fails.
             raise KafkaError(Errors.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
-    return DescribeConfigsResponse(results=[_describe(broker, request, resource) for resource in request.resources])
+    return DescribeConfigsResponse(
+        results=[_describe(broker, context.rights, request, resource) for resource in request.resources]
+    )
 
 
 def _describe(
-    broker: Broker, request: DescribeConfigsRequest, resource: DescribeConfigsRequest.DescribeConfigsResource
+    broker: Broker,
+    rights: Rights | None,
+    request: DescribeConfigsRequest,
+    resource: DescribeConfigsRequest.DescribeConfigsResource,
 ) -> Result:
     result = Result(error_message="", resource_type=resource.resource_type, resource_name=resource.resource_name)
     try:
+        if rights is not None:
+            require_on_configs(rights, AclOperation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name)
         entries = _entries(broker, resource.resource_type, resource.resource_name)
     except KafkaError as error:
         result.error_code, result.error_message = error.error, error.message or ""
         return result
-    wanted = set(resource.configuration_keys or ())
-    result.configs = [_config(request, entry) for entry in entries if not wanted or entry.name in wanted]
+    keys = set(resource.configuration_keys or ())
+    result.configs = [_config(request, entry) for entry in entries if not keys or entry.name in keys]
     return result
 
 

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeGroups: classic groups, each asked of its shard and answered in the order of the request."""
+"""DescribeGroups: describes classic groups by their shards, in the order of the request."""
 
 from __future__ import annotations
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorized_operations import operations_on
 from kcoord.server.api.fan_out import ask_each_shard
-from kcoord.server.api.handlers.consumer_group_describe import GROUP_OPERATIONS
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
 
 DescribedGroup = DescribeGroupsResponse.DescribedGroup
@@ -22,6 +23,16 @@ ERROR_MESSAGE_VERSION = 6
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> Reply[DescribeGroupsResponse]:
+    group_ids, refused = request.groups, []
+    if context.rights is not None:
+        allowed = context.rights.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, request.groups)
+        group_ids = [group_id for group_id in request.groups if group_id in allowed]
+        refused = [
+            _failed(group_id, KafkaError(Errors.GROUP_AUTHORIZATION_FAILED), context.api_version)
+            for group_id in request.groups
+            if group_id not in allowed
+        ]
+
     def failed(group_id: str, error: KafkaError) -> DescribedGroup:
         return _failed(group_id, error, context.api_version)
 
@@ -29,11 +40,11 @@ def handle(broker: Broker, context: RequestContext, request: DescribeGroupsReque
         if request.include_authorized_operations:
             for group in groups:
                 if group.error_code == 0:
-                    group.authorized_operations = GROUP_OPERATIONS
-        return DescribeGroupsResponse(groups=groups)
+                    group.authorized_operations = operations_on(context.rights, ResourceType.GROUP, group.group_id)
+        return DescribeGroupsResponse(groups=refused + groups)
 
     answers = ask_each_shard(
-        broker, context, request.groups, GroupCoordinatorShard.describe_groups, lambda group: group.group_id, failed
+        broker, context, group_ids, GroupCoordinatorShard.describe_groups, lambda group: group.group_id, failed
     )
     return map_reply(answers, respond)
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeLogDirs (KIP-113, KIP-827): the data folder, how full its volume is, and how large the logs in it are that
-this broker leads. There is one copy of each log, so those of the other replicas are not told of.
+"""DescribeLogDirs (KIP-113, KIP-827).
+
+The response has the data folder, the size of its volume, and the sizes of the logs that this broker leads.
+
+There is one copy of each log, so the other replicas are not listed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.segment import LOG_SUFFIX
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
@@ -30,9 +34,11 @@ Sizes = Mapping[tuple[str, int], int]
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeLogDirsRequest) -> Reply[DescribeLogDirsResponse]:
-    asked = None if request.topics is None else {one.topic: frozenset(one.partitions) for one in request.topics}
-    wanted = [key for key in _led_by(broker) if asked is None or key[1] in asked.get(key[0], ())]
-    return broker.spawn(_describe(broker, wanted))
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.DESCRIBE)
+    asked = None if request.topics is None else {topic.topic: frozenset(topic.partitions) for topic in request.topics}
+    partitions = [key for key in _led_by(broker) if asked is None or key[1] in asked.get(key[0], ())]
+    return broker.spawn(_describe(broker, partitions))
 
 
 def _led_by(broker: Broker) -> list[tuple[str, int]]:
@@ -48,14 +54,14 @@ def log_folder(broker: Broker) -> str:
     return os.path.abspath(broker.config.data_folders[0])
 
 
-async def _describe(broker: Broker, wanted: list[tuple[str, int]]) -> DescribeLogDirsResponse:
-    sizes = {key: size for key in wanted if (size := broker.topics.open_log_size(*key)) is not None}
-    closed = {key: broker.topics.folder_of(*key) for key in wanted if key not in sizes}
+async def _describe(broker: Broker, partitions: list[tuple[str, int]]) -> DescribeLogDirsResponse:
+    sizes = {key: size for key in partitions if (size := broker.topics.open_log_size(*key)) is not None}
+    closed = {key: broker.topics.folder_of(*key) for key in partitions if key not in sizes}
     if closed:
-        # As many folders to look at as there are partitions that nobody uses: not in the event loop.
+        # There may be thousands of closed partitions. A thread reads their folders, so that the event loop continues.
         sizes |= await asyncio.to_thread(_sizes_on_disk, broker.topics.file_system, closed)
     topics: dict[str, Topic] = {}
-    for name, partition in wanted:
+    for name, partition in partitions:
         topic = topics.setdefault(name, Topic(name=name))
         topic.partitions.append(Partition(partition_index=partition, partition_size=sizes[name, partition]))
     folder = log_folder(broker)
@@ -69,7 +75,7 @@ def _sizes_on_disk(file_system: FileSystem, folders: Mapping[tuple[str, int], st
 
 
 def _size_on_disk(file_system: FileSystem, folder: str) -> int:
-    """0 where nothing was written yet, or where the folder goes at this moment."""
+    """Returns the size of a log; 0 if nothing was written yet, or if the folder is deleted meanwhile."""
     try:
         names = [name for name in file_system.list_dir(folder) if name.endswith(LOG_SUFFIX)]
         return sum(file_system.size(f"{folder}/{name}") for name in names)
@@ -78,12 +84,12 @@ def _size_on_disk(file_system: FileSystem, folder: str) -> int:
 
 
 def _volume(folder: str) -> tuple[int, int]:
-    """Size and free space of the volume of the folder; -1 each where the data is in memory."""
+    """Returns the size and the free space of the folder's volume in bytes; -1 for both if the data is in memory."""
     try:
-        found = os.statvfs(folder)
+        volume = os.statvfs(folder)
     except OSError:
         return UNKNOWN_BYTES, UNKNOWN_BYTES
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
 
 
 def error_response(request: DescribeLogDirsRequest, error: KafkaError, version: int) -> DescribeLogDirsResponse:

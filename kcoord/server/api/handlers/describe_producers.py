@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeProducers (KIP-664): what partitions know of their producers, with the transactions under way."""
+"""DescribeProducers (KIP-664): the producer state of partitions, with open transactions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from kcoord.metadata.names import check_topic_name
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.topics.producer_state import ProducerEntry
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeProducersRequest, DescribeProducersResponse
@@ -32,6 +33,8 @@ def _describe(
 ) -> DescribeProducersResponse.PartitionResponse:
     try:
         check_topic_name(topic)
+        if context.rights is not None:
+            context.rights.require(AclOperation.READ, ResourceType.TOPIC, topic)
         if not broker.topics.has_partition(topic, index):
             raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.UNKNOWN_TOPIC_OR_PARTITION.description)
         entries = broker.topics.active_producers(topic, index, context.now_ms)

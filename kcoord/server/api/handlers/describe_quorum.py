@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DescribeQuorum (KIP-595, KIP-836): the broker with the metadata log is the only voter; other workers are observers.
 
-A change of the metadata is answered when every worker has applied it. So an observer in service is at the end of the
-log, and no request has to ask it.
+The response to a change of the metadata leaves when every worker has applied the change. So every observer in service
+is reported at the end of the log, without asking it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
@@ -21,18 +22,20 @@ VERSIONS = range(0, 3)
 
 FIRST_VERSION_WITH_NODES: Final = 2
 LEADER_EPOCH: Final = 0
-"""The leader epoch in the batches of the metadata log: the leader never changes."""
+"""The leader epoch in all batches of the metadata log, since its leader never changes."""
 
 Topic = DescribeQuorumResponse.TopicData
 Partition = DescribeQuorumResponse.PartitionData
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.DESCRIBE)
     asked = {
         topic.topic_name: [partition.partition_index for partition in topic.partitions] for topic in request.topics
     }
     if len(request.topics) != 1 or asked != {CLUSTER_METADATA_TOPIC: [0]}:
-        # Kafka describes one partition in a request and refuses anything else as a whole.
+        # Kafka describes exactly this partition and rejects any other request as a whole.
         return DescribeQuorumResponse(topics=[_refused(topic) for topic in request.topics])
     voter, end_offset = broker.metadata_broker_id, broker.metadata.end_offset
     partition = Partition(
@@ -69,7 +72,7 @@ def _replica(broker_id: int, end_offset: int, now_ms: int) -> DescribeQuorumResp
 
 
 def _nodes(broker: Broker) -> list[DescribeQuorumResponse.Node]:
-    """The voter with its listeners of brokers: there are no others."""
+    """Returns the voter with its listeners. They are listeners of a broker; a controller has no other."""
     voter = broker.image.brokers.get(broker.metadata_broker_id)
     if voter is None:
         return []

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeTopicPartitions (KIP-966): topics in the order of their names, a limited number of partitions at a time.
+"""DescribeTopicPartitions (KIP-966).
 
-The cursor names the first partition of the next answer. As observed in Kafka 4.3.1: a limit below 1 acts as 1, unknown
-topics do not count, and a cursor that names a topic which was not asked for fails every topic.
+The response has topics in the order of their names, with a limited number of partitions.
+
+The cursor names the first partition of the next response. Observed in Kafka 4.3.1: a limit below 1 acts as 1, unknown
+topics do not count towards it, and every topic fails if the cursor names a topic that the request does not name.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from kcoord.metadata.image import PartitionImage
 from kcoord.metadata.names import topic_name_problem
 from kcoord.metadata.records import NO_LEADER
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.authorized_operations import TOPIC_OPERATIONS
+from kcoord.server.api.authorized_operations import operations_on
 from kcoord.server.broker import Broker
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
@@ -32,6 +35,14 @@ def handle(
 ) -> DescribeTopicPartitionsResponse:
     cursor = request.cursor
     names = _names_from_cursor(broker, request)
+    refused: list[Topic] = []
+    if context.rights is not None:
+        logs_denial = bool(request.topics)
+        allowed = context.rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, names, logs_denial=logs_denial)
+        if request.topics:
+            error = Errors.TOPIC_AUTHORIZATION_FAILED
+            refused = [Topic(error_code=error, name=name) for name in names if name not in allowed]
+        names = [name for name in names if name in allowed]
     room = max(min(request.response_partition_limit, broker.config.max_request_partition_size_limit), 1)
     response = DescribeTopicPartitionsResponse()
     away = broker.image.fenced_brokers()
@@ -41,7 +52,7 @@ def handle(
             break
         image = broker.image.topics.get(name)
         if image is None:
-            response.topics.append(_missing(name))
+            response.topics.append(_missing(name, operations_on(context.rights, ResourceType.TOPIC, name)))
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         end = min(first + room, len(image.partitions))
@@ -52,18 +63,19 @@ def handle(
                 topic_id=image.id,
                 is_internal=image.internal,
                 partitions=partitions,
-                topic_authorized_operations=TOPIC_OPERATIONS,
+                topic_authorized_operations=operations_on(context.rights, ResourceType.TOPIC, name),
             )
         )
         if end < len(image.partitions):
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=end)
             break
         room -= len(partitions)
+    response.topics += refused
     return response
 
 
 def _names_from_cursor(broker: Broker, request: DescribeTopicPartitionsRequest) -> list[str]:
-    """The topics that are left, in order; without names in the request all that there are."""
+    """Returns the names of the remaining topics in order. A request without names asks for all topics."""
     cursor = request.cursor
     start = "" if cursor is None else cursor.topic_name
     asked = {topic.name for topic in request.topics} if request.topics else broker.image.topics.keys()
@@ -76,13 +88,13 @@ def _names_from_cursor(broker: Broker, request: DescribeTopicPartitionsRequest) 
     return names
 
 
-def _missing(name: str) -> Topic:
+def _missing(name: str, operations: int) -> Topic:
     illegal = topic_name_problem(name) is not None
     return Topic(
         error_code=Errors.INVALID_TOPIC_EXCEPTION if illegal else Errors.UNKNOWN_TOPIC_OR_PARTITION,
         name=name,
         is_internal=name in INTERNAL_TOPICS,
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=operations,
     )
 
 
@@ -94,7 +106,7 @@ def _partition(partition: PartitionImage, away: Collection[int]) -> Partition:
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.isr,
-        offline_replicas=[one for one in partition.replicas if one in away] if away else [],
+        offline_replicas=[replica for replica in partition.replicas if replica in away] if away else [],
         eligible_leader_replicas=[],
         last_known_elr=[],
         creation_time_ms=partition.creation_time_ms,

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeTransactions (KIP-664): the state of transactional ids, each with an error of its own."""
+"""DescribeTransactions (KIP-664): the state of transactional ids; each id has its own error."""
 
 from __future__ import annotations
 
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
@@ -23,12 +25,27 @@ def handle(
     replies = [_describe(broker, context, transactional_id) for transactional_id in request.transactional_ids]
     return map_reply(
         gather_replies(replies),
-        lambda states: DescribeTransactionsResponse(transaction_states=[state for part in states for state in part]),
+        lambda states: DescribeTransactionsResponse(
+            transaction_states=_visible(context.rights, [state for part in states for state in part])
+        ),
     )
+
+
+def _visible(rights: Rights | None, states: list[State]) -> list[State]:
+    """Removes the topics that the client may not describe."""
+    if rights is not None:
+        for state in states:
+            visible = rights.allowed(
+                AclOperation.DESCRIBE, ResourceType.TOPIC, [topic.topic for topic in state.topics], logs_denial=False
+            )
+            state.topics = [topic for topic in state.topics if topic.topic in visible]
+    return states
 
 
 def _describe(broker: Broker, context: RequestContext, transactional_id: str) -> Reply[list[State]]:
     try:
+        if context.rights is not None:
+            context.rights.require(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         reply = broker.transactions.call(
             transactional_id,
             TransactionCoordinatorShard.describe_transactions,

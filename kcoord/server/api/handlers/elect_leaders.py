@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ElectLeaders (KIP-183, KIP-460): the metadata machine decides. Up to v0 only the partitions can tell an error."""
+"""ElectLeaders (KIP-183, KIP-460), decided by the metadata machine. In v0 only partitions can have an error."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ElectLeadersRequest, ElectLeadersResponse
@@ -18,6 +19,8 @@ VERSIONS = range(0, 3)
 
 
 def handle(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> Reply[ElectLeadersResponse]:
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.ALTER)
     if request.topic_partitions != []:
         check_timeout(request.timeout_ms)
     return broker.metadata.call(MetadataMachine.elect_leaders, request, context.operation_context())

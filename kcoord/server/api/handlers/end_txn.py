@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EndTxn: commits or aborts. The answer comes when the decision is durable; partitions are told after that.
+"""EndTxn: commits or aborts a transaction. The response leaves when the decision is durable; markers are written later.
 
-From v5 on (KIP-890) every end bumps the producer's epoch, and the answer says with which id and epoch it goes on.
+From v5 on (KIP-890) every end bumps the producer's epoch. The response has the producer id and epoch for the next
+transaction.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.handlers.init_producer_id import take_producer_id
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import EndTxnRequest, EndTxnResponse
@@ -30,6 +32,8 @@ _BUMPS_EPOCH_SINCE_VERSION: Final = 5
 
 
 def handle(broker: Broker, context: RequestContext, request: EndTxnRequest) -> Reply[EndTxnResponse]:
+    if context.rights is not None:
+        context.rights.require(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
     bumps_epoch = context.api_version >= _BUMPS_EPOCH_SINCE_VERSION
     if not bumps_epoch or not broker.transactions.needs_producer_id(request.transactional_id):
         return _end(broker, context, request, None)

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FindCoordinator: which broker serves a group or a transactional id. The first question makes the internal topic, as
-in Kafka: without it no shard is active.
+"""FindCoordinator: the broker that coordinates a group or a transactional id.
 
-v0-v3 ask for one key, v4+ for several. Share coordinators do not exist here.
+As in Kafka, the first request creates the internal topic; without the topic no shard is active. v0 to v3 have one key,
+v4 and later several. There are no share coordinators.
 """
 
 from __future__ import annotations
 
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import ERRORS
 from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
@@ -27,6 +29,7 @@ FIRST_VERSION_WITH_KEYS = 4
 GROUP = 0
 TRANSACTION = 1
 
+_RESOURCE_TYPES = {GROUP: ResourceType.GROUP, TRANSACTION: ResourceType.TRANSACTIONAL_ID}
 _TOPICS = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: TRANSACTION_STATE_TOPIC}
 
 NO_NODE_ID = -1
@@ -37,18 +40,30 @@ def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequ
     if topic is None:
         raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
     keys = _keys(request, context.api_version)
-    if not keys or topic in broker.image.topics:
-        return _found(broker, context, request.key_type, keys)
+    kind = request.key_type
+    allowed = set(keys)
+    if context.rights is not None:
+        allowed = context.rights.allowed(AclOperation.DESCRIBE, _RESOURCE_TYPES[kind], keys)
+    if not allowed or topic in broker.image.topics:
+        return _found(broker, context, kind, keys, allowed)
     created = ensure_internal_topic(broker, context, topic)
-    return map_reply(created, lambda _: _found(broker, context, request.key_type, keys))
+    return map_reply(created, lambda _: _found(broker, context, kind, keys, allowed))
 
 
 def _keys(request: FindCoordinatorRequest, version: int) -> list[str]:
     return request.coordinator_keys if version >= FIRST_VERSION_WITH_KEYS else [request.key]
 
 
-def _found(broker: Broker, context: RequestContext, kind: int, keys: list[str]) -> FindCoordinatorResponse:
-    coordinators = [_coordinator(broker, context, kind, key) for key in keys]
+def _found(
+    broker: Broker, context: RequestContext, kind: int, keys: list[str], allowed: set[str]
+) -> FindCoordinatorResponse:
+    error, message = ERRORS[_RESOURCE_TYPES[kind]]
+    if context.api_version >= FIRST_VERSION_WITH_KEYS:
+        # Kafka has a message for the error of a whole response only.
+        message = ""
+    coordinators = [
+        _coordinator(broker, context, kind, key) if key in allowed else _failed(key, error, message) for key in keys
+    ]
     if context.api_version >= FIRST_VERSION_WITH_KEYS:
         return FindCoordinatorResponse(coordinators=coordinators)
     only = coordinators[0]
@@ -62,7 +77,7 @@ def _found(broker: Broker, context: RequestContext, kind: int, keys: list[str]) 
 
 
 def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str) -> Coordinator:
-    """The leader of the key's partition, by its address on the listener that was asked."""
+    """Returns the leader of the key's partition, with its address on the client's listener."""
     shard_id = (broker.groups if kind == GROUP else broker.transactions).shard_of(key)
     partition = broker.image.partition(_TOPICS[kind], shard_id)
     leader = partition.leader if partition is not None else NO_NODE_ID

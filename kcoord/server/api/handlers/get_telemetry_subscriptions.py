@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GetTelemetrySubscriptions (KIP-714): which metrics the client is to push."""
+"""GetTelemetrySubscriptions (KIP-714): the metrics that the client has to push."""
 
 from __future__ import annotations
 

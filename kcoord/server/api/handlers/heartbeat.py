@@ -7,6 +7,7 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import HeartbeatRequest, HeartbeatResponse
@@ -16,6 +17,8 @@ VERSIONS = range(0, 5)
 
 
 def handle(broker: Broker, context: RequestContext, request: HeartbeatRequest) -> Reply[HeartbeatResponse]:
+    if context.rights is not None:
+        context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     return broker.groups.call(request.group_id, GroupCoordinatorShard.heartbeat, request, context.operation_context())
 
 

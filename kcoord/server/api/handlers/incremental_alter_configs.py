@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IncrementalAlterConfigs (KIP-339): loggers are changed here, everything else by the metadata machine."""
+"""IncrementalAlterConfigs (KIP-339): changes loggers of this broker here, all other resources in the metadata log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BROKER_LOGGER_RESOURCE
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.config_rights import split_alterable
 from kcoord.server.broker import Broker
 from kcoord.server.observe import broker_loggers
 from kcoord.server.replies import Reply, map_reply
@@ -24,9 +25,15 @@ Result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
 def handle(
     broker: Broker, context: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> Reply[IncrementalAlterConfigsResponse]:
+    refused: list[Result] = []
+    if context.rights is not None:
+        request.resources, not_allowed = split_alterable(context.rights, request.resources)
+        refused = [_failed(resource, error) for resource, error in not_allowed]
+        if not request.resources:
+            return IncrementalAlterConfigsResponse(responses=refused)
     logged = [resource for resource in request.resources if resource.resource_type == BROKER_LOGGER_RESOURCE]
     stored = [resource for resource in request.resources if resource.resource_type != BROKER_LOGGER_RESOURCE]
-    results = _alter_loggers(broker, logged, request.validate_only)
+    results = _alter_loggers(broker, logged, request.validate_only) + refused
     if logged and not stored:
         return IncrementalAlterConfigsResponse(responses=results)
     remaining = IncrementalAlterConfigsRequest(resources=stored, validate_only=request.validate_only)
@@ -50,17 +57,16 @@ def _alter_loggers(broker: Broker, resources: list[Resource], validate_only: boo
     return results
 
 
+def _failed(resource: Resource, error: KafkaError) -> Result:
+    return Result(
+        error_code=error.error,
+        error_message=error.message,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
+
+
 def error_response(
     request: IncrementalAlterConfigsRequest, error: KafkaError, version: int
 ) -> IncrementalAlterConfigsResponse:
-    return IncrementalAlterConfigsResponse(
-        responses=[
-            Result(
-                error_code=error.error,
-                error_message=error.message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        ]
-    )
+    return IncrementalAlterConfigsResponse(responses=[_failed(resource, error) for resource in request.resources])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InitProducerId: a fresh id for an idempotent producer, or the next epoch for a transactional one, from its
-coordinator.
+"""InitProducerId: a new producer id for an idempotent producer, or the next epoch for a transactional producer.
 
-Fresh ids come from blocks that the metadata log has reserved. v6, which is not final in Kafka 4.3.1, may ask for
-transactions that an outside coordinator decides (KIP-939): that is refused as where it is not allowed.
+New ids come from blocks that the metadata log reserves, so an id is never used twice. v6, which is not final in Kafka
+4.3.1, may ask for two-phase commits (KIP-939). They are rejected as by a broker that does not allow them.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from typing import Final
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights, denied
 from kcoord.server.api.handlers.allocate_producer_ids import allocate
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AllocateProducerIdsRequest, InitProducerIdRequest, InitProducerIdResponse
@@ -32,6 +33,8 @@ _FENCED_SINCE_VERSION: Final = 4
 
 
 def handle(broker: Broker, context: RequestContext, request: InitProducerIdRequest) -> Reply[InitProducerIdResponse]:
+    if context.rights is not None:
+        _check_rights(context.rights, request.transactional_id)
     if (request.producer_id == _NO_PRODUCER_ID) != (request.producer_epoch == _NO_EPOCH):
         raise KafkaError(Errors.INVALID_REQUEST)
     if request.enable2_pc:
@@ -44,6 +47,16 @@ def handle(broker: Broker, context: RequestContext, request: InitProducerIdReque
     if producer_id is None:
         return broker.spawn(_take_from_new_block(broker, context, request))
     return _with_id(broker, context, request, producer_id)
+
+
+def _check_rights(rights: Rights, transactional_id: str | None) -> None:
+    """Raises KafkaError unless the client may write in this transaction, or to any topic if there is no transaction."""
+    if transactional_id is not None:
+        rights.require(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    elif not rights.allows_cluster(AclOperation.IDEMPOTENT_WRITE, logs_denial=False) and not rights.allows_any(
+        AclOperation.WRITE, ResourceType.TOPIC
+    ):
+        raise denied(ResourceType.CLUSTER)
 
 
 def _with_id(
@@ -85,7 +98,7 @@ async def _take_from_new_block(
 
 
 async def take_producer_id(broker: Broker, context: RequestContext) -> int:
-    """The next id; everybody who finds the block used up waits for the same new one."""
+    """Returns the next producer id. All requests that find the block used up wait for the same new block."""
     ids = broker.topics.producer_ids
     while (producer_id := ids.take()) is None:
         if ids.pending is None:
@@ -102,7 +115,7 @@ async def _reserve_block(broker: Broker, context: RequestContext) -> None:
         request = AllocateProducerIdsRequest(broker_id=broker.node_id)
         response = await broker.metadata.call(allocate, request, operation_context)
         if response.error_code:
-            raise KafkaError(Errors(response.error_code), "The controller has given no producer ids.")
+            raise KafkaError(Errors(response.error_code), "The controller did not allocate producer ids.")
         ids.add_block(response.producer_id_start, response.producer_id_len)
     finally:
         ids.pending = None

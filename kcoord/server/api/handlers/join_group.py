@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JoinGroup of the classic protocol: the answer may wait until the other members have joined too."""
+"""JoinGroup of the classic protocol: the response may wait until the other members have joined, too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import JoinGroupRequest, JoinGroupResponse
@@ -15,10 +16,12 @@ API_KEY = ApiKey.JOIN_GROUP
 VERSIONS = range(0, 10)
 
 NULL_PROTOCOL_VERSION = 7
-"""Before this version the protocol name is never null."""
+"""The first version in which the protocol name may be null."""
 
 
 def handle(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> Reply[JoinGroupResponse]:
+    if context.rights is not None:
+        context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     reply = broker.groups.call(
         request.group_id, GroupCoordinatorShard.join_group, request, context.operation_context(broker.uuids.take_text())
     )

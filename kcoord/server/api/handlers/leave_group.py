@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LeaveGroup of the classic protocol: before version 3 one member, whose error is that of the whole response."""
+"""LeaveGroup of the classic protocol. Before v3 a request names one member, whose error is the response's error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import LeaveGroupRequest, LeaveGroupResponse
@@ -18,6 +19,8 @@ BATCH_VERSION = 3
 
 
 def handle(broker: Broker, context: RequestContext, request: LeaveGroupRequest) -> Reply[LeaveGroupResponse]:
+    if context.rights is not None:
+        context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     if context.api_version < BATCH_VERSION:
         request.members = [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
 

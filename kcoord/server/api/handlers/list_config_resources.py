@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListConfigResources (KIP-1142): v0 lists client metrics alone, v1 any type; groups are those that have configs."""
+"""ListConfigResources (KIP-1142): v0 lists client metrics only, v1 any type. Only groups with configs are listed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kcoord.metadata.image import (
 )
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
@@ -24,6 +25,8 @@ ALL_TYPES = (GROUP_RESOURCE, CLIENT_METRICS_RESOURCE, BROKER_LOGGER_RESOURCE, BR
 
 
 def handle(broker: Broker, context: RequestContext, request: ListConfigResourcesRequest) -> ListConfigResourcesResponse:
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.DESCRIBE_CONFIGS)
     if context.api_version < FIRST_VERSION_WITH_TYPES:
         kinds = {CLIENT_METRICS_RESOURCE}
     else:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListGroups: every shard's groups, filtered by state (KIP-518) and type (KIP-848).
+"""ListGroups: the groups of all shards of this broker, filtered by state (KIP-518) and type (KIP-848).
 
-A shard that is still loading makes the whole answer COORDINATOR_LOAD_IN_PROGRESS: a list that silently lacks groups
-would be a guess.
+While a shard is loading, the response is COORDINATOR_LOAD_IN_PROGRESS, since the list would lack its groups.
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ from __future__ import annotations
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
@@ -27,7 +28,7 @@ def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) 
         broker.groups.call_shard(shard_id, _list, request, context.operation_context())
         for shard_id in broker.groups.shard_ids
     ]
-    return map_reply(gather_replies(replies), _respond)
+    return map_reply(gather_replies(replies), lambda parts: _respond(context.rights, parts))
 
 
 def _list(
@@ -36,8 +37,13 @@ def _list(
     return shard.list_groups(context, request.states_filter, request.types_filter)
 
 
-def _respond(parts: list[list[ListedGroup]]) -> ListGroupsResponse:
-    return ListGroupsResponse(groups=[group for part in parts for group in part])
+def _respond(rights: Rights | None, parts: list[list[ListedGroup]]) -> ListGroupsResponse:
+    groups = [group for part in parts for group in part]
+    if rights is not None and not rights.allows_cluster(AclOperation.DESCRIBE, logs_denial=False):
+        names = [group.group_id for group in groups]
+        visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, names, logs_denial=False)
+        groups = [group for group in groups if group.group_id in visible]
+    return ListGroupsResponse(groups=groups)
 
 
 def error_response(request: ListGroupsRequest, error: KafkaError, version: int) -> ListGroupsResponse:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListOffsets: offsets by position or timestamp. Each partition has its own error; special timestamps came version
-by version. A partition that a request names more than once is answered once, with INVALID_REQUEST, as in Kafka 4.3.1.
+"""ListOffsets: offsets by position or timestamp.
+
+Each partition has its own error. Later versions know more special timestamps. A partition that a request names more
+than once gets one result with INVALID_REQUEST, as in Kafka 4.3.1.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
 from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ListOffsetsRequest, ListOffsetsResponse
@@ -23,6 +26,10 @@ _CONSUMER_REPLICA_ID: Final = -1
 
 def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     check_isolation_level(request.isolation_level)
+    allowed = None
+    if context.rights is not None:
+        names = [topic.name for topic in request.topics]
+        allowed = context.rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, names)
     asked: dict[str, dict[int, ListOffsetsRequest.ListOffsetsPartition | None]] = {}
     for topic in request.topics:
         partitions = asked.setdefault(topic.name, {})
@@ -34,7 +41,9 @@ def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest)
             ListOffsetsResponse.ListOffsetsTopicResponse(
                 name=name,
                 partitions=[
-                    _failure(index, Errors.INVALID_REQUEST)
+                    _failure(index, Errors.TOPIC_AUTHORIZATION_FAILED)
+                    if allowed is not None and name not in allowed
+                    else _failure(index, Errors.INVALID_REQUEST)
                     if partition is None
                     else _look_up(broker, context, request, name, partition)
                     for index, partition in partitions.items()
@@ -51,26 +60,27 @@ def _look_up(
     context: RequestContext,
     request: ListOffsetsRequest,
     topic: str,
-    wanted: ListOffsetsRequest.ListOffsetsPartition,
+    partition: ListOffsetsRequest.ListOffsetsPartition,
 ) -> ListOffsetsResponse.ListOffsetsPartitionResponse:
-    if wanted.timestamp < 0 and context.api_version < SPECIAL_TIMESTAMP_VERSIONS.get(wanted.timestamp, VERSIONS.stop):
-        return _failure(wanted.partition_index, Errors.UNSUPPORTED_VERSION)
+    first_version = SPECIAL_TIMESTAMP_VERSIONS.get(partition.timestamp, VERSIONS.stop)
+    if partition.timestamp < 0 and context.api_version < first_version:
+        return _failure(partition.partition_index, Errors.UNSUPPORTED_VERSION)
     try:
-        found = broker.topics.find_offset(
+        offset = broker.topics.find_offset(
             topic,
-            wanted.partition_index,
-            wanted.timestamp,
-            current_leader_epoch=wanted.current_leader_epoch,
+            partition.partition_index,
+            partition.timestamp,
+            current_leader_epoch=partition.current_leader_epoch,
             read_committed=request.isolation_level == READ_COMMITTED and request.replica_id == _CONSUMER_REPLICA_ID,
             now_ms=context.now_ms,
         )
     except KafkaError as error:
-        return _failure(wanted.partition_index, error.error)
+        return _failure(partition.partition_index, error.error)
     return ListOffsetsResponse.ListOffsetsPartitionResponse(
-        partition_index=wanted.partition_index,
-        timestamp=found.timestamp,
-        offset=found.offset,
-        leader_epoch=found.leader_epoch,
+        partition_index=partition.partition_index,
+        timestamp=offset.timestamp,
+        offset=offset.offset,
+        leader_epoch=offset.leader_epoch,
     )
 
 

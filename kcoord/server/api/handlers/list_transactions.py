@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListTransactions (KIP-664): all transactional ids that pass the filters; those for duration (KIP-994) and pattern
-(KIP-1152) came later.
+"""ListTransactions (KIP-664): the transactional ids of this broker that pass the filters.
+
+v1 adds a filter by duration (KIP-994), v2 a filter by pattern (KIP-1152).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from kcoord.coordinator.transaction.metadata import STATES_BY_NAME, TransactionS
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ListTransactionsRequest, ListTransactionsResponse
@@ -36,9 +39,18 @@ def handle(
     return map_reply(
         gather_replies(replies),
         lambda parts: ListTransactionsResponse(
-            unknown_state_filters=unknown, transaction_states=[state for part in parts for state in part]
+            unknown_state_filters=unknown,
+            transaction_states=_visible(context.rights, [state for part in parts for state in part]),
         ),
     )
+
+
+def _visible(rights: Rights | None, states: States) -> States:
+    if rights is None:
+        return states
+    names = [state.transactional_id for state in states]
+    visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, names, logs_denial=False)
+    return [state for state in states if state.transactional_id in visible]
 
 
 def _list(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata: the brokers, and topics by name (any version), by id (v12 and later) or all; unknown names may be created.
+"""Metadata: the brokers, and topics by name (any version), by id (v12 and later) or all topics.
 
-A topic that was created is in the answer at once, since nobody has to be elected. v14 adds KIP-1327's creation times.
+A request may create unknown topics. The response then has the new topic, since no leader election has to be waited for.
+v14 adds the creation times of partitions (KIP-1327).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.names import topic_name_problem
 from kcoord.metadata.records import NO_LEADER
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from kcoord.server.api.authorization import Rights
+from kcoord.server.api.authorized_operations import NOT_ASKED, operations_on, operations_on_cluster
 from kcoord.server.api.auto_create import auto_create
 from kcoord.server.api.leader_hint import broker_addresses
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
@@ -35,16 +38,48 @@ Partition = MetadataResponse.MetadataResponsePartition
 
 def handle(broker: Broker, context: RequestContext, request: MetadataRequest) -> Reply[MetadataResponse]:
     _check_ids(request, context.api_version)
+    hidden: frozenset[str] = frozenset()
+    refused: dict[str, int] = {}
     missing = _names_to_create(broker, context, request)
+    if context.rights is not None:
+        hidden = _hidden_names(broker.image, context.rights, request, context.api_version)
+        missing, refused = _creatable(context.rights, [name for name in missing if name not in hidden])
     if not missing:
-        return _respond(broker, context, request, {})
+        return _respond(broker, context, request, refused, hidden)
     return map_reply(
-        auto_create(broker, context, missing), lambda failures: _respond(broker, context, request, failures)
+        auto_create(broker, context, missing),
+        lambda failures: _respond(broker, context, request, {**failures, **refused}, hidden),
     )
 
 
+def _hidden_names(image: MetadataImage, rights: Rights, request: MetadataRequest, version: int) -> frozenset[str]:
+    """Returns those of the requested names that the client may not describe, whether such topics exist or not."""
+    asks_for_all = _asks_for_all(request, version)
+    if asks_for_all:
+        names = list(image.topics)
+    elif _asks_by_id(request):
+        ids = {topic.topic_id for topic in request.topics or ()}
+        names = [topic.name for topic_id in ids if (topic := image.topics_by_id.get(topic_id)) is not None]
+    else:
+        names = _names(request)
+    allowed = rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, names, logs_denial=not asks_for_all)
+    return frozenset(names) - allowed
+
+
+def _creatable(rights: Rights, names: list[str]) -> tuple[list[str], dict[str, int]]:
+    """Returns the names that the client may create topics with, and the errors of the others."""
+    if not names or rights.allows_cluster(AclOperation.CREATE, logs_denial=False):
+        return names, {}
+    allowed = rights.allowed(AclOperation.CREATE, ResourceType.TOPIC, names)
+    refused = {name: int(Errors.TOPIC_AUTHORIZATION_FAILED) for name in names if name not in allowed}
+    return [name for name in names if name in allowed], refused
+
+
 def _check_ids(request: MetadataRequest, version: int) -> None:
-    """v10 and v11 have the field, but by KIP-516 no meaning for it yet."""
+    """Raises INVALID_REQUEST if the names and ids of topics are not valid.
+
+    v10 and v11 have the field for the id, but KIP-516 allows its use only from v12 on.
+    """
     topics = request.topics or ()
     if version < FIRST_VERSION_WITH_TOPIC_IDS:
         if any(topic.name is None or topic.topic_id != ZERO_UUID for topic in topics):
@@ -54,7 +89,7 @@ def _check_ids(request: MetadataRequest, version: int) -> None:
 
 
 def _asks_by_id(request: MetadataRequest) -> bool:
-    """One id makes it a request by ids: names are not looked at then."""
+    """Returns whether the request has at least one id. Names are ignored then."""
     return any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
 
 
@@ -71,28 +106,37 @@ def _names_to_create(broker: Broker, context: RequestContext, request: MetadataR
         return []
     if _asks_by_id(request):
         return []
-    known = broker.image.topics
+    topics = broker.image.topics
     return [
         name
         for name in _names(request)
-        if name not in known and name != CLUSTER_METADATA_TOPIC and topic_name_problem(name) is None
+        if name not in topics and name != CLUSTER_METADATA_TOPIC and topic_name_problem(name) is None
     ]
 
 
 def _respond(
-    broker: Broker, context: RequestContext, request: MetadataRequest, failures: Mapping[str, int]
+    broker: Broker,
+    context: RequestContext,
+    request: MetadataRequest,
+    failures: Mapping[str, int],
+    hidden: Collection[str],
 ) -> MetadataResponse:
     image = broker.image
     if _asks_for_all(request, context.api_version):
-        topics = [_topic(image, topic) for topic in image.topics.values()]
+        topics = [_topic(image, topic) for topic in image.topics.values() if topic.name not in hidden]
     elif _asks_by_id(request):
-        topics = _topics_by_id(image, request)
+        topics = _topics_by_id(image, request, hidden)
     else:
-        topics = [_topic_by_name(image, name, failures) for name in _names(request)]
+        topics = [
+            Topic(error_code=Errors.TOPIC_AUTHORIZATION_FAILED, name=name)
+            if name in hidden
+            else _topic_by_name(image, name, failures)
+            for name in _names(request)
+        ]
     if request.include_topic_authorized_operations:
         for topic in topics:
-            if topic.name is not None:
-                topic.topic_authorized_operations = TOPIC_OPERATIONS
+            if topic.name is not None and topic.error_code != Errors.TOPIC_AUTHORIZATION_FAILED:
+                topic.topic_authorized_operations = operations_on(context.rights, ResourceType.TOPIC, topic.name)
     return MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
@@ -102,16 +146,18 @@ def _respond(
         controller_id=broker.controller_id,
         topics=topics,
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            operations_on_cluster(context.rights) if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
 
 
-def _topics_by_id(image: MetadataImage, request: MetadataRequest) -> list[Topic]:
+def _topics_by_id(image: MetadataImage, request: MetadataRequest, hidden: Collection[str]) -> list[Topic]:
     topics = []
     for topic_id in dict.fromkeys(topic.topic_id for topic in request.topics or ()):
         topic = image.topics_by_id.get(topic_id)
-        if topic is not None:
+        if topic is not None and topic.name in hidden:
+            topics.append(Topic(error_code=Errors.TOPIC_AUTHORIZATION_FAILED, name=None, topic_id=topic_id))
+        elif topic is not None:
             topics.append(_topic(image, topic))
         elif topic_id != ZERO_UUID:
             topics.append(Topic(error_code=Errors.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id))
@@ -146,7 +192,7 @@ def _partition(partition: PartitionImage, away: Collection[int]) -> Partition:
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.isr,
-        offline_replicas=[one for one in partition.replicas if one in away] if away else [],
+        offline_replicas=[replica for replica in partition.replicas if replica in away] if away else [],
         creation_time_ms=partition.creation_time_ms,
     )
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffsetCommit: topic ids become names (v10), what the metadata image does not know is answered here, the rest by the
-group's shard.
+"""OffsetCommit: rejects unknown topics and partitions, and passes the rest to the group's shard.
 
-A request without any known partition never reaches the coordinator, so its group and member are not checked: observed
-in Kafka 4.3.1, which serves versions 2 to 10. Version 1 is KIP-211's: it brings a commit time for each offset.
+A request without any known partition does not reach the coordinator, so its group and member are not checked. This was
+observed in Kafka 4.3.1, which serves versions 2 to 10. v1 has a commit time for each offset (KIP-211). v10 has topic
+ids, which are mapped to names here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.known_partitions import merge, split_topics
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetCommitResponse
@@ -29,14 +30,16 @@ FIRST_VERSION_WITH_TOPIC_IDS = 10
 
 
 def handle(broker: Broker, context: RequestContext, request: OffsetCommitRequest) -> Reply[OffsetCommitResponse]:
+    if context.rights is not None:
+        context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     by_id = context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS
-    known, refused = split_topics(broker.image, request.topics, _answer, by_id=by_id)
-    if not known:
+    accepted, refused = split_topics(broker.image, request.topics, _answer, by_id=by_id, rights=context.rights)
+    if not accepted:
         return OffsetCommitResponse(topics=refused)
     if not refused:
         return _commit(broker, context, request)
     rest = copy(request)
-    rest.topics = known
+    rest.topics = accepted
 
     def complete(response: OffsetCommitResponse) -> OffsetCommitResponse:
         return OffsetCommitResponse(topics=merge(refused, response.topics, lambda topic: (topic.name, topic.topic_id)))

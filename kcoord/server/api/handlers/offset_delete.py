@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffsetDelete (KIP-496): unknown topics and partitions are answered here from the metadata image, the rest by the
-group's shard.
-"""
+"""OffsetDelete (KIP-496): rejects unknown topics and partitions, and passes the rest to the group's shard."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.known_partitions import merge, split
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetDeleteRequest, OffsetDeleteResponse
@@ -19,9 +18,13 @@ VERSIONS = range(0, 1)
 
 
 def handle(broker: Broker, context: RequestContext, request: OffsetDeleteRequest) -> Reply[OffsetDeleteResponse]:
-    # Kafka names an unknown topic also if the request names no partition of it.
+    if context.rights is not None:
+        context.rights.require(AclOperation.DELETE, ResourceType.GROUP, request.group_id)
+    # Kafka's response has an unknown topic also if the request names no partitions for it.
     topics = broker.image.topics
-    request.topics, unknown = split(request.topics, lambda topic: topics.get(topic.name), _answer)
+    request.topics, unknown = split(
+        request.topics, lambda topic: topics.get(topic.name), _answer, rights=context.rights
+    )
 
     def complete(response: OffsetDeleteResponse) -> OffsetDeleteResponse:
         if not response.error_code:

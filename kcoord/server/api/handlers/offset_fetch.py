@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffsetFetch: one group (v1-v7) or several (v8+); topic ids become names and back (v10). Each group's shard answers
-for itself.
+"""OffsetFetch: the committed offsets of one group (v1 to v7) or several groups (v8 and later).
 
-The coordinator is always asked in the form of v8+, so that there is one way through the core.
+Each group is answered by its shard, with its own error. v10 maps topic ids to names and back. The coordinator always
+gets the request in the form of v8, so that it has only one form to handle.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetFetchRequest, OffsetFetchResponse
@@ -54,9 +56,10 @@ def _fetch(broker: Broker, context: RequestContext, group: RequestGroup, require
     version = context.api_version
     by_id = version >= FIRST_VERSION_WITH_TOPIC_IDS
     asked = group
-    unknown: list[RequestTopics] = []
+    refused: list[ResponseTopics] = []
     if by_id and group.topics is not None:
         asked, unknown = _names_for_ids(broker.image, group)
+        refused = [_empty(topic, Errors.UNKNOWN_TOPIC_ID) for topic in unknown]
 
     def operation(
         shard: GroupCoordinatorShard, operation_context: OperationContext, asked: RequestGroup
@@ -64,25 +67,52 @@ def _fetch(broker: Broker, context: RequestContext, group: RequestGroup, require
         return shard.fetch_offsets(operation_context, asked, require_stable)
 
     def finish(answer: ResponseGroup) -> ResponseGroup:
+        if context.rights is not None and group.topics is None:
+            visible = _describable(context.rights, [topic.name for topic in answer.topics])
+            answer.topics = [topic for topic in answer.topics if topic.name in visible]
         if by_id:
             _ids_for_names(broker.image, answer)
         if answer.error_code:
             return _failed(group, Errors(answer.error_code), version)
-        answer.topics.extend(_empty(topic, Errors.UNKNOWN_TOPIC_ID) for topic in unknown)
+        answer.topics.extend(refused)
         return answer
 
     def on_error(error: KafkaError) -> ResponseGroup:
         return _failed(group, error.error, version)
 
     try:
+        if context.rights is not None:
+            context.rights.require(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
+            if asked.topics is not None:
+                asked, hidden = _without_hidden_topics(context.rights, asked, asked.topics)
+                refused += hidden
         reply = broker.groups.call(group.group_id, operation, asked, context.operation_context())
         return map_reply(reply, finish, on_error)
     except KafkaError as error:
         return on_error(error)
 
 
+def _describable(rights: Rights, names: list[str]) -> set[str]:
+    return rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, names)
+
+
+def _without_hidden_topics(
+    rights: Rights, group: RequestGroup, topics: list[RequestTopics]
+) -> tuple[RequestGroup, list[ResponseTopics]]:
+    """Returns the request with the topics that the client may describe, and the results of the others."""
+    visible = _describable(rights, [topic.name for topic in topics])
+    hidden = [_empty(topic, Errors.TOPIC_AUTHORIZATION_FAILED) for topic in topics if topic.name not in visible]
+    return _with_topics(group, [topic for topic in topics if topic.name in visible]), hidden
+
+
+def _with_topics(group: RequestGroup, topics: list[RequestTopics]) -> RequestGroup:
+    return OffsetFetchRequest.OffsetFetchRequestGroup(
+        group_id=group.group_id, member_id=group.member_id, member_epoch=group.member_epoch, topics=topics
+    )
+
+
 def _names_for_ids(image: MetadataImage, group: RequestGroup) -> tuple[RequestGroup, list[RequestTopics]]:
-    known: list[RequestTopics] = []
+    named: list[RequestTopics] = []
     unknown: list[RequestTopics] = []
     for topic in group.topics or ():
         image_topic = image.topics_by_id.get(topic.topic_id)
@@ -90,15 +120,15 @@ def _names_for_ids(image: MetadataImage, group: RequestGroup) -> tuple[RequestGr
             unknown.append(topic)
         else:
             topic.name = image_topic.name
-            known.append(topic)
-    asked = OffsetFetchRequest.OffsetFetchRequestGroup(
-        group_id=group.group_id, member_id=group.member_id, member_epoch=group.member_epoch, topics=known
-    )
-    return asked, unknown
+            named.append(topic)
+    return _with_topics(group, named), unknown
 
 
 def _ids_for_names(image: MetadataImage, answer: ResponseGroup) -> None:
-    """Offsets of a topic that is gone have no id to be told by: they are left out, as in Kafka 4.3.1."""
+    """Sets the topic ids.
+
+    v10 identifies topics by id only, so the offsets of deleted topics are omitted, as in Kafka 4.3.1.
+    """
     topics = []
     for topic in answer.topics:
         image_topic = image.topics.get(topic.name)
@@ -126,7 +156,7 @@ def _empty(topic: RequestTopics, error: Errors) -> ResponseTopics:
 
 
 def _failed(group: RequestGroup, error: Errors, version: int) -> ResponseGroup:
-    """A failed group has no topics, but v1, which has no error of its own, tells it in every partition."""
+    """Returns the result of a group that failed. v1 has no error field for it, so every partition has the error."""
     if version >= FIRST_VERSION_WITH_TOP_LEVEL_ERROR:
         return OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     topics = [_empty(topic, error) for topic in group.topics or ()]

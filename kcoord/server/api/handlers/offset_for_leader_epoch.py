@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffsetForLeaderEpoch: where a leader epoch ended, by which a consumer notices that the log it read was truncated
-(KIP-320).
-"""
+"""OffsetForLeaderEpoch: the end offset of a leader epoch. Consumers use it to detect log truncation (KIP-320)."""
 
 from __future__ import annotations
 
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.broker import Broker
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
@@ -18,32 +18,47 @@ VERSIONS = range(2, 5)
 def handle(
     broker: Broker, context: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
+    allowed = _describable_topics(context.rights, request) if context.rights is not None else None
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
                 topic=topic.topic,
-                partitions=[_look_up(broker, context, topic.topic, partition) for partition in topic.partitions],
+                partitions=[
+                    _look_up(broker, context, topic.topic, partition)
+                    if allowed is None or topic.topic in allowed
+                    else OffsetForLeaderEpochResponse.EpochEndOffset(
+                        error_code=Errors.TOPIC_AUTHORIZATION_FAILED, partition=partition.partition
+                    )
+                    for partition in topic.partitions
+                ],
             )
             for topic in request.topics
         ]
     )
 
 
+def _describable_topics(rights: Rights, request: OffsetForLeaderEpochRequest) -> set[str]:
+    names = [topic.topic for topic in request.topics]
+    if rights.allows_cluster(AclOperation.CLUSTER_ACTION, logs_denial=False):
+        return set(names)
+    return rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, names)
+
+
 def _look_up(
-    broker: Broker, context: RequestContext, topic: str, wanted: OffsetForLeaderEpochRequest.OffsetForLeaderPartition
+    broker: Broker, context: RequestContext, topic: str, partition: OffsetForLeaderEpochRequest.OffsetForLeaderPartition
 ) -> OffsetForLeaderEpochResponse.EpochEndOffset:
     try:
         epoch, end_offset = broker.topics.end_offset_for_epoch(
             topic,
-            wanted.partition,
-            wanted.leader_epoch,
-            current_leader_epoch=wanted.current_leader_epoch,
+            partition.partition,
+            partition.leader_epoch,
+            current_leader_epoch=partition.current_leader_epoch,
             now_ms=context.now_ms,
         )
     except KafkaError as error:
-        return OffsetForLeaderEpochResponse.EpochEndOffset(error_code=error.error, partition=wanted.partition)
+        return OffsetForLeaderEpochResponse.EpochEndOffset(error_code=error.error, partition=partition.partition)
     return OffsetForLeaderEpochResponse.EpochEndOffset(
-        partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset
+        partition=partition.partition, leader_epoch=epoch, end_offset=end_offset
     )
 
 

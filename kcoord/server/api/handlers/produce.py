@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Produce: one record batch per partition, each with its own result. There is one replica, so every `acks` is
-satisfied by the append.
+"""Produce: appends one record batch per partition; each partition has its own result.
 
-With acks=0 nothing is answered. Where something fails the connection is closed, so that the client hears of it.
+There is one replica, so the append satisfies every value of `acks`. With acks=0 there is no response. If a partition
+fails then, the broker closes the connection, so that the client notices.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from kcoord.server.api.api_table import CloseConnection, RequestContext
+from kcoord.server.api.authorization import Rights
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.transactional_produce import Batch, Outcome, transactional_batch
 from kcoord.server.broker import Broker
-from kcoord.server.replies import Reply
+from kcoord.server.quota_use import throttle_of_produce
+from kcoord.server.replies import Reply, map_reply
 from kcoord.topics.store import ACKS_ALL, VALID_ACKS
 from kcoord.topics.validation import RecordsRejectedError, single_batch
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ProduceRequest, ProduceResponse
@@ -23,7 +27,7 @@ from kcoord_protocol.uuid import uuid_to_string
 
 API_KEY = ApiKey.PRODUCE
 VERSIONS = range(0, 14)
-"""Versions below 3 are listed, for old clients that refuse a broker without them, and not served (as Kafka 4 does)."""
+"""Versions below 3 are listed for old clients that reject a broker without them, but not served, as in Kafka 4."""
 _TOPIC_IDS_SINCE_VERSION: Final = 13
 _LEADER_HINTS_SINCE_VERSION: Final = 10
 
@@ -37,30 +41,63 @@ _WITHOUT_START_OFFSET: Final = (
     Errors.KAFKA_STORAGE_ERROR,
     Errors.INVALID_REQUIRED_ACKS,
 )
-"""Errors that come before a partition's log is looked at, or that say nothing about it."""
+"""Errors whose result has no log start offset: the log was not looked at, or the error does not concern it."""
 
 
 def handle(
     broker: Broker, context: RequestContext, request: ProduceRequest
 ) -> Reply[ProduceResponse | CloseConnection | None]:
+    if broker.quotas is None:
+        return _handle(broker, context, request)
+    throttle_ms = throttle_of_produce(broker.quotas, context, request)
+    reply = _handle(broker, context, request)
+    return map_reply(reply, partial(_throttled, context, throttle_ms)) if throttle_ms else reply
+
+
+def _throttled(
+    context: RequestContext, throttle_ms: int, response: ProduceResponse | CloseConnection | None
+) -> ProduceResponse | CloseConnection | None:
+    """Notes the time in the response, and mutes the connection."""
+    if isinstance(response, ProduceResponse):
+        response.throttle_time_ms = throttle_ms
+    if context.client is not None:
+        context.client.throttle(throttle_ms)
+    return response
+
+
+def _handle(
+    broker: Broker, context: RequestContext, request: ProduceRequest
+) -> Reply[ProduceResponse | CloseConnection | None]:
     _name_partitions_once(request)
     batches = _transactional_batches(broker, context, request)
-    if not batches:
-        return _produce_all(broker, context, request, {})
-    if request.transactional_id is None:
+    if batches and not _may_use(context.rights, request.transactional_id):
         raise KafkaError(Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    writable: set[str] | None = None
+    if context.rights is not None:
+        names = [name for topic in request.topic_data if (name := _name_of(broker, context, topic)) is not None]
+        writable = context.rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names)
+        batches = [batch for batch in batches if batch.topic in writable]
+    if not batches or request.transactional_id is None:
+        return _produce_all(broker, context, request, {}, writable)
     reply = broker.transactional_produce.run(
         context,
         request.transactional_id,
         batches,
-        lambda agreed: _produce_all(broker, context, request, agreed),
+        lambda agreed: _produce_all(broker, context, request, agreed, writable),
     )
     return None if request.acks == 0 else reply
 
 
+def _may_use(rights: Rights | None, transactional_id: str | None) -> bool:
+    if transactional_id is None:
+        return False
+    return rights is None or rights.allows(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+
+
 def _name_partitions_once(request: ProduceRequest) -> None:
-    """Merge topics and partitions that the request names more than once. The last records of a partition count, as in
-    Kafka 4.3.1.
+    """Merges topics and partitions that the request names more than once.
+
+    The last records of a partition count, as in Kafka 4.3.1.
     """
     topics: dict[tuple[str, bytes], ProduceRequest.TopicProduceData] = {}
     for topic in request.topic_data:
@@ -89,10 +126,10 @@ def _name_of(broker: Broker, context: RequestContext, topic: ProduceRequest.Topi
 
 
 def _produce_all(
-    broker: Broker, context: RequestContext, request: ProduceRequest, agreed: Outcome
+    broker: Broker, context: RequestContext, request: ProduceRequest, agreed: Outcome, writable: set[str] | None
 ) -> ProduceResponse | CloseConnection | None:
     response = ProduceResponse(
-        responses=[_produce_topic(broker, context, request, topic, agreed) for topic in request.topic_data]
+        responses=[_produce_topic(broker, context, request, topic, agreed, writable) for topic in request.topic_data]
     )
     if request.acks == 0:
         return _close_on_error(response)
@@ -116,8 +153,16 @@ def _produce_topic(
     request: ProduceRequest,
     topic: ProduceRequest.TopicProduceData,
     agreed: Outcome,
+    writable: set[str] | None,
 ) -> ProduceResponse.TopicProduceResponse:
     name = _name_of(broker, context, topic)
+    if writable is not None and name is not None and name not in writable:
+        error = KafkaError(Errors.TOPIC_AUTHORIZATION_FAILED)
+        return ProduceResponse.TopicProduceResponse(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partition_responses=[_failure(partition.index, error) for partition in topic.partition_data],
+        )
     return ProduceResponse.TopicProduceResponse(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -135,7 +180,10 @@ def _produce(
     partition: ProduceRequest.PartitionProduceData,
     agreed: Outcome,
 ) -> ProduceResponse.PartitionProduceResponse:
-    """`agreed` has what the transaction coordinator says about the first batches of a transaction."""
+    """Appends the batch of a partition.
+
+    `agreed` has the transaction coordinator's decision on the first batches of a transaction.
+    """
     try:
         if topic is None:
             raise KafkaError(Errors.UNKNOWN_TOPIC_ID)
@@ -184,7 +232,7 @@ def _failure(index: int, error: KafkaError, start_offset: int = -1) -> ProduceRe
 
 
 def _add_leader_hints(broker: Broker, context: RequestContext, response: ProduceResponse) -> None:
-    """Tells a client that came to the wrong broker which one is right."""
+    """Adds the current leader and its address to the results of partitions that another broker leads (KIP-951)."""
     for topic in response.responses:
         for partition in topic.partition_responses:
             if partition.error_code != Errors.NOT_LEADER_OR_FOLLOWER:
@@ -193,7 +241,7 @@ def _add_leader_hints(broker: Broker, context: RequestContext, response: Produce
             leader_id, leader_epoch = broker.topics.leader_of(name, partition.index)
             partition.current_leader = ProduceResponse.LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
             endpoint = leader_endpoint(broker, leader_id, context.listener_name)
-            if endpoint is not None and all(known.node_id != leader_id for known in response.node_endpoints):
+            if endpoint is not None and all(node.node_id != leader_id for node in response.node_endpoints):
                 host, port, rack = endpoint
                 response.node_endpoints.append(
                     ProduceResponse.NodeEndpoint(node_id=leader_id, host=host, port=port, rack=rack)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PushTelemetry (KIP-714): takes metrics of a client."""
+"""PushTelemetry (KIP-714): accepts metrics of a client."""
 
 from __future__ import annotations
 

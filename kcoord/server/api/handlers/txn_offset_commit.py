@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TxnOffsetCommit: offsets that count once the producer's transaction is committed.
+"""TxnOffsetCommit: commits offsets in a transaction. They count when the producer commits the transaction.
 
-The group's partition of `__consumer_offsets` has to be part of the transaction: from v5 on (KIP-890) this request makes
-it so, before that AddOffsetsToTxn had to. Since v6 topics have ids instead of names (KIP-1319). What the metadata image
-does not know is answered here.
+The group's partition of `__consumer_offsets` has to be part of the transaction. From v5 on (KIP-890) this request adds
+it; before, the producer has to send AddOffsetsToTxn. v6 has topic ids instead of names (KIP-1319). Unknown topics and
+partitions are rejected here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.known_partitions import merge, split_topics
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
+from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
@@ -41,9 +42,12 @@ _COORDINATOR_IS_AWAY: Final = (
 
 
 def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest) -> Reply[TxnOffsetCommitResponse]:
+    if context.rights is not None:
+        context.rights.require(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     by_id = context.api_version >= FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
-    request.topics, unknown = split_topics(broker.image, request.topics, _topic, by_id=by_id)
-    # Kafka answers an unknown topic for its partitions only.
+    request.topics, unknown = split_topics(broker.image, request.topics, _topic, by_id=by_id, rights=context.rights)
+    # Kafka's response has an unknown topic only if the request names partitions for it.
     unknown = [topic for topic in unknown if topic.partitions]
     if not request.topics:
         return TxnOffsetCommitResponse(topics=unknown)
@@ -87,8 +91,9 @@ async def _agree_and_commit(
     producer: Producer,
     ticket: int,
 ) -> TxnOffsetCommitResponse:
-    """First the transaction's coordinator, durably, then the group's: a pending offset that nobody would end must never
-    be written.
+    """Asks the transaction coordinator first, and commits the offsets after its agreement is durable.
+
+    Otherwise a crash could leave pending offsets without a coordinator that ends them.
     """
     try:
         await _agree(broker, context, request, shard_id, producer)

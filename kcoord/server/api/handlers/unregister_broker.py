@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UnregisterBroker (KIP-631): the metadata machine decides. The broker is registered again when it is started again."""
+"""UnregisterBroker (KIP-631), decided by the metadata machine. A broker that starts again registers again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
@@ -19,6 +20,8 @@ VERSIONS = range(0, 1)
 def handle(
     broker: Broker, context: RequestContext, request: UnregisterBrokerRequest
 ) -> Reply[UnregisterBrokerResponse]:
+    if context.rights is not None:
+        context.rights.require_cluster(AclOperation.ALTER)
     return broker.metadata.call(_unregister, request, context.operation_context())
 
 
