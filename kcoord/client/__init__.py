@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """An asyncio client for Kafka brokers: AdminClient, Consumer (KIP-848, KIP-1327) and Producer.
 
-`KafkaError` is what a broker or the network says, `ClientException` what the client says itself.
+`KafkaError` is an error of a broker or of the network. `ClientException` is an error of the client itself.
 """
 
 from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.client_quotas import ClientQuotaEntity
 from kcoord.client.admin.group_offsets import DeleteConsumerGroupOffsetsResult
 from kcoord.client.admin.model import (
-    AclOperation,
     AlterConfigOp,
     AlterConfigOpType,
     ClusterDescription,
@@ -29,6 +29,11 @@ from kcoord.client.admin.model import (
     TopicListing,
     TopicPartitionInfo,
     UpgradeType,
+)
+from kcoord.client.admin.scram_credentials import (
+    ScramCredentialInfo,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
 )
 from kcoord.client.config import AdminConfig, ConsumerConfig, ProducerConfig
 from kcoord.client.consumer.client import Consumer
@@ -59,15 +64,20 @@ from kcoord.client.types import (
     RecordMetadata,
     TopicPartition,
 )
+from kcoord_protocol.acls import Acl, AclFilter, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 
 __all__ = [
+    "Acl",
+    "AclFilter",
     "AclOperation",
     "AdminClient",
     "AdminConfig",
     "AlterConfigOp",
     "AlterConfigOpType",
     "ClientException",
+    "ClientQuotaEntity",
     "ClusterDescription",
     "CommitFailedException",
     "ConfigEntry",
@@ -101,12 +111,17 @@ __all__ = [
     "OffsetAndTimestamp",
     "OffsetOutOfRangeException",
     "OffsetSpec",
+    "PatternType",
+    "PermissionType",
     "Producer",
     "ProducerConfig",
     "RecordMetadata",
     "RecordTooLargeException",
     "RequestSender",
+    "ResourceType",
     "Results",
+    "ScramCredentialInfo",
+    "ScramMechanism",
     "Security",
     "TimeoutException",
     "TopicDescription",
@@ -116,4 +131,6 @@ __all__ = [
     "TransactionAbortedException",
     "UnsupportedVersionException",
     "UpgradeType",
+    "UserScramCredentialDeletion",
+    "UserScramCredentialUpsertion",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which version of an API to use with a broker: the highest that it, we and the caller have. Pure."""
+"""Chooses the version of an API for a broker: the highest that the broker, the client and the caller support. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kcoord_protocol.messages import ApiVersionsResponse
 
 TRANSACTION_VERSION: Final = "transaction.version"
 
-# Versions that have a schema here and that no broker serves to clients: AddPartitionsToTxn from v4 is between brokers,
-# and InitProducerId v6 is for two-phase commits (KIP-939), which this client does not offer.
+# The codec has schemas of versions that this client must not use. AddPartitionsToTxn from v4 on is for requests between
+# brokers. InitProducerId v6 is for two-phase commits (KIP-939), which this client does not have.
 _HIGHEST: Final[dict[int, int]] = {ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.INIT_PRODUCER_ID: 5}
 
 Kip1327Revision = Literal["off", "creation-time", "new-partitions"]
 
-# The highest versions without KIP-1327. Its later revision adds a heartbeat v2 and nothing else.
+# The highest versions without KIP-1327. The later revision of the KIP adds a heartbeat v2 and nothing else.
 _WITHOUT_KIP_1327: Final[dict[int, int]] = {
     ApiKey.METADATA: 13,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: 1,
@@ -34,7 +34,7 @@ _HIGHEST_BY_REVISION: Final[Mapping[Kip1327Revision, Mapping[int, int]]] = {
 
 
 class ApiVersions:
-    """What one broker offers to a client that speaks the given revision of KIP-1327."""
+    """The API versions of one broker, for a client that uses the given revision of KIP-1327."""
 
     __slots__ = ("_highest", "_ranges", "features")
 
@@ -50,6 +50,7 @@ class ApiVersions:
 
     @classmethod
     def from_response(cls, response: ApiVersionsResponse, revision: Kip1327Revision = "creation-time") -> ApiVersions:
+        """Takes the ranges and the finalized features of an ApiVersions response."""
         return cls(
             {api.api_key: (api.min_version, api.max_version) for api in response.api_keys},
             {feature.name: feature.max_version_level for feature in response.finalized_features},
@@ -57,22 +58,26 @@ class ApiVersions:
         )
 
     def offers(self, api_key: int, version: int = 0) -> bool:
-        """Whether the broker has the API in `version` or a later one."""
+        """Whether the broker has the API in `version` or a later version."""
         return api_key in self._ranges and self._ranges[api_key][1] >= version
 
     def choose(self, request: type[Message], lowest: int = 0, highest: int | None = None) -> int:
-        """The highest common version; `lowest` and `highest` are what the caller can do with."""
+        """Returns the highest common version within the caller's `lowest` and `highest`.
+
+        Raises UnsupportedVersionException if there is none.
+        """
         key, ours = request.api_key, request.valid_versions
         if key not in self._ranges:
-            raise UnsupportedVersionException(f"the broker has no {request.message_name}")
+            raise UnsupportedVersionException(f"the broker does not support {request.message_name}")
         their_lowest, their_highest = self._ranges[key]
         low = max(lowest, ours.start, their_lowest)
         high = min(ours.stop - 1, their_highest, self._highest.get(key, their_highest))
         if highest is not None:
             high = min(high, highest)
         if low > high:
-            wanted = f"{max(lowest, ours.start)} to {ours.stop - 1 if highest is None else highest}"
+            usable = f"{max(lowest, ours.start)} to {ours.stop - 1 if highest is None else highest}"
             raise UnsupportedVersionException(
-                f"{request.message_name}: wanted is version {wanted}, the broker has {their_lowest} to {their_highest}"
+                f"{request.message_name}: the client needs version {usable}, the broker has {their_lowest} to "
+                f"{their_highest}"
             )
         return high

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exponential backoff with jitter (KIP-580): pure, the caller brings the random number and does the waiting."""
+"""Exponential backoff with jitter (KIP-580). Pure: the caller supplies the random number and does the waiting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ JITTER: Final = 0.2
 
 @dataclass(slots=True)
 class Backoff:
-    """How long to wait before attempt 1, 2, ... after the first one."""
+    """The waits before the first, second, ... retry: doubled each time, up to `max_ms`."""
 
     initial_ms: float
     max_ms: float
 
     def delay_ms(self, failures: int, random: float) -> float:
-        """The wait after `failures` failures in a row; `random` in [0, 1) spreads it by 20 % to both sides."""
+        """Returns the wait after `failures` failures in a row. `random` in [0, 1) spreads it by 20 % to both sides."""
         if failures <= 0:
             return 0.0
         exponent = min(failures - 1, 32)

@@ -1,7 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's way to the brokers: bootstrap, metadata, one connection per broker and purpose, coordinators, retries.
+"""How a client reaches the brokers: bootstrap list, metadata, connections, coordinators, controller and retries.
 
-Everything is asked with a deadline; a failure that may pass is tried again after an exponential backoff with jitter.
+Theory of operation. Everything runs in one event loop. A `Cluster` belongs to one client, and the tasks of that client
+share it.
+
+Connections: there is one per broker and `Purpose`. It is opened at its first use; a lock per connection keeps two tasks
+from opening it twice. A closed connection stays in the table until its next use replaces it, after a backoff that grows
+with the failures in a row. Requests on one connection reach the broker in the order of the calls. Requests on different
+connections have no order.
+
+Metadata: each Metadata response is merged into `metadata`. The client sends the request to any broker: to the least
+busy connected one, else to one that the metadata names, else to one of the bootstrap list.
+
+Coordinators and controller: the client remembers them until a response or a lost connection shows that they may have
+moved. Then it forgets them, and the next request looks them up again.
+
+Retries: a connection sends each request once. `retry` repeats a whole attempt, which looks up brokers and coordinators
+again, while its error is retriable and its deadline has not passed. A request that was retried may have been executed
+twice.
+
+Another cluster: REBOOTSTRAP_REQUIRED (KIP-1102, KIP-1242) discards brokers, coordinators and connections. The next
+request starts again at the bootstrap list.
+
+After `close` every call raises IllegalStateException; a connection that was being opened meanwhile is closed.
 """
 
 from __future__ import annotations
@@ -44,7 +65,10 @@ class CoordinatorType(IntEnum):
 
 
 class Purpose(Enum):
-    """A broker answers in order, so a long poll must not stand before a heartbeat: each purpose has its connection."""
+    """The purpose of a connection.
+
+    A long poll would delay a heartbeat on the same connection, so each purpose has its own connection.
+    """
 
     REQUESTS = "requests"
     FETCHES = "fetches"
@@ -52,7 +76,7 @@ class Purpose(Enum):
 
 
 class Deadline:
-    """A point in time on the event loop's clock."""
+    """The time at which a call must end, on the event loop's clock."""
 
     __slots__ = ("_at", "timeout_ms")
 
@@ -61,6 +85,7 @@ class Deadline:
         self._at = asyncio.get_running_loop().time() + timeout_ms / 1000
 
     def left_ms(self) -> float:
+        """Returns the time left; negative after the deadline."""
         return (self._at - asyncio.get_running_loop().time()) * 1000
 
     @property
@@ -69,7 +94,7 @@ class Deadline:
 
 
 class Cluster:
-    """Shared by the parts of one client."""
+    """The brokers as one client sees them: connections, metadata, coordinators and retries."""
 
     def __init__(self, config: CommonConfig) -> None:
         self.config = config
@@ -93,16 +118,21 @@ class Cluster:
         return int(time.time() * 1000)
 
     def deadline(self, timeout_ms: float | None = None) -> Deadline:
+        """Returns the deadline of a call that begins now. None stands for `default_api_timeout_ms`."""
         return Deadline(self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
 
     async def sleep_backoff(self, failures: int, deadline: Deadline | None = None) -> None:
+        """Waits before the next attempt after `failures` failures in a row, at most until the deadline."""
         delay = self._backoff.delay_ms(failures, self._random.random())
         if deadline is not None:
             delay = min(delay, max(deadline.left_ms(), 0))
         await asyncio.sleep(delay / 1000)
 
     async def retry(self, what: str, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Runs `attempt` until it succeeds, fails for good, or the deadline is over."""
+        """Runs `attempt` until it succeeds, fails with an error that is not retriable, or the deadline passes.
+
+        At the deadline a running attempt is cancelled. Raises TimeoutException, with the last failure as its cause.
+        """
         failures = 0
         failure: KafkaError | None = None
         while True:
@@ -115,20 +145,21 @@ class Cluster:
                 failures += 1
                 failure = error
             except TimeoutError:
-                failure = failure or TimeoutException("no answer")
+                failure = failure or TimeoutException("no response")
             if deadline.is_over:
-                raise TimeoutException(f"{what}: not within {deadline.timeout_ms:g} ms: {failure}") from failure
+                raise TimeoutException(f"{what}: timed out after {deadline.timeout_ms:g} ms: {failure}") from failure
             await self.sleep_backoff(failures, deadline)
 
     # Connections.
 
     async def close(self) -> None:
+        """Closes all connections. Requests in flight fail, and later calls raise IllegalStateException."""
         self._is_closed = True
         await stop([self._refresher])
         await self._close_connections()
 
     async def connection(self, node_id: int, purpose: Purpose = Purpose.REQUESTS) -> Connection:
-        """The connection to a broker, made if there is none."""
+        """Returns the connection to a broker. Opens it if there is none or if it was closed."""
         key = node_id, purpose
         async with self._locks.setdefault(key, asyncio.Lock()):
             self._check_open()
@@ -140,7 +171,7 @@ class Cluster:
     async def _connect_node(self, node_id: int) -> Connection:
         node = self.metadata.brokers.get(node_id) or self._coordinator_node(node_id)
         if node is None:
-            raise DisconnectException(f"broker {node_id} is not known")
+            raise DisconnectException(f"broker {node_id} is not in the metadata")
         failures = self._connect_failures.get(node_id, 0)
         await asyncio.sleep(self._reconnect_backoff.delay_ms(failures, self._random.random()) / 1000)
         try:
@@ -157,13 +188,14 @@ class Cluster:
         return ExpectedBroker(cluster_id, node_id) if cluster_id is not None else None
 
     async def _rebootstrap_if_required(self, error: KafkaError) -> None:
-        """If the brokers that we know are not those of the cluster any more, forgets them and all connections.
+        """On REBOOTSTRAP_REQUIRED forgets all brokers, coordinators and connections.
 
-        The next request starts at the bootstrap list (KIP-1102, KIP-1242). So the failure is one that may pass.
+        The broker belongs to another cluster, or it is not the broker that the metadata names (KIP-1102, KIP-1242).
+        Raises a retriable DisconnectException, because the next attempt starts at the bootstrap list.
         """
         if error.error is not Errors.REBOOTSTRAP_REQUIRED:
             return
-        _log.warning("the cluster has changed, bootstrapping again: %s", error)
+        _log.warning("the cluster has changed; the client bootstraps again: %s", error)
         self._coordinators.clear()
         self._connect_failures.clear()
         self.metadata.forget_cluster()
@@ -171,7 +203,7 @@ class Cluster:
         raise DisconnectException(f"the client has to bootstrap again: {error}") from error
 
     async def _close_connections(self) -> None:
-        """A connection that is closed counts as none."""
+        """Closes all connections. They stay in the table, where a closed connection counts as none."""
         connections = [connection for connection in (*self._connections.values(), self._bootstrap) if connection]
         await asyncio.gather(*(connection.close() for connection in connections))
 
@@ -203,7 +235,11 @@ class Cluster:
             raise IllegalStateException("the client is closed")
 
     async def any_connection(self) -> Connection:
-        """To the least busy broker that is connected, else to any that can be reached, else by the bootstrap list."""
+        """Returns a connection to some broker.
+
+        Prefers the connection with the fewest requests in flight, then any broker of the metadata that can be reached,
+        then the bootstrap list. The order of brokers and addresses is random, so that clients spread over the brokers.
+        """
         connected = [
             connection
             for (_, purpose), connection in self._connections.items()
@@ -242,15 +278,18 @@ class Cluster:
     async def call_any(
         self, request: Message, response: type[Response], *, lowest: int = 0, highest: int | None = None
     ) -> Response:
-        """Asks whichever broker is near."""
+        """Sends a request that every broker can handle to any broker."""
         return await (await self.any_connection()).call(request, response, lowest=lowest, highest=highest)
 
     async def call_controller(self, request: Message, response: type[Response], *, lowest: int = 0) -> Response:
-        """Asks the broker that takes changes to topics, configs and features."""
+        """Sends a request to the controller, which changes topics, configs and features.
+
+        After an error the next call looks the controller up again.
+        """
         if self.metadata.controller_id not in self.metadata.brokers:
             await self.refresh_metadata(())
         if self.metadata.controller_id not in self.metadata.brokers:
-            raise KafkaError(Errors.NOT_CONTROLLER, "no controller is known")
+            raise KafkaError(Errors.NOT_CONTROLLER, "the metadata names no controller")
         try:
             connection = await self.connection(self.metadata.controller_id)
             return await connection.call(request, response, lowest=lowest)
@@ -259,17 +298,20 @@ class Cluster:
             raise
 
     def forget_controller(self) -> None:
-        """The next request for the controller asks first who it is."""
+        """Makes the next call of the controller look it up first."""
         self.metadata.controller_id = NO_NODE
 
     # Metadata.
 
     async def start(self, deadline: Deadline) -> None:
-        """Finds the cluster; the deadline bounds how long it may be away."""
+        """Fetches the first metadata. Retries until the deadline if no broker can be reached."""
         await self.retry("find the cluster", deadline, lambda: self.refresh_metadata(()))
 
     def keep_metadata_fresh(self) -> None:
-        """From now on asks every `metadata_max_age_ms` about the topics in use: they may grow."""
+        """Starts a task that refreshes the metadata of the topics in use every `metadata_max_age_ms`.
+
+        Without it the client would not see partitions that are added to a topic.
+        """
         self._refresher = spawn(self._refresh_periodically(), "kcoord metadata")
 
     async def _refresh_periodically(self) -> None:
@@ -278,12 +320,12 @@ class Cluster:
             try:
                 await self.refresh_metadata(self.metadata.topics.keys())
             except KafkaError as error:
-                _log.warning("metadata could not be refreshed: %s", error)
+                _log.warning("the periodic metadata refresh failed: %s", error)
 
     async def refresh_metadata(
         self, topics: Collection[str] | None, *, allow_auto_topic_creation: bool = False
     ) -> MetadataResponse:
-        """Asks about some topics by name, or about all (None)."""
+        """Fetches the metadata of some topics by name, of all topics (None), or of the brokers alone (no names)."""
         request = MetadataRequest(
             topics=None
             if topics is None
@@ -293,9 +335,11 @@ class Cluster:
         return await self._ask_metadata(request, all_topics=topics is None)
 
     async def refresh_topic_ids(self, topic_ids: Iterable[bytes]) -> MetadataResponse:
-        """Asks about topics by id, as assignments name them."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=None, topic_id=each) for each in sorted(set(topic_ids))]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        """Fetches the metadata of topics by id, because assignments contain topic ids."""
+        topics = [
+            MetadataRequest.MetadataRequestTopic(name=None, topic_id=topic_id) for topic_id in sorted(set(topic_ids))
+        ]
+        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
         return await self._ask_metadata(request, lowest=_FIRST_VERSION_WITH_TOPIC_IDS)
 
     async def _ask_metadata(
@@ -312,7 +356,7 @@ class Cluster:
     # Coordinators.
 
     async def find_coordinators(self, kind: CoordinatorType, keys: Collection[str]) -> dict[str, Node | KafkaError]:
-        """The coordinator of each key, from the cache where it is there."""
+        """Returns the coordinator of each key, or the error of the lookup. Uses the cache first."""
         missing = [key for key in keys if (kind, key) not in self._coordinators]
         failed: dict[str, Node | KafkaError] = {}
         if missing:
@@ -350,17 +394,18 @@ class Cluster:
         return answers
 
     async def coordinator(self, kind: CoordinatorType, key: str) -> Connection:
-        """The connection to the coordinator of a group or a transactional id."""
-        found = (await self.find_coordinators(kind, [key]))[key]
-        if isinstance(found, KafkaError):
-            raise found
+        """Returns the connection to the coordinator of a group or a transactional id."""
+        node = (await self.find_coordinators(kind, [key]))[key]
+        if isinstance(node, KafkaError):
+            raise node
         try:
-            return await self.connection(found.node_id, Purpose.COORDINATOR)
+            return await self.connection(node.node_id, Purpose.COORDINATOR)
         except KafkaError:
             self.forget_coordinator(kind, key)
             raise
 
     def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
+        """Makes the next call for this group or transactional id look its coordinator up first."""
         self._coordinators.pop((kind, key), None)
 
     async def call_coordinator(
@@ -374,8 +419,10 @@ class Cluster:
         lowest: int = 0,
         highest: int | None = None,
     ) -> Response:
-        """Asks the coordinator once. An answer of which `error_codes` has a coordinator's error is raised as that
-        error, so that `retry` looks for the coordinator again.
+        """Sends a request to the coordinator once.
+
+        `error_codes` returns the error codes of a response. If one of them means that the coordinator moved or still
+        loads, raises that error, so that `retry` looks the coordinator up again or waits.
         """
         connection = await self.coordinator(kind, key)
         try:

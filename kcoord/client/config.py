@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client settings: Kafka's names in snake_case, Kafka's defaults, checked when they are made.
+"""Client settings, with Kafka's names in snake_case and Kafka's defaults. The constructors check the values.
 
-Each kind has a dataclass, which owns names, types and defaults, and a TypedDict of the same names, by which keyword
-arguments are typed.
+Each kind of client has a dataclass with the names, types and defaults of its settings. A TypedDict of the same names
+gives the constructors of the clients typed keyword arguments.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def _at_least(lowest: int, config: object, *names: str) -> None:
 def _one_of(config: object, name: str, allowed: Sequence[object]) -> None:
     value = getattr(config, name)
     if value not in allowed:
-        raise ConfigException(f"{name}: {value!r} is none of {', '.join(map(str, allowed))}")
+        raise ConfigException(f"{name}: {value!r} is not one of {', '.join(map(str, allowed))}")
 
 
 @dataclass(kw_only=True)
 class CommonConfig:
-    """What every client needs."""
+    """Settings of every client."""
 
     bootstrap_servers: str | Sequence[str] = ()
     client_id: str = "kcoord-client"
@@ -142,8 +142,10 @@ class CommonConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str], warn: Callable[[str], None] = _logger.warning) -> Self:
-        """From Kafka's spelling, as in the properties files of its tools: `{"bootstrap.servers": "host:9092"}`. `warn`
-        gets a sentence for each property that has no effect here.
+        """Reads properties in Kafka's spelling, as in the files of its tools: `{"bootstrap.servers": "host:9092"}`.
+
+        Calls `warn` with a sentence for each property that has no effect here. Raises ConfigException for an invalid
+        value, and for security settings that this client does not support.
         """
         hints = get_type_hints(cls)
         names = {field.name.replace("_", "."): field.name for field in fields(cls) if field.name != "security"}
@@ -185,11 +187,14 @@ class ProducerConfig(CommonConfig):
         _at_least(0, self, "linger_ms", "batch_size", "max_block_ms", "max_request_size")
         _at_least(1, self, "buffer_memory", "delivery_timeout_ms", "transaction_timeout_ms")
         if self.batch_size > BATCH_SIZE_LIMIT:
-            raise ConfigException(f"batch_size: {self.batch_size} is more than {BATCH_SIZE_LIMIT}")
+            raise ConfigException(f"batch_size: {self.batch_size} must be at most {BATCH_SIZE_LIMIT}")
         if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
-            raise ConfigException("delivery_timeout_ms: must be at least linger_ms + request_timeout_ms")
+            raise ConfigException(
+                f"delivery_timeout_ms: {self.delivery_timeout_ms} must be at least linger_ms + request_timeout_ms "
+                f"({self.linger_ms + self.request_timeout_ms})"
+            )
         if self.enable_idempotence and self.required_acks != -1:
-            raise ConfigException("acks: must be all with enable_idempotence")
+            raise ConfigException(f"acks: must be all with enable_idempotence, not {self.acks!r}")
         if self.transactional_id is not None and not self.enable_idempotence:
             raise ConfigException("enable_idempotence: must be true with a transactional_id")
         if self.transactional_id == "":
@@ -197,7 +202,7 @@ class ProducerConfig(CommonConfig):
 
     @property
     def required_acks(self) -> int:
-        """-1 for all, as in requests."""
+        """The value of `acks` in requests: -1 stands for all."""
         return -1 if self.acks == "all" else self.acks
 
 
@@ -238,15 +243,23 @@ class ConsumerConfig(CommonConfig):
         self.reset_policy = parse_reset_policy("auto_offset_reset", self.auto_offset_reset)
         if self.reset_policy is TO_START_TIME:
             if self.group_id is None:
-                raise ConfigException("auto_offset_reset: to_start_time needs a group_id, whose creation time it means")
+                raise ConfigException(
+                    "auto_offset_reset: to_start_time needs a group_id: it uses the creation time of the group"
+                )
             if self.kip_1327_revision == "new-partitions":
-                raise ConfigException("auto_offset_reset: kip_1327_revision new-partitions brings no creation time")
+                raise ConfigException(
+                    "auto_offset_reset: to_start_time needs the creation time of the group, which "
+                    "kip_1327_revision new-partitions does not have"
+                )
         self.new_partitions_policy = self._new_partitions_policy()
         if self.group_protocol == "classic":
-            raise ConfigException("group_protocol: this client has the consumer protocol only (KIP-848)")
+            raise ConfigException("group_protocol: this client supports the consumer protocol only (KIP-848)")
 
     def _new_partitions_policy(self) -> ResetPolicy | None:
-        """KIP-1327: null, or a policy other than none; only the consumer protocol knows when a group was made."""
+        """Returns the policy for new partitions (KIP-1327): None, or any policy but none and to_start_time.
+
+        The option requires the consumer protocol, because classic groups have no creation time.
+        """
         text = self.auto_offset_reset_new_partitions
         if text is None:
             return None
@@ -262,23 +275,23 @@ _Config = TypeVar("_Config", bound=CommonConfig)
 
 
 def make_config(cls: type[_Config], config: _Config | None, options: Mapping[str, Any]) -> _Config:
-    """A ready config, or one from keyword arguments; both at once would be ambiguous."""
+    """Returns `config`, or a config made of keyword arguments. Raises ConfigException if both are given."""
     if config is not None:
         if options:
-            raise ConfigException("give a config or keyword arguments, not both")
+            raise ConfigException("pass either a config or keyword arguments, not both")
         return config
     unknown = sorted(options.keys() - {field.name for field in fields(cls)})
     if unknown:
-        raise ConfigException(f"{unknown[0]}: unknown setting")
+        raise ConfigException(f"{unknown[0]}: unknown setting; the settings are the fields of {cls.__name__}")
     return cls(**options)
 
 
 def parse_addresses(servers: str | Sequence[str]) -> list[tuple[str, int]]:
-    """`host:port` pairs from a list or a comma-separated text; IPv6 hosts stand in brackets."""
+    """Parses `host:port` addresses from a list or a comma-separated text. IPv6 hosts are in brackets."""
     texts = servers.split(",") if isinstance(servers, str) else servers
     addresses = [_parse_address(text.strip()) for text in texts if text.strip()]
     if not addresses:
-        raise ConfigException("bootstrap_servers: at least one host:port is needed")
+        raise ConfigException("bootstrap_servers: must have at least one host:port")
     return addresses
 
 
@@ -291,11 +304,11 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 
 def _from_text(key: str, text: str, hint: object) -> object:
-    """A value from a properties file by the type of its field."""
+    """Converts the text of a property to the type of its setting, which is `hint`."""
     choices = [hint]
     if get_origin(hint) in (Union, types.UnionType):
         choices = list(get_args(hint))
-    if int in choices or int in {type(each) for each in get_args(hint) if get_origin(hint) is Literal}:
+    if int in choices or int in {type(choice) for choice in get_args(hint) if get_origin(hint) is Literal}:
         if text.lstrip("+-").isdecimal():
             return int(text)
         if int in choices:

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to one broker: requests are pipelined, answers come in the same order.
+"""One connection to one broker.
 
-An answer that does not come in time, or cannot be read, closes the connection: what follows it could not be trusted.
+Theory of operation. Requests are pipelined: `call` writes its request at once and waits for the response. A broker
+responds in the order of the requests, so the queue of unanswered requests has the order of the responses. The
+correlation ids are checked against it.
+
+A connection is opened by `open_connection`: TCP or TLS, then ApiVersions, then SASL, then it is usable. It ends with
+its first failure: a response that is malformed, unexpected or late, a lost connection, or `close`. A late response ends
+it, because all later responses wait for it. A failure fails all unanswered requests, and every later request,
+with DisconnectException. The request that timed out fails with TimeoutException. The caller cannot know whether the
+broker executed such a request.
+
+If the caller of a request is cancelled, its place in the queue stays, and its response is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ _MAX_CORRELATION_ID: Final = 0x7FFF_FFFF
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request that was sent and not yet answered."""
+    """A request that waits for its response."""
 
     correlation_id: int
     api_key: int
@@ -40,14 +50,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class ExpectedBroker:
-    """Which broker of which cluster the client means to reach at an address."""
+    """The broker and the cluster that the client expects at an address."""
 
     cluster_id: str
     node_id: int
 
 
 class Connection(asyncio.Protocol):
-    """Made by `open_connection`; `call` is all that most users need."""
+    """A connection that `open_connection` made. `call` sends a request and returns its response."""
 
     def __init__(
         self,
@@ -72,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._closed = asyncio.Event()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -82,7 +92,7 @@ class Connection(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except FramingError as error:
-            self._fail(DisconnectException(f"{self.address} sent what is no frame: {error}"))
+            self._fail(DisconnectException(f"{self.address} sent an invalid frame: {error}"))
             return
         for frame in frames:
             self._take(frame)
@@ -97,7 +107,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    # What the client calls.
+    # Called by the client.
 
     @property
     def is_closed(self) -> bool:
@@ -105,7 +115,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def in_flight(self) -> int:
-        """How many requests wait for an answer."""
+        """The number of requests that wait for a response."""
         return len(self._waiting)
 
     async def call(
@@ -117,14 +127,17 @@ class Connection(asyncio.Protocol):
         highest: int | None = None,
         timeout_ms: int | None = None,
     ) -> Response:
-        """Sends a request in the highest common version within `lowest` and `highest`; returns its answer."""
+        """Sends a request in the highest common version within `lowest` and `highest`. Returns the response.
+
+        Raises UnsupportedVersionException if there is no such version.
+        """
         version = self.versions.choose(type(request), lowest, highest)
         return await self.call_version(request, response, version, timeout_ms=timeout_ms)
 
     async def call_version(
         self, request: Message, response: type[Response], version: int, *, timeout_ms: int | None = None
     ) -> Response:
-        """Sends a request in exactly this version; returns its answer."""
+        """Sends a request in exactly this version. Returns the response."""
         body = request.encode(version)
         await self._writable.wait()
         waiting = self._send(request.api_key, version, body)
@@ -138,16 +151,18 @@ class Connection(asyncio.Protocol):
             raise self._failure from error
 
     async def send_unanswered(self, request: Message, *, highest: int | None = None) -> None:
-        """Sends a request that has no answer: a Produce with acks=0."""
+        """Sends a request that has no response: a Produce with acks=0."""
         version = self.versions.choose(type(request), 0, highest)
         body = request.encode(version)
         await self._writable.wait()
         self._write(request.api_key, version, body)
 
     async def negotiate(self, expected: ExpectedBroker | None = None) -> None:
-        """Asks what the broker offers; one that does not know our version says which it knows (KIP-511).
+        """Sends ApiVersions and keeps the versions that the broker offers.
 
-        Raises REBOOTSTRAP_REQUIRED if the broker knows version 5 and is not the `expected` one (KIP-1242).
+        If the broker does not have the version of the request, it returns the versions that it has (KIP-511), and the
+        client sends the request again. Raises REBOOTSTRAP_REQUIRED if the broker has version 5 and is not the
+        `expected` one (KIP-1242).
         """
         request = ApiVersionsRequest(client_software_name=self._software_name, client_software_version=SOFTWARE_VERSION)
         if expected is not None:
@@ -162,11 +177,11 @@ class Connection(asyncio.Protocol):
             offered = next((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)
             version = min(offered, version - 1)
         if answer.error_code:
-            raise KafkaError(error_of(answer.error_code), f"{self.address} refuses ApiVersions")
+            raise KafkaError(error_of(answer.error_code), f"{self.address} rejected ApiVersions")
         self.versions = ApiVersions.from_response(answer, self._revision)
 
     async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
-        """The answer to an unknown version is always in version 0."""
+        """Sends one ApiVersions request. A response with UNSUPPORTED_VERSION is always in version 0."""
         await self._writable.wait()
         waiting = self._send(ApiKey.API_VERSIONS, version, request.encode(version))
         frame = await self._receive(waiting, self._request_timeout_ms, request.message_name)
@@ -175,7 +190,7 @@ class Connection(asyncio.Protocol):
         return ApiVersionsResponse.decode(body, 0 if error == Errors.UNSUPPORTED_VERSION else version)
 
     async def close(self) -> None:
-        """Closes the connection; requests in flight fail."""
+        """Closes the connection. Requests in flight fail with DisconnectException."""
         self._fail(DisconnectException(f"the connection to {self.address} was closed"))
         await self._closed.wait()
 
@@ -205,9 +220,9 @@ class Connection(asyncio.Protocol):
             raise error from None
 
     def _take(self, frame: bytes) -> None:
-        """An answer; its request may have been given up meanwhile."""
+        """Hands a response to its request. The caller of the request may have been cancelled since."""
         if not self._waiting:
-            self._fail(DisconnectException(f"{self.address} answered what was not asked"))
+            self._fail(DisconnectException(f"{self.address} sent a response to no request"))
             return
         waiting = self._waiting.popleft()
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
@@ -215,14 +230,15 @@ class Connection(asyncio.Protocol):
             self._waiting.appendleft(waiting)
             self._fail(
                 DisconnectException(
-                    f"{self.address} answered request {correlation_id}, the next is {waiting.correlation_id}"
+                    f"{self.address} sent {len(frame)} bytes as the response to request {correlation_id}, the next "
+                    f"response is to request {waiting.correlation_id}"
                 )
             )
         elif not waiting.answer.done():
             waiting.answer.set_result(frame)
 
     def _fail(self, error: DisconnectException | TimeoutException) -> None:
-        """The connection is of no more use; everything that waits fails. Only the first failure counts."""
+        """Ends the connection and fails all waiting requests. Only the first failure counts."""
         if self._failure is not None:
             return
         self._failure = error
@@ -248,7 +264,10 @@ async def open_connection(
     revision: Kip1327Revision = "creation-time",
     expected: ExpectedBroker | None = None,
 ) -> Connection:
-    """A connection that has negotiated its versions and is authenticated."""
+    """Opens a connection, negotiates the versions and authenticates.
+
+    `connect_timeout_ms` bounds the connection setup with TLS; `request_timeout_ms` bounds each request after it.
+    """
     address = f"{host}:{port}"
     loop = asyncio.get_running_loop()
     context: ssl.SSLContext | None = security.ssl_context() if security is not None else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group's creation time in the responses that carry it (KIP-1327): a field of v2, a tagged field of v1. Pure."""
+"""Reads a group's creation time from a response (KIP-1327): it is a field in v2 and a tagged field in v1. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kcoord_protocol.messages import ConsumerGroupDescribeResponse, ConsumerGrou
 UNKNOWN_TIME_MS: Final = -1
 
 _CREATION_TIME_TAG: Final = 11_000
-"""GroupCreationTimeMs of a kcoord broker in heartbeat and describe v1."""
+"""The tag of GroupCreationTimeMs, which kcoord brokers add to v1 of heartbeat and describe responses."""
 _INT64: Final = Struct(">q")
 
 
 def group_creation_time_ms(
     message: ConsumerGroupHeartbeatResponse | ConsumerGroupDescribeResponse.DescribedGroup,
 ) -> int:
-    """When the group was created; -1 if the broker does not tell."""
+    """Returns the time at which the group was created, -1 if the response does not have it."""
     if message.group_creation_time_ms != UNKNOWN_TIME_MS:
         return message.group_creation_time_ms
     data = dict(message.unknown_tagged_fields).get(_CREATION_TIME_TAG, b"")

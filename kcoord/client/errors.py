@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the client raises. `KafkaError` has an error code of the protocol: a broker sent it, or the network has one that
-fits. `ClientException` is what the client decides by itself.
+"""The errors that the client raises.
+
+A `KafkaError` has an error code of the protocol. A broker returned the code, or it stands for an error of the network.
+A `ClientException` is an error of the client itself.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 
 class DisconnectException(KafkaError):
-    """The connection could not be made, or broke before the answer came; the request may or may not have had effect."""
+    """The connection failed before the response arrived. The broker may or may not have executed the request."""
 
     message: str
 
@@ -21,7 +23,7 @@ class DisconnectException(KafkaError):
 
 
 class TimeoutException(KafkaError, TimeoutError):
-    """The time allowed ran out; the last failure, if there was one, is the cause."""
+    """The timeout of a call passed. If there was a failure before, the last one is the cause."""
 
     message: str
 
@@ -30,43 +32,43 @@ class TimeoutException(KafkaError, TimeoutError):
 
 
 class StaleMemberEpochException(KafkaError):
-    """The coordinator has moved the member on; its next heartbeat brings the new epoch, then it can be tried again."""
+    """The coordinator has a newer epoch for the member. A retry after the next heartbeat uses that epoch."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Errors.STALE_MEMBER_EPOCH, message)
 
 
 class UnknownTopicException(KafkaError):
-    """A topic or partition that is named does not exist. Elsewhere that may pass; here it is the answer."""
+    """A topic or partition of the request does not exist. Unlike its error code, this is not retriable."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Errors.UNKNOWN_TOPIC_OR_PARTITION, message)
 
 
 def is_retriable(error: KafkaError) -> bool:
-    """Whether the same may succeed later."""
+    """Whether the same request may succeed later."""
     if isinstance(error, UnknownTopicException):
         return False
     return error.error.retriable or isinstance(error, StaleMemberEpochException)
 
 
 class UnsupportedVersionException(KafkaError):
-    """The broker does not offer the API, or not in a version that has what is needed."""
+    """The broker does not have the API, or not in a version with the required fields."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Errors.UNSUPPORTED_VERSION, message)
 
 
 class ClientException(Exception):
-    """The client refuses, or cannot go on."""
+    """The client rejects a call, or it cannot continue."""
 
 
 class ConfigException(ClientException, ValueError):
-    """A setting is unknown, out of range, or does not go with another one."""
+    """A setting is unknown or out of range, or it contradicts another one."""
 
 
 class IllegalStateException(ClientException):
-    """The call does not fit what was called before: a closed client, a partition that is not assigned."""
+    """The client is not in a state for this call: it is closed, or the partition is not assigned."""
 
 
 class NoOffsetForPartitionException(ClientException):
@@ -78,7 +80,7 @@ class NoOffsetForPartitionException(ClientException):
 
 
 class OffsetOutOfRangeException(ClientException):
-    """The log has no record at the position, and `auto_offset_reset` is none."""
+    """The position is outside of the log, and `auto_offset_reset` is none."""
 
     def __init__(self, positions: Mapping[TopicPartition, int]) -> None:
         self.positions = dict(positions)
@@ -87,11 +89,14 @@ class OffsetOutOfRangeException(ClientException):
 
 
 class CommitFailedException(ClientException):
-    """The commit was refused because the member is no longer in the group: its partitions may have new owners."""
+    """The coordinator rejected the commit of a member that is no longer in the group.
+
+    The partitions may have new owners.
+    """
 
 
 class RecordTooLargeException(ClientException):
-    """A record is larger than `max_request_size`, or than the whole buffer."""
+    """A record is larger than `max_request_size` or `buffer_memory`."""
 
 
 class TransactionAbortedException(ClientException):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties files of Kafka's tools and Java clients, as settings of this client.
+"""Translates properties files of Kafka's tools and Java clients to settings of this client.
 
-Each key is taken, translated, or named in a note with the reason why it has no effect, as Java's clients name keys that
-they do not know. Nothing is dropped silently, and a connection is never less secure than the file says.
+Each key is used or translated, or a note says why it has no effect, as Java's clients log unknown keys. No key is
+dropped silently, and a connection is never less secure than the file says.
 """
 
 from __future__ import annotations
@@ -37,36 +37,38 @@ _WHAT_THE_CLIENT_DOES: Final = {
     "value.deserializer": ("ByteArrayDeserializer",),
     "value.serializer": ("ByteArraySerializer", "StringSerializer"),
 }
-"""Classes that stand for what this client does anyway."""
+"""The classes that do what this client always does. They need no note."""
 
 
 class Translation(NamedTuple):
-    """The properties that are settings here, and what there is to say about the others."""
+    """The settings and the security of a properties file, and a note for each other property."""
 
     settings: dict[str, str]
     security: Security | None
     notes: list[str]
 
 
-def translate(properties: Mapping[str, str], known: Set[str]) -> Translation:
-    """Sorts properties by whether this client has them; `known` are its settings, in Kafka's spelling. Raises
-    ConfigException for security that this client does not have.
+def translate(properties: Mapping[str, str], setting_names: Set[str]) -> Translation:
+    """Splits properties into settings, security and notes.
+
+    `setting_names` are the settings of the client in Kafka's spelling. Raises ConfigException for security settings
+    that this client does not support.
     """
-    settings = {key: text for key, text in properties.items() if key in known}
-    if "enable.idempotence" in known and settings.get("acks", "all") in ("0", "1"):
-        # As in Java's client: idempotence is on unless the settings rule it out, and only its own key insists on it.
+    settings = {key: text for key, text in properties.items() if key in setting_names}
+    if "enable.idempotence" in setting_names and settings.get("acks", "all") in ("0", "1"):
+        # As in Java's client, acks=0 or 1 disables idempotence, unless enable.idempotence asks for it.
         settings.setdefault("enable.idempotence", "false")
     if settings.get("group.protocol", "").lower() == "classic":
         del settings["group.protocol"]
     security = security_of(properties)
-    return Translation(settings, security, list(_notes(properties, known, is_plain=security is None)))
+    return Translation(settings, security, list(_notes(properties, setting_names, is_plain=security is None)))
 
 
-def _notes(properties: Mapping[str, str], known: Set[str], *, is_plain: bool) -> Iterator[str]:
+def _notes(properties: Mapping[str, str], setting_names: Set[str], *, is_plain: bool) -> Iterator[str]:
     for key, text in sorted(properties.items()):
         if key == "group.protocol" and text.lower() == "classic":
-            yield "group.protocol=classic has no effect here: this client speaks the consumer protocol only (KIP-848)"
-        elif key in known or key == SECURITY_PROTOCOL or _is_done_anyway(key, text):
+            yield "group.protocol=classic has no effect here: this client supports the consumer protocol only (KIP-848)"
+        elif key in setting_names or key == SECURITY_PROTOCOL or _is_done_anyway(key, text):
             continue
         elif key.startswith(_SECURITY_PREFIXES) and is_plain:
             yield f"{key} has no effect here: connections are plain, {SECURITY_PROTOCOL} is {PLAINTEXT}"

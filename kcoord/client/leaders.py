@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that go to the leaders of partitions: look offsets up, delete records. Each function makes one attempt
-of them; the caller says how often.
+"""Requests to the leaders of partitions: ListOffsets and DeleteRecords.
+
+`list_offsets` and `delete_records` return a function that makes one attempt. The caller repeats it, with `repeat`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kcoord_protocol.messages import (
 V = TypeVar("V")
 
 _CONSUMER_REPLICA_ID: Final = -1
-# The version of ListOffsets in which each special timestamp came; older ones would take it for a time.
+# The version of ListOffsets that introduced each special timestamp. An older version would read it as a time.
 _SPECIAL_TIMESTAMPS: Final = {-3: 7, -4: 8, -5: 9, -6: 11}
 
 AskLeader = Callable[[Connection, list[TopicPartition]], Awaitable[Mapping[TopicPartition, V | KafkaError]]]
@@ -33,8 +34,11 @@ AskLeader = Callable[[Connection, list[TopicPartition]], Awaitable[Mapping[Topic
 async def ask_leaders(
     cluster: Cluster, partitions: list[TopicPartition], ask: AskLeader[V]
 ) -> dict[TopicPartition, V | KafkaError]:
-    """Asks each leader once; metadata that may be out of date is asked for again at the next attempt."""
-    unknown = {each.topic for each in partitions if cluster.metadata.leader(each) is None}
+    """Sends one request to each leader, about all of its partitions.
+
+    A retriable error drops the topic's metadata, so that the next attempt fetches it again.
+    """
+    unknown = {partition.topic for partition in partitions if cluster.metadata.leader(partition) is None}
     if unknown:
         await cluster.refresh_metadata(unknown)
     outcomes: dict[TopicPartition, V | KafkaError] = {}
@@ -68,7 +72,7 @@ def _no_leader(cluster: Cluster, partition: TopicPartition) -> KafkaError:
 def list_offsets(
     cluster: Cluster, deadline: Deadline, timestamps: Mapping[TopicPartition, int], *, read_committed: bool = False
 ) -> Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, ListOffsetsResult | KafkaError]]]:
-    """The offsets at these timestamps, or special ones."""
+    """Returns an attempt to look up offsets by timestamp. Negative timestamps are the special ones of ListOffsets."""
     lowest = max((_SPECIAL_TIMESTAMPS.get(timestamp, 1) for timestamp in timestamps.values()), default=1)
 
     async def ask(
@@ -95,11 +99,13 @@ def list_offsets(
         )
         response = await connection.call(request, ListOffsetsResponse, lowest=lowest)
         return {
-            TopicPartition(topic.name, each.partition_index): outcome_of(
-                each.error_code, None, ListOffsetsResult(each.offset, each.timestamp, each.leader_epoch)
+            TopicPartition(topic.name, partition.partition_index): outcome_of(
+                partition.error_code,
+                None,
+                ListOffsetsResult(partition.offset, partition.timestamp, partition.leader_epoch),
             )
             for topic in response.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
 
     async def attempt(pending: list[TopicPartition]) -> Mapping[TopicPartition, ListOffsetsResult | KafkaError]:
@@ -111,7 +117,7 @@ def list_offsets(
 def delete_records(
     cluster: Cluster, deadline: Deadline, before: Mapping[TopicPartition, int]
 ) -> Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, int | KafkaError]]]:
-    """The partitions' new first offsets."""
+    """Returns an attempt to delete the records before an offset. Its results are the new first offsets."""
 
     async def ask(connection: Connection, asked: list[TopicPartition]) -> Mapping[TopicPartition, int | KafkaError]:
         request = DeleteRecordsRequest(
@@ -120,9 +126,11 @@ def delete_records(
         )
         response = await connection.call(request, DeleteRecordsResponse)
         return {
-            TopicPartition(topic.name, each.partition_index): outcome_of(each.error_code, None, each.low_watermark)
+            TopicPartition(topic.name, partition.partition_index): outcome_of(
+                partition.error_code, None, partition.low_watermark
+            )
             for topic in response.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
 
     async def attempt(pending: list[TopicPartition]) -> Mapping[TopicPartition, int | KafkaError]:

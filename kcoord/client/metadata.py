@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the client knows about the cluster: brokers, topics, partition leaders and creation times. Pure; each answer to
-a Metadata request is merged into it.
+"""The metadata of the cluster: brokers, topics, partition leaders and creation times. Pure.
+
+`ClusterMetadata.merge` adds each Metadata response to it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class PartitionMetadata:
 
 @dataclass(slots=True)
 class TopicMetadata:
-    """A topic as a broker described it; with an error there are no partitions."""
+    """A topic as a broker described it. A topic with an error has no partitions."""
 
     name: str
     topic_id: bytes
@@ -45,7 +46,7 @@ class TopicMetadata:
 
 @dataclass(slots=True)
 class ClusterMetadata:
-    """The merged answers."""
+    """The merged Metadata responses."""
 
     cluster_id: str | None = None
     controller_id: int = NO_NODE
@@ -54,7 +55,7 @@ class ClusterMetadata:
     names_by_id: dict[bytes, str] = field(default_factory=dict)
 
     def merge(self, response: MetadataResponse, *, all_topics: bool = False) -> None:
-        """Takes an answer; one about all topics also says which are gone."""
+        """Merges a response. A response about all topics also removes the topics that it does not have."""
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         if response.brokers:
@@ -69,7 +70,7 @@ class ClusterMetadata:
             self._merge_topic(topic)
 
     def forget_cluster(self) -> None:
-        """Forgets which cluster it was and its brokers. Topics stay as those to ask about."""
+        """Drops the cluster id and the brokers. Topics stay, because the client still needs their metadata."""
         self.cluster_id = None
         self.controller_id = NO_NODE
         self.brokers = {}
@@ -79,26 +80,26 @@ class ClusterMetadata:
         name = topic.name or self.names_by_id.get(topic.topic_id)
         if name is None:
             return
-        known = self.topics.pop(name, None)
-        if known is not None:
-            self.names_by_id.pop(known.topic_id, None)
+        previous = self.topics.pop(name, None)
+        if previous is not None:
+            self.names_by_id.pop(previous.topic_id, None)
         self.topics[name] = TopicMetadata(
             name,
             topic.topic_id,
             topic.is_internal,
             error,
             {
-                each.partition_index: PartitionMetadata(
-                    each.partition_index,
-                    each.leader_id,
-                    each.leader_epoch,
-                    each.replica_nodes,
-                    each.isr_nodes,
-                    each.offline_replicas,
-                    each.creation_time_ms,
-                    error_of(each.error_code),
+                partition.partition_index: PartitionMetadata(
+                    partition.partition_index,
+                    partition.leader_id,
+                    partition.leader_epoch,
+                    partition.replica_nodes,
+                    partition.isr_nodes,
+                    partition.offline_replicas,
+                    partition.creation_time_ms,
+                    error_of(partition.error_code),
                 )
-                for each in topic.partitions
+                for partition in topic.partitions
             },
         )
         if topic.topic_id != ZERO_UUID:
@@ -109,21 +110,24 @@ class ClusterMetadata:
         return topic.partitions.get(partition.partition) if topic is not None else None
 
     def leader(self, partition: TopicPartition) -> int | None:
-        """The node that leads the partition, None where none is known."""
-        found = self.partition(partition)
-        return found.leader if found is not None and found.leader != NO_NODE else None
+        """Returns the node id of the partition's leader, None if no leader is known."""
+        metadata = self.partition(partition)
+        return metadata.leader if metadata is not None and metadata.leader != NO_NODE else None
 
     def leader_epoch(self, partition: TopicPartition) -> int:
-        found = self.partition(partition)
-        return found.leader_epoch if found is not None else -1
+        metadata = self.partition(partition)
+        return metadata.leader_epoch if metadata is not None else -1
 
     def topic_id(self, name: str) -> bytes:
-        """The id of a topic, zeros where it is not known."""
+        """Returns the id of a topic, the zero id if it is unknown."""
         topic = self.topics.get(name)
         return topic.topic_id if topic is not None else ZERO_UUID
 
     def creation_time_ms(self, partition: TopicIdPartition) -> int | None:
-        """-1 where the broker does not know it, None where the partition itself is not known yet."""
+        """Returns the partition's creation time.
+
+        -1 means that the broker does not know the time; None means that the metadata does not have the partition.
+        """
         name = self.names_by_id.get(partition.topic_id)
-        found = self.topics[name].partitions.get(partition.partition) if name is not None else None
-        return found.creation_time_ms if found is not None else None
+        metadata = self.topics[name].partitions.get(partition.partition) if name is not None else None
+        return metadata.creation_time_ms if metadata is not None else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of OffsetCommit and OffsetFetch that the consumer and the admin client share. Pure."""
+"""Builds and reads OffsetCommit and OffsetFetch messages, for the consumer and the admin client. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GroupOffsets = dict[TopicPartition, OffsetAndMetadata | None]
 OffsetsOrError = GroupOffsets | KafkaError
 
 LAST_VERSION_WITH_NAMES: Final = 9
-"""From v10 OffsetCommit and OffsetFetch name topics by id, which is of no use where a person gave names."""
+"""From v10 on OffsetCommit and OffsetFetch identify topics by id. The callers of this client give names."""
 
 LAST_TXN_VERSION_WITH_NAMES: Final = 5
-"""TxnOffsetCommit names topics by id from v6 on."""
+"""TxnOffsetCommit identifies topics by id from v6 on."""
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Sorted, as requests group them."""
+    """Groups partitions by topic, sorted and without duplicates."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(set(partitions)):
         topics.setdefault(topic, []).append(partition)
@@ -30,18 +30,23 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def fetched_offsets(group: OffsetFetchResponse.OffsetFetchResponseGroup) -> OffsetsOrError:
-    """The group's offsets, None for a partition without one; the first error is that of all, so that none is missed."""
+    """Returns the committed offsets of a group, None for a partition without one.
+
+    Returns the first error of a partition as the error of the group, so that a caller cannot overlook it.
+    """
     if group.error_code:
         return KafkaError(error_of(group.error_code))
     offsets: GroupOffsets = {}
     for topic in group.topics:
-        for each in topic.partitions:
-            if each.error_code:
-                return KafkaError(error_of(each.error_code), f"{topic.name}-{each.partition_index}")
-            found = None
-            if each.committed_offset >= 0:
-                found = OffsetAndMetadata(each.committed_offset, each.metadata or "", each.committed_leader_epoch)
-            offsets[TopicPartition(topic.name, each.partition_index)] = found
+        for partition in topic.partitions:
+            if partition.error_code:
+                return KafkaError(error_of(partition.error_code), f"{topic.name}-{partition.partition_index}")
+            committed = None
+            if partition.committed_offset >= 0:
+                committed = OffsetAndMetadata(
+                    partition.committed_offset, partition.metadata or "", partition.committed_leader_epoch
+                )
+            offsets[TopicPartition(topic.name, partition.partition_index)] = committed
     return offsets
 
 
@@ -64,4 +69,4 @@ def commit_topics(offsets: Offsets) -> list[OffsetCommitRequest.OffsetCommitRequ
 
 
 def commit_error_codes(response: OffsetCommitResponse) -> list[int]:
-    return [each.error_code for topic in response.topics for each in topic.partitions]
+    return [partition.error_code for topic in response.topics for partition in topic.partitions]

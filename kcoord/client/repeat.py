@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats calls about several things, for those of them whose answer means "elsewhere" or "later"."""
+"""Repeats a call about several keys (topics, partitions, groups) for those keys whose error may pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kcoord_protocol.errors import Errors, KafkaError
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Answers that mean "elsewhere" or "later". An unknown topic is retriable for a consumer; here it is the answer.
+# These errors may pass: another broker is responsible, or the broker is not ready. UNKNOWN_TOPIC_OR_PARTITION, which a
+# consumer retries, is not among them: here it is the result.
 _REPEATED: Final = frozenset(
     {
         Errors.NETWORK_EXCEPTION,
@@ -40,10 +41,13 @@ async def repeat(
     keys: Iterable[K],
     attempt: Callable[[list[K]], Awaitable[Mapping[K, V | KafkaError]]],
 ) -> dict[K, V | KafkaError]:
-    """Asks about all keys, and again about those whose answer means elsewhere or later, until the deadline."""
-    wanted = list(dict.fromkeys(keys))
+    """Makes an attempt for all keys, then for those keys whose error may pass, until the deadline.
+
+    Returns the last outcome of each key.
+    """
+    distinct_keys = list(dict.fromkeys(keys))
     outcomes: dict[K, V | KafkaError] = {}
-    pending = wanted
+    pending = distinct_keys
     failures = 0
     while pending:
         latest = await _attempt(cluster, deadline, pending, attempt)
@@ -54,7 +58,7 @@ async def repeat(
             await cluster.sleep_backoff(failures, deadline)
             if deadline.is_over:
                 break
-    return {key: outcomes[key] for key in wanted}
+    return {key: outcomes[key] for key in distinct_keys}
 
 
 async def _attempt(
@@ -63,8 +67,8 @@ async def _attempt(
     keys: list[K],
     attempt: Callable[[list[K]], Awaitable[Mapping[K, V | KafkaError]]],
 ) -> Mapping[K, V | KafkaError]:
-    """One attempt; a failure of the whole request is one of every key."""
-    failed = KafkaError(Errors.UNKNOWN_SERVER_ERROR, "the broker left this out of its answer")
+    """Makes one attempt. A failure of the whole request is the outcome of every key."""
+    failed = KafkaError(Errors.UNKNOWN_SERVER_ERROR, "the broker left this out of its response")
     try:
         return dict.fromkeys(keys, failed) | dict(await cluster.retry("the request", deadline, lambda: attempt(keys)))
     except KafkaError as error:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`auto_offset_reset`: latest, earliest, none, by_duration:PnDTnHnMn.nS (KIP-1106), to_start_time (KIP-1282). Pure."""
+"""Parses `auto_offset_reset`: latest, earliest, none, by_duration:PnDTnHnMn.nS (KIP-1106), to_start_time (KIP-1282).
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ LATEST_TIMESTAMP: Final = -1
 EARLIEST_TIMESTAMP: Final = -2
 
 _PREFIX: Final = "by_duration:"
-# java.time.Duration's form: a sign per part and before the whole, fractions only in seconds, "T" only with a part.
+# The format of java.time.Duration. The whole and each part can have a sign, only seconds have a fraction, and at least
+# one part follows a "T".
 _NUMBER: Final = r"[+-]?\d+"
 _DURATION: Final = re.compile(
     rf"(?P<sign>[+-])?P(?:(?P<days>{_NUMBER})D)?"
@@ -25,7 +29,7 @@ _DURATION: Final = re.compile(
 
 
 class ResetStrategy(Enum):
-    """Where to begin."""
+    """How a consumer chooses its first position in a partition."""
 
     LATEST = "latest"
     EARLIEST = "earliest"
@@ -36,13 +40,13 @@ class ResetStrategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetPolicy:
-    """A strategy, with the duration where it has one."""
+    """A strategy; BY_DURATION has a duration."""
 
     strategy: ResetStrategy
     duration_ms: int = 0
 
     def timestamp(self, now_ms: int, group_creation_time_ms: int = -1) -> int:
-        """What to ask ListOffsets for; `none` has nothing to ask."""
+        """Returns the timestamp for ListOffsets. The policy `none` has no timestamp: callers must not ask for it."""
         match self.strategy:
             case ResetStrategy.LATEST:
                 return LATEST_TIMESTAMP
@@ -69,7 +73,7 @@ TO_START_TIME: Final = ResetPolicy(ResetStrategy.TO_START_TIME)
 
 
 def parse_reset_policy(name: str, text: str, *, none_allowed: bool = True) -> ResetPolicy:
-    """Reads the setting `name`; ConfigException says what is allowed."""
+    """Parses the value of the setting `name`. Raises ConfigException, which names the allowed values."""
     lowered = text.lower()
     policies = [policy for policy in (LATEST, EARLIEST, TO_START_TIME, NONE) if none_allowed or policy is not NONE]
     for policy in policies:
@@ -79,17 +83,17 @@ def parse_reset_policy(name: str, text: str, *, none_allowed: bool = True) -> Re
         duration_ms = parse_duration_ms(text[len(_PREFIX) :])
         if duration_ms is not None and duration_ms >= 0:
             return ResetPolicy(ResetStrategy.BY_DURATION, duration_ms)
-        raise ConfigException(f"{name}: {text!r} needs a duration that is not negative, such as by_duration:PT1H")
+        raise ConfigException(f"{name}: {text!r} needs a duration that is not negative, for example by_duration:PT1H")
     allowed = ", ".join(policy.strategy.value for policy in policies)
-    raise ConfigException(f"{name}: {text!r} is none of {allowed} and by_duration:<duration>")
+    raise ConfigException(f"{name}: {text!r} is not one of {allowed} and by_duration:<duration>")
 
 
 def parse_duration_ms(text: str) -> int | None:
-    """An ISO-8601 duration of days and smaller units in whole milliseconds, None where it is not one."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    """Parses an ISO-8601 duration of days and smaller units. Returns whole milliseconds, None if it is malformed."""
+    duration = _DURATION.fullmatch(text)
+    if duration is None:
         return None
-    parts = found.groupdict()
+    parts = duration.groupdict()
     if all(parts[unit] is None for unit in ("days", "hours", "minutes", "seconds")):
         return None
     seconds_text = parts["seconds"] or "0"

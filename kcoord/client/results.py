@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of calls about several things, each of which succeeds or fails by itself. Pure."""
+"""Results of calls about several keys. Each key succeeds or fails by itself. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ V = TypeVar("V")
 
 
 class Results(Generic[K, V]):
-    """`results[key]` is the value, or raises the error of that key; `all()` is all, or raises the first error."""
+    """The outcomes of a call, by key.
+
+    `results[key]` returns the value of a key or raises its error. `all()` returns all values or raises the first error.
+    """
 
     def __init__(self, outcomes: Mapping[K, V | KafkaError]) -> None:
         self._outcomes = dict(outcomes)
@@ -38,31 +41,31 @@ class Results(Generic[K, V]):
 
     @property
     def values(self) -> dict[K, V]:
-        """What succeeded."""
-        return {key: each for key, each in self._outcomes.items() if not isinstance(each, KafkaError)}
+        """The values of the keys that succeeded."""
+        return {key: outcome for key, outcome in self._outcomes.items() if not isinstance(outcome, KafkaError)}
 
     @property
     def errors(self) -> dict[K, KafkaError]:
-        """What failed."""
-        return {key: each for key, each in self._outcomes.items() if isinstance(each, KafkaError)}
+        """The errors of the keys that failed."""
+        return {key: outcome for key, outcome in self._outcomes.items() if isinstance(outcome, KafkaError)}
 
     def error(self, key: K) -> KafkaError | None:
-        """Why `key` failed, None where it did not."""
+        """Returns the error of `key`, None if it succeeded."""
         outcome = self._outcomes[key]
         return outcome if isinstance(outcome, KafkaError) else None
 
     def all(self) -> dict[K, V]:
-        """Every value, or the first error."""
+        """Returns every value. Raises the first error if a key failed."""
         return {key: self[key] for key in self._outcomes}
 
 
 def outcome_of(code: int, message: str | None, value: V) -> V | KafkaError:
-    """The value, or the error that the code names."""
+    """Returns the value, or the error of the code if it is not NONE."""
     return value if code == Errors.NONE else KafkaError(error_of(code), message)
 
 
 def error_of(code: int) -> Errors:
-    """The error; a code that is newer than this client is an unknown server error."""
+    """Returns the error of a code. A code that this client does not know is UNKNOWN_SERVER_ERROR."""
     try:
         return Errors(code)
     except ValueError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam for TLS and SASL: a `Security` says how a connection is encrypted and proves who the client is.
+"""The interface for TLS and SASL. A `Security` encrypts connections and authenticates the client.
 
-Without one, connections are plain.
+Without a `Security`, connections are plain.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ Response = TypeVar("Response", bound=Message)
 
 
 class RequestSender(Protocol):
-    """What authentication may do with a connection that has negotiated its versions and carries nothing else yet."""
+    """Sends the requests of an authentication, on a connection that has only negotiated its versions."""
 
     async def call(self, request: Message, response: type[Response]) -> Response:
-        """Sends a request in the highest version that both sides have, and waits for its answer."""
+        """Sends a request in the highest common version. Returns the response."""
         ...
 
 
 class Security(Protocol):
-    """How connections are secured."""
+    """How a client encrypts its connections and authenticates itself."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS settings, or None for a connection without TLS."""
+        """Returns the TLS settings, None for a connection without TLS."""
         ...
 
     async def authenticate(self, sender: RequestSender) -> None:
-        """Runs before any other request (SaslHandshake, SaslAuthenticate); an exception closes the connection."""
+        """Authenticates the client (SaslHandshake, SaslAuthenticate) before any other request.
+
+        An exception closes the connection.
+        """
         ...

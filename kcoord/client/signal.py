@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broadcast between tasks: take a ticket, look at the state, wait on the ticket. Nothing in between is missed."""
+"""A broadcast between tasks of one event loop.
+
+Theory of operation. A task takes a ticket, looks at the state, and waits on the ticket. `notify` sets the current
+ticket and makes a new one. So a change between the look and the wait sets the ticket, and the task cannot miss it.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,23 @@ import asyncio
 
 
 class Signal:
-    """Says that something changed, not what."""
+    """Notifies waiting tasks that something has changed. It does not say what."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def ticket(self) -> asyncio.Event:
-        """To be waited on: set by the next `notify`."""
+        """Returns the event that the next `notify` sets."""
         return self._event
 
     def notify(self) -> None:
+        """Wakes all tasks that wait on a ticket."""
         self._event.set()
         self._event = asyncio.Event()
 
 
 async def wait_for(ticket: asyncio.Event, timeout_ms: float | None) -> bool:
-    """Whether the ticket was set in time."""
+    """Waits for the ticket. Returns whether it was set in time."""
     if ticket.is_set():
         return True
     if timeout_ms is not None and timeout_ms <= 0:

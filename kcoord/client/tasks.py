@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background tasks: made in one place, which logs a failure that nobody else would see."""
+"""Background tasks. `spawn` starts them all, and logs failures that would otherwise be lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 def spawn(work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-    """Starts a task; the caller keeps the reference."""
+    """Starts a task and logs its failure. The caller must keep the reference, since asyncio does not."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_failure)
     return task
@@ -23,7 +23,7 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 
 class Tasks:
-    """Those of one owner that are still running."""
+    """The running tasks of one owner."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
@@ -40,7 +40,7 @@ class Tasks:
 
 
 async def stop(tasks: Iterable[asyncio.Task[None] | None]) -> None:
-    """Cancels tasks and waits until they have ended."""
+    """Cancels tasks and waits until they have ended. None entries are skipped."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()

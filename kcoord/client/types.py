@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that the client's methods take and return. Plain data; a time or an offset that is unknown is None."""
+"""The parameters and results of the clients. Plain data."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TopicPartition(NamedTuple):
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition by topic id: a topic that was deleted and made again is another one."""
+    """A partition by topic id. A topic that was deleted and created again has another id."""
 
     topic_id: bytes
     partition: int
 
 
 class OffsetAndMetadata(NamedTuple):
-    """What a group commits for a partition: the offset of the next record to read."""
+    """A committed offset of a group: the offset of the next record to read, with metadata and leader epoch."""
 
     offset: int
     metadata: str = ""
@@ -38,7 +38,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """A record's place and time, as found by a look-up by time."""
+    """The offset and timestamp of a record, as `offsets_for_times` returns them."""
 
     offset: int
     timestamp_ms: int
@@ -47,7 +47,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 @dataclass(slots=True)
 class ConsumerRecord:
-    """A record as it was read."""
+    """A record that the consumer read."""
 
     topic: str
     partition: int
@@ -61,11 +61,12 @@ class ConsumerRecord:
 
     @property
     def topic_partition(self) -> TopicPartition:
+        """The partition that the record was read from."""
         return TopicPartition(self.topic, self.partition)
 
 
 class RecordMetadata(NamedTuple):
-    """Where a produced record was stored; the offset is None with `acks=0`, which is never answered."""
+    """The partition and offset of a produced record. The offset is None with `acks=0`, which has no response."""
 
     topic: str
     partition: int
@@ -74,7 +75,7 @@ class RecordMetadata(NamedTuple):
 
 
 class ListOffsetsResult(NamedTuple):
-    """What a look-up found: offset -1 means that no record is that new."""
+    """The result of ListOffsets for a partition. Offset -1 means that no record is at or after the time."""
 
     offset: int
     timestamp_ms: int
@@ -82,7 +83,7 @@ class ListOffsetsResult(NamedTuple):
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """Who commits: what a producer needs to commit offsets for a consumer within a transaction."""
+    """The group and the member that a producer needs to commit offsets for a consumer within a transaction."""
 
     group_id: str
     member_id: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the client names itself to brokers (KIP-511)."""
+"""The name and version of the client's software, which it sends to brokers (KIP-511)."""
 
 from __future__ import annotations
 

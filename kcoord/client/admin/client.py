@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdminClient: every call takes a timeout, and repeats what means "elsewhere" or "later" until it is over."""
+"""The class AdminClient."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from kcoord.client.admin import configs, features, group_offsets, groups, topics
+from kcoord.client.admin import acls, client_quotas, configs, features, group_offsets, groups, scram_credentials, topics
+from kcoord.client.admin.client_quotas import ClientQuotaEntity
 from kcoord.client.admin.configs import Config
 from kcoord.client.admin.group_offsets import DeleteConsumerGroupOffsetsResult
 from kcoord.client.admin.model import (
@@ -26,6 +27,11 @@ from kcoord.client.admin.model import (
     TopicDescription,
     TopicListing,
 )
+from kcoord.client.admin.scram_credentials import (
+    ScramCredentialInfo,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.config import AdminConfig, AdminOptions, make_config
 from kcoord.client.leaders import delete_records, list_offsets
@@ -33,12 +39,14 @@ from kcoord.client.offset_messages import GroupOffsets
 from kcoord.client.repeat import repeat
 from kcoord.client.results import Results
 from kcoord.client.types import ListOffsetsResult, OffsetAndMetadata, TopicPartition
+from kcoord_protocol.acls import Acl, AclFilter
 
 
 class AdminClient:
-    """Looks after topics, groups and configs.
+    """Creates, describes, alters and deletes topics, groups and configs.
 
-    Use it with `async with`, or call `start` and `close`. A `timeout_ms` of None is `default_api_timeout_ms`.
+    Use it with `async with`, or call `start` and `close`. Each call retries retriable errors until `timeout_ms`; None
+    stands for `default_api_timeout_ms`.
     """
 
     def __init__(self, config: AdminConfig | None = None, **options: Unpack[AdminOptions]) -> None:
@@ -47,14 +55,15 @@ class AdminClient:
 
     @property
     def config(self) -> AdminConfig:
-        """The settings that it was made with."""
+        """The settings of this client."""
         return self._config
 
     async def start(self) -> None:
-        """Finds the cluster."""
+        """Connects to the cluster and fetches its metadata. Raises TimeoutException if no broker responds."""
         await self._cluster.start(self._deadline(None))
 
     async def close(self) -> None:
+        """Closes all connections. Requests in flight fail."""
         await self._cluster.close()
 
     async def __aenter__(self) -> Self:
@@ -78,11 +87,12 @@ class AdminClient:
     async def create_topics(
         self, new_topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
     ) -> Results[str, CreatedTopic]:
-        """Creates topics, or only checks that it could."""
+        """Creates topics. With `validate_only` the broker checks the request and creates nothing."""
         deadline = self._deadline(timeout_ms)
         return Results(await topics.create_topics(self._cluster, deadline, new_topics, validate_only))
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> Results[str, None]:
+        """Deletes topics with their records."""
         return Results(await topics.delete_topics(self._cluster, self._deadline(timeout_ms), names))
 
     async def create_partitions(
@@ -92,15 +102,15 @@ class AdminClient:
         validate_only: bool = False,
         timeout_ms: int | None = None,
     ) -> Results[str, None]:
-        """Grows topics to a total number of partitions."""
-        wanted = {
+        """Adds partitions to topics, up to the given total number of partitions."""
+        totals = {
             name: NewPartitions(count) if isinstance(count, int) else count for name, count in new_partitions.items()
         }
         deadline = self._deadline(timeout_ms)
-        return Results(await topics.create_partitions(self._cluster, deadline, wanted, validate_only))
+        return Results(await topics.create_partitions(self._cluster, deadline, totals, validate_only))
 
     async def list_topics(self, *, include_internal: bool = False, timeout_ms: int | None = None) -> list[TopicListing]:
-        """All topics, by name."""
+        """Returns all topics, sorted by name."""
         cluster = self._cluster
         return await cluster.retry(
             "list topics", self._deadline(timeout_ms), lambda: topics.list_topics(cluster, include_internal)
@@ -113,8 +123,10 @@ class AdminClient:
         partitions_per_page: int = topics.PARTITIONS_PER_PAGE,
         timeout_ms: int | None = None,
     ) -> Results[str, TopicDescription]:
-        """Partitions with leaders, replicas and, where the broker knows them, creation times (KIP-1327). Not more than
-        so many are asked for at a time.
+        """Returns each topic's partitions with leader, replicas and creation time (KIP-1327).
+
+        The creation time is None if the broker does not know it. A response has at most `partitions_per_page`
+        partitions; the client requests as many pages as needed.
         """
         deadline = self._deadline(timeout_ms)
         return Results(await topics.describe_topics(self._cluster, deadline, names, partitions_per_page))
@@ -122,6 +134,7 @@ class AdminClient:
     async def describe_cluster(
         self, *, include_authorized_operations: bool = False, timeout_ms: int | None = None
     ) -> ClusterDescription:
+        """Returns the cluster id, the brokers and the controller."""
         cluster = self._cluster
         return await cluster.retry(
             "describe the cluster",
@@ -130,7 +143,7 @@ class AdminClient:
         )
 
     async def describe_features(self, *, timeout_ms: int | None = None) -> FeatureMetadata:
-        """Features with their levels (KIP-584)."""
+        """Returns the finalized and the supported levels of the cluster's features (KIP-584)."""
         cluster = self._cluster
         return await cluster.retry(
             "describe features", self._deadline(timeout_ms), lambda: features.describe_features(cluster)
@@ -139,7 +152,10 @@ class AdminClient:
     async def update_features(
         self, updates: Mapping[str, FeatureUpdate], *, validate_only: bool = False, timeout_ms: int | None = None
     ) -> Results[str, None]:
-        """Changes the levels of features, all or none (KIP-584), or only checks that it could."""
+        """Changes the levels of features, all or none of them (KIP-584).
+
+        With `validate_only` the broker checks the request and changes nothing.
+        """
         deadline = self._deadline(timeout_ms)
         return Results(await features.update_features(self._cluster, deadline, updates, validate_only))
 
@@ -152,7 +168,10 @@ class AdminClient:
         read_committed: bool = False,
         timeout_ms: int | None = None,
     ) -> Results[TopicPartition, ListOffsetsResult]:
-        """The first, the last, or the offset at a time, of each partition."""
+        """Looks up one offset per partition: the first, the end of the log, or the first at or after a time.
+
+        With `read_committed` the end of the log is the last stable offset.
+        """
         deadline = self._deadline(timeout_ms)
         timestamps = {partition: spec.timestamp for partition, spec in specs.items()}
         attempt = list_offsets(self._cluster, deadline, timestamps, read_committed=read_committed)
@@ -161,7 +180,7 @@ class AdminClient:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
     ) -> Results[TopicPartition, int]:
-        """Deletes the records before an offset (-1: all); returns the partitions' new first offsets."""
+        """Deletes the records before an offset (-1: all). Returns the new first offset of each partition."""
         deadline = self._deadline(timeout_ms)
         attempt = delete_records(self._cluster, deadline, before)
         return Results(await repeat(self._cluster, deadline, before, attempt))
@@ -171,7 +190,10 @@ class AdminClient:
     async def list_groups(
         self, *, states: Iterable[str] = (), types: Iterable[str] = (), timeout_ms: int | None = None
     ) -> list[GroupListing]:
-        """All groups, by id; only those in one of the states and of one of the types, where some are given."""
+        """Returns all groups, sorted by id.
+
+        If `states` or `types` are given, returns only groups in one of these states and of one of these types.
+        """
         cluster, state_list, type_list = self._cluster, list(states), list(types)
         return await cluster.retry(
             "list groups", self._deadline(timeout_ms), lambda: groups.list_groups(cluster, state_list, type_list)
@@ -180,14 +202,14 @@ class AdminClient:
     async def list_consumer_groups(
         self, *, states: Iterable[str] = (), types: Iterable[str] = (), timeout_ms: int | None = None
     ) -> list[GroupListing]:
-        """The groups of consumers: those of other clients of the classic protocol, such as Connect, are left out."""
+        """Returns the groups of consumers. Omits groups of other clients of the classic protocol, such as Connect."""
         listed = await self.list_groups(states=states, types=types, timeout_ms=timeout_ms)
         return [group for group in listed if group.is_simple or group.protocol_type == groups.CONSUMER_PROTOCOL_TYPE]
 
     async def describe_consumer_groups(
         self, group_ids: Iterable[str], *, include_authorized_operations: bool = False, timeout_ms: int | None = None
     ) -> Results[str, ConsumerGroupDescription]:
-        """State, members, assignments, target assignments, and the group's creation time (KIP-1327)."""
+        """Returns each group's state, members, assignments, target assignments and creation time (KIP-1327)."""
         deadline = self._deadline(timeout_ms)
         return Results(await groups.describe_groups(self._cluster, deadline, group_ids, include_authorized_operations))
 
@@ -199,15 +221,22 @@ class AdminClient:
 
     async def list_consumer_group_offsets(
         self,
-        wanted: Mapping[str, Iterable[TopicPartition] | None] | Iterable[str],
+        group_specs: Mapping[str, Iterable[TopicPartition] | None] | Iterable[str],
         *,
         require_stable: bool = False,
         timeout_ms: int | None = None,
     ) -> Results[str, GroupOffsets]:
-        """The committed offsets of groups: all, or those of some partitions (None for one without)."""
-        which = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+        """Returns the committed offsets of groups.
+
+        `group_specs` maps group ids to partitions; None stands for all partitions with a committed offset, and so do
+        group ids alone. A requested partition without a committed offset has the value None. With `require_stable` the
+        call waits until no transaction has pending offsets for the partitions.
+        """
+        partitions_by_group = group_specs if isinstance(group_specs, Mapping) else dict.fromkeys(group_specs)
         deadline = self._deadline(timeout_ms)
-        return Results(await group_offsets.list_group_offsets(self._cluster, deadline, which, require_stable))
+        return Results(
+            await group_offsets.list_group_offsets(self._cluster, deadline, partitions_by_group, require_stable)
+        )
 
     async def alter_consumer_group_offsets(
         self,
@@ -216,18 +245,18 @@ class AdminClient:
         *,
         timeout_ms: int | None = None,
     ) -> Results[TopicPartition, None]:
-        """Commits offsets for a group without members; UNKNOWN_MEMBER_ID says that it has some."""
-        wanted = {
+        """Commits offsets for a group without members. If the group has members, the error is UNKNOWN_MEMBER_ID."""
+        offsets_and_metadata = {
             partition: OffsetAndMetadata(offset) if isinstance(offset, int) else offset
             for partition, offset in offsets.items()
         }
         deadline = self._deadline(timeout_ms)
-        return Results(await group_offsets.alter_group_offsets(self._cluster, deadline, group_id, wanted))
+        return Results(await group_offsets.alter_group_offsets(self._cluster, deadline, group_id, offsets_and_metadata))
 
     async def delete_consumer_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> DeleteConsumerGroupOffsetsResult:
-        """Deletes committed offsets of topics that the group does not read (KIP-496)."""
+        """Deletes committed offsets of topics that the group is not subscribed to (KIP-496)."""
         return await group_offsets.delete_group_offsets(self._cluster, self._deadline(timeout_ms), group_id, partitions)
 
     # Configs.
@@ -240,11 +269,16 @@ class AdminClient:
         include_documentation: bool = False,
         timeout_ms: int | None = None,
     ) -> Results[ConfigResource, Config]:
-        """All settings of topics, brokers and groups, or those named; by name."""
-        wanted = resources if isinstance(resources, Mapping) else dict.fromkeys(resources)
+        """Returns the configs of topics, brokers and groups, as one dict by name per resource.
+
+        A mapping limits the result to the named configs of a resource; None stands for all of them.
+        """
+        keys_by_resource = resources if isinstance(resources, Mapping) else dict.fromkeys(resources)
         deadline = self._deadline(timeout_ms)
         return Results(
-            await configs.describe_configs(self._cluster, deadline, wanted, include_synonyms, include_documentation)
+            await configs.describe_configs(
+                self._cluster, deadline, keys_by_resource, include_synonyms, include_documentation
+            )
         )
 
     async def incremental_alter_configs(
@@ -254,17 +288,95 @@ class AdminClient:
         validate_only: bool = False,
         timeout_ms: int | None = None,
     ) -> Results[ConfigResource, None]:
-        """Changes settings, all or none of each resource."""
+        """Changes configs, all or none of the changes to a resource.
+
+        With `validate_only` the broker checks the request and changes nothing.
+        """
         deadline = self._deadline(timeout_ms)
         return Results(await configs.incremental_alter_configs(self._cluster, deadline, changes, validate_only))
 
     async def list_config_resources(
         self, types: Iterable[ConfigResourceType] = (), *, timeout_ms: int | None = None
     ) -> list[ConfigResource]:
-        """What has configs of its own, of the given types or of all."""
-        cluster, wanted = self._cluster, list(types)
+        """Returns the resources that have configs of their own, of the given types or of all types."""
+        cluster, type_list = self._cluster, list(types)
         return await cluster.retry(
             "list config resources",
             self._deadline(timeout_ms),
-            lambda: configs.list_config_resources(cluster, wanted),
+            lambda: configs.list_config_resources(cluster, type_list),
         )
+
+    # ACLs.
+
+    async def describe_acls(self, acl_filter: AclFilter | None = None, *, timeout_ms: int | None = None) -> list[Acl]:
+        """Returns the ACLs that match the filter, or all ACLs. Raises SECURITY_DISABLED if there is no authorizer."""
+        cluster = self._cluster
+        return await cluster.retry(
+            "describe ACLs",
+            self._deadline(timeout_ms),
+            lambda: acls.describe_acls(cluster, acl_filter or AclFilter()),
+        )
+
+    async def create_acls(self, new_acls: Iterable[Acl], *, timeout_ms: int | None = None) -> Results[Acl, None]:
+        """Creates ACLs. An ACL that exists already is no error."""
+        return Results(await acls.create_acls(self._cluster, self._deadline(timeout_ms), new_acls))
+
+    async def delete_acls(
+        self, filters: Iterable[AclFilter], *, timeout_ms: int | None = None
+    ) -> Results[AclFilter, list[Acl]]:
+        """Deletes the ACLs that match at least one filter. Returns the deleted ACLs of each filter."""
+        return Results(await acls.delete_acls(self._cluster, self._deadline(timeout_ms), filters))
+
+    # Quotas.
+
+    async def describe_client_quotas(
+        self, *, timeout_ms: int | None = None
+    ) -> dict[ClientQuotaEntity, dict[str, float]]:
+        """Returns the quotas of all users and clients (KIP-546), by entity and key."""
+        cluster = self._cluster
+        return await cluster.retry(
+            "describe client quotas",
+            self._deadline(timeout_ms),
+            lambda: client_quotas.describe_client_quotas(cluster),
+        )
+
+    async def alter_client_quotas(
+        self,
+        alterations: Mapping[ClientQuotaEntity, Mapping[str, float | None]],
+        *,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Results[ClientQuotaEntity, None]:
+        """Sets quotas by entity and key, and removes those whose value is None."""
+        deadline = self._deadline(timeout_ms)
+        return Results(
+            await client_quotas.alter_client_quotas(self._cluster, deadline, alterations, validate_only=validate_only)
+        )
+
+    # Users.
+
+    async def describe_user_scram_credentials(
+        self, users: Iterable[str] = (), *, timeout_ms: int | None = None
+    ) -> Results[str, list[ScramCredentialInfo]]:
+        """Returns the mechanisms and iterations of users' SCRAM credentials (KIP-554), of all users if none is given.
+
+        A user without credentials has the error RESOURCE_NOT_FOUND.
+        """
+        cluster, user_list = self._cluster, list(users)
+        return Results(
+            await cluster.retry(
+                "describe SCRAM credentials",
+                self._deadline(timeout_ms),
+                lambda: scram_credentials.describe_user_scram_credentials(cluster, user_list),
+            )
+        )
+
+    async def alter_user_scram_credentials(
+        self,
+        alterations: Iterable[UserScramCredentialUpsertion | UserScramCredentialDeletion],
+        *,
+        timeout_ms: int | None = None,
+    ) -> Results[str, None]:
+        """Creates, replaces and deletes SCRAM credentials (KIP-554). Brokers accept one alteration for each user."""
+        deadline = self._deadline(timeout_ms)
+        return Results(await scram_credentials.alter_user_scram_credentials(self._cluster, deadline, alterations))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of topics, brokers and groups: describe, alter, list what has any."""
+"""Configs of topics, brokers and groups: describe and alter them, and list the resources that have configs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _BROKER_TYPES = (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER)
 async def describe_configs(
     cluster: Cluster,
     deadline: Deadline,
-    wanted: Mapping[ConfigResource, Sequence[str] | None],
+    keys_by_resource: Mapping[ConfigResource, Sequence[str] | None],
     include_synonyms: bool,
     include_documentation: bool,
 ) -> dict[ConfigResource, Config | KafkaError]:
     async def attempt(pending: list[ConfigResource]) -> Mapping[ConfigResource, Config | KafkaError]:
-        found: dict[ConfigResource, Config | KafkaError] = {}
+        outcomes: dict[ConfigResource, Config | KafkaError] = {}
         for node_id, resources in _by_broker(pending).items():
             request = DescribeConfigsRequest(
                 resources=[
                     DescribeConfigsRequest.DescribeConfigsResource(
                         resource_type=resource.type,
                         resource_name=resource.name,
-                        configuration_keys=_key_list(wanted[resource]),
+                        configuration_keys=_key_list(keys_by_resource[resource]),
                     )
                     for resource in resources
                 ],
@@ -57,10 +57,10 @@ async def describe_configs(
             response = await (await _connection(cluster, node_id)).call(request, DescribeConfigsResponse)
             for result in response.results:
                 resource = ConfigResource(ConfigResourceType(result.resource_type), result.resource_name)
-                found[resource] = outcome_of(result.error_code, result.error_message, _config(result))
-        return found
+                outcomes[resource] = outcome_of(result.error_code, result.error_message, _config(result))
+        return outcomes
 
-    return await repeat(cluster, deadline, wanted, attempt)
+    return await repeat(cluster, deadline, keys_by_resource, attempt)
 
 
 def _key_list(keys: Sequence[str] | None) -> list[str] | None:
@@ -68,12 +68,15 @@ def _key_list(keys: Sequence[str] | None) -> list[str] | None:
 
 
 def _by_broker(resources: Iterable[ConfigResource]) -> dict[int | None, list[ConfigResource]]:
-    """A named broker answers for itself; any broker answers for all else (None)."""
-    found: dict[int | None, list[ConfigResource]] = {}
+    """Groups resources by the broker to ask. Configs of a named broker come from that broker, all others from any.
+
+    The key None stands for any broker.
+    """
+    resources_by_broker: dict[int | None, list[ConfigResource]] = {}
     for resource in resources:
         owner = int(resource.name) if resource.type in _BROKER_TYPES and resource.name.isdecimal() else None
-        found.setdefault(owner, []).append(resource)
-    return found
+        resources_by_broker.setdefault(owner, []).append(resource)
+    return resources_by_broker
 
 
 async def _connection(cluster: Cluster, node_id: int | None) -> Connection:
@@ -92,7 +95,7 @@ def _config(result: DescribeConfigsResponse.DescribeConfigsResult) -> Config:
             _source(entry.config_source),
             entry.read_only,
             entry.is_sensitive,
-            tuple(ConfigSynonym(each.name, each.value, _source(each.source)) for each in entry.synonyms),
+            tuple(ConfigSynonym(synonym.name, synonym.value, _source(synonym.source)) for synonym in entry.synonyms),
             entry.documentation,
         )
         for entry in result.configs
@@ -109,10 +112,10 @@ async def incremental_alter_configs(
     changes: Mapping[ConfigResource, Iterable[AlterConfigOp]],
     validate_only: bool,
 ) -> dict[ConfigResource, KafkaError | None]:
-    operations = {resource: list(wanted) for resource, wanted in changes.items()}
+    operations = {resource: list(resource_changes) for resource, resource_changes in changes.items()}
 
     async def attempt(pending: list[ConfigResource]) -> Mapping[ConfigResource, KafkaError | None]:
-        done: dict[ConfigResource, KafkaError | None] = {}
+        outcomes: dict[ConfigResource, KafkaError | None] = {}
         for node_id, resources in _by_broker(pending).items():
             request = IncrementalAlterConfigsRequest(
                 resources=[_altered(resource, operations[resource]) for resource in resources],
@@ -123,10 +126,10 @@ async def incremental_alter_configs(
             else:
                 connection = await _connection(cluster, node_id)
                 response = await connection.call(request, IncrementalAlterConfigsResponse)
-            for each in response.responses:
-                resource = ConfigResource(ConfigResourceType(each.resource_type), each.resource_name)
-                done[resource] = outcome_of(each.error_code, each.error_message, None)
-        return done
+            for result in response.responses:
+                resource = ConfigResource(ConfigResourceType(result.resource_type), result.resource_name)
+                outcomes[resource] = outcome_of(result.error_code, result.error_message, None)
+        return outcomes
 
     return await repeat(cluster, deadline, operations, attempt)
 
@@ -139,23 +142,26 @@ def _altered(
         resource_name=resource.name,
         configs=[
             IncrementalAlterConfigsRequest.AlterableConfig(
-                name=each.name, config_operation=each.operation, value=each.value
+                name=operation.name, config_operation=operation.operation, value=operation.value
             )
-            for each in operations
+            for operation in operations
         ],
     )
 
 
 async def list_config_resources(cluster: Cluster, types: Iterable[ConfigResourceType]) -> list[ConfigResource]:
-    wanted = sorted(set(types))
-    # v0 lists client metrics only, and its request names no types.
-    lowest = 0 if wanted == [ConfigResourceType.CLIENT_METRICS] else 1
+    sorted_types = sorted(set(types))
+    # v0 lists client metrics only; its request has no field for the types.
+    lowest = 0 if sorted_types == [ConfigResourceType.CLIENT_METRICS] else 1
     connection = await cluster.any_connection()
     version = connection.versions.choose(ListConfigResourcesRequest, lowest)
-    request = ListConfigResourcesRequest(resource_types=[int(each) for each in wanted] if version else [])
+    request = ListConfigResourcesRequest(
+        resource_types=[int(resource_type) for resource_type in sorted_types] if version else []
+    )
     response = await connection.call_version(request, ListConfigResourcesResponse, version)
     if response.error_code:
         raise KafkaError(error_of(response.error_code))
     return [
-        ConfigResource(ConfigResourceType(each.resource_type), each.resource_name) for each in response.config_resources
+        ConfigResource(ConfigResourceType(resource.resource_type), resource.resource_name)
+        for resource in response.config_resources
     ]

@@ -49,7 +49,7 @@ async def update_features(
         outcome: KafkaError | None = outcome_of(response.error_code, response.error_message, None)
         outcomes = dict.fromkeys(names, outcome)
         if outcome is None:
-            # Versions below 2 can have results by feature.
+            # Responses below v2 can have one result per feature.
             outcomes |= {
                 result.feature: outcome_of(result.error_code, result.error_message, None) for result in response.results
             }

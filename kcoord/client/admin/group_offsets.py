@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets of groups: list, alter, delete (KIP-496). An error of the group is the error of each of its partitions."""
+"""Committed offsets of groups: list, alter and delete them (KIP-496).
+
+An error of a group is the error of each of its partitions.
+"""
 
 from __future__ import annotations
 
@@ -35,33 +38,40 @@ _FIRST_VERSION_WITH_ALL: Final = 2
 
 
 class DeleteConsumerGroupOffsetsResult:
-    """KIP-496: what became of each partition, and of all."""
+    """The outcome of deleting committed offsets, per partition and as a whole (KIP-496)."""
 
     def __init__(self, outcomes: Mapping[TopicPartition, KafkaError | None]) -> None:
         self._results: Results[TopicPartition, None] = Results(outcomes)
 
     @property
     def results(self) -> Results[TopicPartition, None]:
+        """The result of each partition."""
         return self._results
 
     def partition_result(self, partition: TopicPartition) -> None:
-        """Returns if the partition's offset is gone; raises its error, or ValueError where it was not asked for."""
+        """Returns if the partition's offset was deleted; raises its error otherwise.
+
+        Raises ValueError if the call did not name the partition.
+        """
         if partition not in self._results:
             raise ValueError(f"{partition} was not among the partitions whose offsets were to be deleted")
         return self._results[partition]
 
     def all(self) -> None:
-        """Returns if all are gone; raises the first error."""
+        """Returns if all offsets were deleted; raises the first error otherwise."""
         self._results.all()
 
 
 async def list_group_offsets(
     cluster: Cluster,
     deadline: Deadline,
-    wanted: Mapping[str, Iterable[TopicPartition] | None],
+    partitions_by_group: Mapping[str, Iterable[TopicPartition] | None],
     require_stable: bool,
 ) -> dict[str, OffsetsOrError]:
-    topics = {group_id: None if which is None else by_topic(which) for group_id, which in wanted.items()}
+    topics = {
+        group_id: None if partitions is None else by_topic(partitions)
+        for group_id, partitions in partitions_by_group.items()
+    }
 
     async def ask(connection: Connection, _: Node, asked: list[str]) -> Mapping[str, OffsetsOrError]:
         version = connection.versions.choose(OffsetFetchRequest, highest=LAST_VERSION_WITH_NAMES)
@@ -96,7 +106,7 @@ def _fetch_group(group_id: str, topics: dict[str, list[int]] | None) -> OffsetFe
 async def _fetch_single(
     connection: Connection, version: int, group_id: str, topics: dict[str, list[int]] | None, require_stable: bool
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
-    """Up to v7 a request is about one group."""
+    """Fetches the offsets of one group: up to v7 a request has one group. Returns them in the form of v8."""
     asked = None
     if topics is not None:
         asked = [
@@ -115,13 +125,13 @@ async def _fetch_single(
                 name=topic.name,
                 partitions=[
                     OffsetFetchResponse.OffsetFetchResponsePartitions(
-                        partition_index=each.partition_index,
-                        committed_offset=each.committed_offset,
-                        committed_leader_epoch=each.committed_leader_epoch,
-                        metadata=each.metadata,
-                        error_code=each.error_code,
+                        partition_index=partition.partition_index,
+                        committed_offset=partition.committed_offset,
+                        committed_leader_epoch=partition.committed_leader_epoch,
+                        metadata=partition.metadata,
+                        error_code=partition.error_code,
                     )
-                    for each in topic.partitions
+                    for partition in topic.partitions
                 ],
             )
             for topic in answer.topics
@@ -132,7 +142,10 @@ async def _fetch_single(
 async def alter_group_offsets(
     cluster: Cluster, deadline: Deadline, group_id: str, offsets: Offsets
 ) -> dict[TopicPartition, KafkaError | None]:
-    """By a commit without a member, which only an empty or unknown group takes: others say UNKNOWN_MEMBER_ID."""
+    """Sends an OffsetCommit without a member. Only an empty or unknown group accepts it.
+
+    A group with members returns UNKNOWN_MEMBER_ID.
+    """
 
     async def attempt(pending: list[TopicPartition]) -> Mapping[TopicPartition, KafkaError | None]:
         request = OffsetCommitRequest(
@@ -148,9 +161,9 @@ async def alter_group_offsets(
             highest=LAST_VERSION_WITH_NAMES,
         )
         return {
-            TopicPartition(topic.name, each.partition_index): outcome_of(each.error_code, None, None)
+            TopicPartition(topic.name, partition.partition_index): outcome_of(partition.error_code, None, None)
             for topic in response.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
 
     return await repeat(cluster, deadline, offsets, attempt)
@@ -178,9 +191,9 @@ async def delete_group_offsets(
         if response.error_code:
             return dict.fromkeys(pending, KafkaError(error_of(response.error_code)))
         return {
-            TopicPartition(topic.name, each.partition_index): outcome_of(each.error_code, None, None)
+            TopicPartition(topic.name, partition.partition_index): outcome_of(partition.error_code, None, None)
             for topic in response.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
 
     return DeleteConsumerGroupOffsetsResult(await repeat(cluster, deadline, partitions, attempt))

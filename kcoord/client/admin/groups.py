@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups: list, describe, delete. A group is asked for as one of the consumer protocol first, then as a classic one."""
+"""Groups: list, describe and delete them.
+
+A description begins with ConsumerGroupDescribe. If the coordinator returns GROUP_ID_NOT_FOUND or UNSUPPORTED_VERSION,
+the group may be a classic one, and the client sends DescribeGroups.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +54,14 @@ AskCoordinator = Callable[[Connection, Node, list[str]], Awaitable[Mapping[str, 
 
 
 async def ask_coordinators(cluster: Cluster, group_ids: list[str], ask: AskCoordinator[V]) -> dict[str, V | KafkaError]:
-    """Asks each coordinator about its groups in one request."""
-    found = await cluster.find_coordinators(CoordinatorType.GROUP, group_ids)
+    """Sends one request to each coordinator, about all of its groups.
+
+    A retriable error makes the client forget the group's coordinator, so that the next attempt looks it up again.
+    """
+    coordinators = await cluster.find_coordinators(CoordinatorType.GROUP, group_ids)
     outcomes: dict[str, V | KafkaError] = {}
     by_node: dict[Node, list[str]] = {}
-    for group_id, node in found.items():
+    for group_id, node in coordinators.items():
         if isinstance(node, KafkaError):
             outcomes[group_id] = node
         else:
@@ -77,7 +84,7 @@ async def _ask_coordinator(
 
 
 async def list_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> list[GroupListing]:
-    """From all brokers, since each knows the groups that it coordinates."""
+    """Returns the groups of all brokers: each broker lists only the groups that it coordinates."""
     await cluster.refresh_metadata(())
     wanted_states, wanted_types = sorted(set(states)), sorted(set(types))
     answers = await asyncio.gather(
@@ -112,14 +119,14 @@ async def describe_groups(
             group_ids=asked, include_authorized_operations=include_authorized_operations
         )
         response = await connection.call(request, ConsumerGroupDescribeResponse)
-        found: dict[str, ConsumerGroupDescription | KafkaError] = {
+        outcomes: dict[str, ConsumerGroupDescription | KafkaError] = {
             group.group_id: outcome_of(group.error_code, group.error_message, _from_consumer(group, node))
             for group in response.groups
         }
-        others = [group_id for group_id in asked if _may_be_classic(found.get(group_id))]
-        if others:
-            found |= await as_classic(connection, node, others)
-        return found
+        classic_ids = [group_id for group_id in asked if _may_be_classic(outcomes.get(group_id))]
+        if classic_ids:
+            outcomes |= await as_classic(connection, node, classic_ids)
+        return outcomes
 
     async def as_classic(
         connection: Connection, node: Node, asked: list[str]
@@ -179,7 +186,7 @@ def _partitions(assignment: ConsumerGroupDescribeResponse.Assignment) -> frozens
 
 
 def _from_classic(group: DescribeGroupsResponse.DescribedGroup, node: Node) -> ConsumerGroupDescription | KafkaError:
-    """Before v6 a group that does not exist is Dead, without an error."""
+    """Converts a group of DescribeGroups. Before v6 a group that does not exist is Dead and has no error."""
     if group.error_code:
         return KafkaError(error_of(group.error_code), group.error_message)
     if group.group_state == DEAD_STATE:
@@ -211,8 +218,10 @@ def _classic_member(member: DescribeGroupsResponse.DescribedGroupMember, is_cons
 
 
 def _classic_assignment(data: bytes) -> frozenset[TopicPartition]:
-    """What the group's leader wrote; bytes that are none of the consumer's formats count as nothing. As in
-    `_classic_subscription`, it reads version 0.
+    """Returns the partitions of an assignment that the group's leader wrote.
+
+    Bytes in another format than the consumer's count as an empty assignment. Reads version 0, as
+    `_classic_subscription` does.
     """
     try:
         assignment, _ = ConsumerProtocolAssignment.decode_prefix(data, 2, 0)
@@ -226,7 +235,10 @@ def _classic_assignment(data: bytes) -> frozenset[TopicPartition]:
 
 
 def _classic_subscription(data: bytes) -> tuple[str, ...] | None:
-    """The topics, None if the bytes have none. As brokers do, it reads version 0, with which every version begins."""
+    """Returns the subscribed topics, None if the bytes are not a subscription.
+
+    Reads version 0, as brokers do: every version begins with the fields of version 0.
+    """
     try:
         subscription, _ = ConsumerProtocolSubscription.decode_prefix(data, 2, 0)
     except DecodeError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the admin client takes and returns. Times and epochs that a broker does not know are None."""
+"""The parameters and results of the admin client. Times and epochs that a broker does not know are None."""
 
 from __future__ import annotations
 
@@ -10,41 +10,30 @@ from typing import NamedTuple
 
 from kcoord.client.reset_policy import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kcoord.client.types import Node, TopicPartition
+from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.uuid import ZERO_UUID, uuid_to_string
 
 _NOT_ASKED = -(1 << 31)
 
 
-class AclOperation(IntEnum):
-    """What one may do; a broker tells it as a set of bits."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
-
 def authorized_operations(bits: int) -> frozenset[AclOperation] | None:
-    """The set behind the bits, None where it was not asked for."""
+    """Returns the operations of a bit set, None if the request did not ask for them."""
     if bits == _NOT_ASKED:
         return None
-    return frozenset(operation for operation in AclOperation if bits >> operation & 1)
+    return frozenset(operation for operation in AclOperation if operation > AclOperation.ALL and bits >> operation & 1)
 
 
 def known_time(time_ms: int) -> int | None:
-    """A creation time (KIP-1327), None where the broker does not know it."""
+    """Returns a creation time (KIP-1327), None if the broker does not know it (-1)."""
     return time_ms if time_ms >= 0 else None
 
 
 @dataclass(slots=True)
 class NewTopic:
-    """A topic to create; -1 lets the broker choose. Assignments name the replicas of each partition instead."""
+    """A topic to create. -1 stands for the broker's default.
+
+    If `assignments` are given, they name the replicas of each partition, and the two numbers do not count.
+    """
 
     name: str
     num_partitions: int = -1
@@ -55,7 +44,10 @@ class NewTopic:
 
 @dataclass(slots=True)
 class NewPartitions:
-    """How many partitions a topic shall have, and where the new ones go."""
+    """The total number of partitions that a topic shall have, and the replicas of the new partitions.
+
+    Without `assignments` the broker places the new partitions.
+    """
 
     total_count: int
     assignments: Sequence[Sequence[int]] | None = None
@@ -63,7 +55,7 @@ class NewPartitions:
 
 @dataclass(slots=True)
 class CreatedTopic:
-    """What was made. Counts and configs are None where the broker is too old to tell."""
+    """A topic that was created. Numbers and configs are None if the broker is too old to return them."""
 
     name: str
     topic_id: bytes = ZERO_UUID
@@ -74,7 +66,7 @@ class CreatedTopic:
 
 @dataclass(slots=True)
 class TopicListing:
-    """A topic in a list."""
+    """A topic in the result of `list_topics`."""
 
     name: str
     topic_id: bytes
@@ -83,8 +75,10 @@ class TopicListing:
 
 @dataclass(slots=True)
 class TopicPartitionInfo:
-    """A partition. `creation_time_ms` is None where the broker does not support KIP-1327 or the partition is older than
-    that; the two lists of KIP-966 are None on brokers without it.
+    """A partition of a described topic.
+
+    `creation_time_ms` is None if the broker does not support KIP-1327, or if the partition was created before the
+    broker did. The two lists of KIP-966 are None on brokers without it.
     """
 
     partition: int
@@ -110,13 +104,13 @@ class TopicDescription:
 
     @property
     def topic_id_text(self) -> str:
-        """The id as Kafka's tools print it."""
+        """The topic id in base64, as Kafka's tools print it."""
         return uuid_to_string(self.topic_id)
 
 
 @dataclass(slots=True)
 class ClusterDescription:
-    """The brokers."""
+    """The brokers of the cluster and its controller."""
 
     cluster_id: str
     controller: Node | None
@@ -126,8 +120,10 @@ class ClusterDescription:
 
 @dataclass(slots=True)
 class GroupListing:
-    """A group in a list. State and type are empty on brokers that do not tell them; a group that only has offsets has
-    no protocol type.
+    """A group in the result of `list_groups`.
+
+    State and type are empty if the broker is too old to return them. The protocol type of a group that only has
+    committed offsets is empty.
     """
 
     group_id: str
@@ -137,12 +133,13 @@ class GroupListing:
 
     @property
     def is_simple(self) -> bool:
+        """Whether the group only has committed offsets: no member has given it a protocol type."""
         return not self.protocol_type
 
 
 @dataclass(slots=True)
 class MemberDescription:
-    """A member. What only the consumer protocol has is None for members of classic groups."""
+    """A member of a group. Fields that only the consumer protocol has are None for members of classic groups."""
 
     member_id: str
     group_instance_id: str | None
@@ -156,15 +153,17 @@ class MemberDescription:
     subscribed_topic_regex: str | None = None
     upgraded: bool | None = None
     has_unreadable_subscription: bool = False
-    """A member of a classic group whose metadata is none of the consumer's formats. Brokers treat it as subscribed to
-    every topic (KIP-496).
+    """Whether the metadata of this member of a classic group is not in the consumer's format. Brokers treat such a
+    member as subscribed to every topic (KIP-496).
     """
 
 
 @dataclass(slots=True)
 class ConsumerGroupDescription:
-    """A group of either protocol. `group_creation_time_ms` is None for classic groups, on brokers without KIP-1327, and
-    for groups that are older than that.
+    """A group of either protocol.
+
+    `group_creation_time_ms` is None for classic groups, on brokers without KIP-1327, and for groups that were created
+    before the broker supported KIP-1327.
     """
 
     group_id: str
@@ -181,35 +180,40 @@ class ConsumerGroupDescription:
 
 
 class OffsetSpec(NamedTuple):
-    """What to look up: one of the four kinds below, or the first record at or after a time."""
+    """The offset to look up: one of the four special ones below, or the first record at or after a time."""
 
     timestamp: int
 
     @classmethod
     def latest(cls) -> OffsetSpec:
+        """The end of the log: the offset of the next record."""
         return cls(LATEST_TIMESTAMP)
 
     @classmethod
     def earliest(cls) -> OffsetSpec:
+        """The first offset of the log."""
         return cls(EARLIEST_TIMESTAMP)
 
     @classmethod
     def max_timestamp(cls) -> OffsetSpec:
+        """The record with the largest timestamp (KIP-734)."""
         return cls(-3)
 
     @classmethod
     def earliest_local(cls) -> OffsetSpec:
+        """The first offset on the broker's own disks (KIP-405)."""
         return cls(-4)
 
     @classmethod
     def for_timestamp(cls, timestamp_ms: int) -> OffsetSpec:
+        """The first record at or after this time."""
         if timestamp_ms < 0:
-            raise ValueError("a timestamp is not negative")
+            raise ValueError(f"timestamp_ms: {timestamp_ms} must not be negative")
         return cls(timestamp_ms)
 
 
 class ConfigResourceType(IntEnum):
-    """What has configs."""
+    """The kinds of resources that have configs."""
 
     TOPIC = 2
     BROKER = 4
@@ -219,14 +223,14 @@ class ConfigResourceType(IntEnum):
 
 
 class ConfigResource(NamedTuple):
-    """A topic, broker or group; a broker with an empty name stands for the default of all brokers."""
+    """A topic, broker or group. A broker with an empty name stands for the default of all brokers."""
 
     type: ConfigResourceType
     name: str
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from."""
+    """The level at which a config's value is set."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC_CONFIG = 1
@@ -240,7 +244,7 @@ class ConfigSource(IntEnum):
 
 
 class ConfigSynonym(NamedTuple):
-    """A key that gives the value if the ones before it are not set."""
+    """A key that sets the value, unless a synonym before it in the list is set."""
 
     name: str
     value: str | None
@@ -249,7 +253,7 @@ class ConfigSynonym(NamedTuple):
 
 @dataclass(slots=True)
 class ConfigEntry:
-    """One setting of a resource."""
+    """One config of a resource."""
 
     name: str
     value: str | None
@@ -261,11 +265,12 @@ class ConfigEntry:
 
     @property
     def is_default(self) -> bool:
+        """Whether the value is the built-in default."""
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
 class UpgradeType(IntEnum):
-    """Which changes of a feature's level the broker may make; a safe downgrade loses no metadata."""
+    """The changes of a feature's level that the broker may make. A safe downgrade loses no metadata."""
 
     UPGRADE = 1
     SAFE_DOWNGRADE = 2
@@ -273,7 +278,7 @@ class UpgradeType(IntEnum):
 
 
 class FeatureUpdate(NamedTuple):
-    """A new level of a feature; 0 disables the feature."""
+    """A new level of a feature. Level 0 disables the feature."""
 
     max_version_level: int
     upgrade_type: UpgradeType = UpgradeType.UPGRADE
@@ -281,8 +286,10 @@ class FeatureUpdate(NamedTuple):
 
 @dataclass(slots=True)
 class FeatureMetadata:
-    """Levels of the finalized features, the epoch of these levels, and the levels that the broker supports (lowest,
-    highest), by feature.
+    """The levels of the cluster's features.
+
+    `finalized` maps features to their level, and `finalized_epoch` is the epoch of these levels. `supported` maps
+    features to the lowest and the highest level that the broker supports.
     """
 
     finalized: dict[str, int]
@@ -291,7 +298,7 @@ class FeatureMetadata:
 
 
 class AlterConfigOpType(IntEnum):
-    """What to do with a setting; the last two are for lists."""
+    """How to change a config. APPEND and SUBTRACT are for configs that are lists."""
 
     SET = 0
     DELETE = 1
@@ -300,7 +307,7 @@ class AlterConfigOpType(IntEnum):
 
 
 class AlterConfigOp(NamedTuple):
-    """One change of a setting."""
+    """One change of a config. `value` is None for DELETE."""
 
     name: str
     value: str | None = None

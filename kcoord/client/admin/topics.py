@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics: create, delete, grow, list, describe."""
+"""Topics and the cluster: create and delete topics, add partitions, list and describe."""
 
 from __future__ import annotations
 
@@ -101,37 +101,39 @@ async def delete_topics(cluster: Cluster, deadline: Deadline, names: Iterable[st
             request = DeleteTopicsRequest(topic_names=pending, timeout_ms=_timeout_ms(deadline))
         response = await cluster.call_controller(request, DeleteTopicsResponse)
         return {
-            each.name: outcome_of(each.error_code, each.error_message, None)
-            for each in response.responses
-            if each.name is not None
+            result.name: outcome_of(result.error_code, result.error_message, None)
+            for result in response.responses
+            if result.name is not None
         }
 
     return await repeat(cluster, deadline, names, attempt)
 
 
 async def create_partitions(
-    cluster: Cluster, deadline: Deadline, wanted: Mapping[str, NewPartitions], validate_only: bool
+    cluster: Cluster, deadline: Deadline, new_partitions: Mapping[str, NewPartitions], validate_only: bool
 ) -> dict[str, KafkaError | None]:
     async def attempt(names: list[str]) -> Mapping[str, KafkaError | None]:
         request = CreatePartitionsRequest(
-            topics=[_growing(name, wanted[name]) for name in names],
+            topics=[_growing(name, new_partitions[name]) for name in names],
             timeout_ms=_timeout_ms(deadline),
             validate_only=validate_only,
         )
         response = await cluster.call_controller(request, CreatePartitionsResponse)
-        return {each.name: outcome_of(each.error_code, each.error_message, None) for each in response.results}
+        return {result.name: outcome_of(result.error_code, result.error_message, None) for result in response.results}
 
-    return await repeat(cluster, deadline, wanted, attempt)
+    return await repeat(cluster, deadline, new_partitions, attempt)
 
 
-def _growing(name: str, wanted: NewPartitions) -> CreatePartitionsRequest.CreatePartitionsTopic:
+def _growing(name: str, new_partitions: NewPartitions) -> CreatePartitionsRequest.CreatePartitionsTopic:
     assignments = None
-    if wanted.assignments is not None:
+    if new_partitions.assignments is not None:
         assignments = [
             CreatePartitionsRequest.CreatePartitionsAssignment(broker_ids=list(brokers))
-            for brokers in wanted.assignments
+            for brokers in new_partitions.assignments
         ]
-    return CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=wanted.total_count, assignments=assignments)
+    return CreatePartitionsRequest.CreatePartitionsTopic(
+        name=name, count=new_partitions.total_count, assignments=assignments
+    )
 
 
 async def list_topics(cluster: Cluster, include_internal: bool) -> list[TopicListing]:
@@ -151,7 +153,9 @@ async def describe_cluster(cluster: Cluster, include_authorized_operations: bool
     response = await cluster.call_any(request, DescribeClusterResponse)
     if response.error_code:
         raise KafkaError(error_of(response.error_code), response.error_message)
-    nodes = {each.broker_id: Node(each.broker_id, each.host, each.port, each.rack) for each in response.brokers}
+    nodes = {
+        broker.broker_id: Node(broker.broker_id, broker.host, broker.port, broker.rack) for broker in response.brokers
+    }
     return ClusterDescription(
         response.cluster_id,
         nodes.get(response.controller_id),
@@ -163,7 +167,7 @@ async def describe_cluster(cluster: Cluster, include_authorized_operations: bool
 async def describe_topics(
     cluster: Cluster, deadline: Deadline, names: Iterable[str], partitions_per_page: int
 ) -> dict[str, TopicDescription | KafkaError]:
-    """By DescribeTopicPartitions, page by page; by Metadata on brokers without it."""
+    """Describes topics page by page with DescribeTopicPartitions, or with Metadata if the broker does not have it."""
 
     async def attempt(pending: list[str]) -> Mapping[str, TopicDescription | KafkaError]:
         await cluster.refresh_metadata(())
@@ -178,7 +182,7 @@ async def describe_topics(
 async def _describe_by_page(
     cluster: Cluster, names: list[str], partitions_per_page: int
 ) -> dict[str, TopicDescription | KafkaError]:
-    found: dict[str, TopicDescription | KafkaError] = {}
+    descriptions: dict[str, TopicDescription | KafkaError] = {}
     cursor: DescribeTopicPartitionsRequest.Cursor | None = None
     while True:
         request = DescribeTopicPartitionsRequest(
@@ -189,10 +193,10 @@ async def _describe_by_page(
         response = await cluster.call_any(request, DescribeTopicPartitionsResponse)
         for topic in response.topics:
             if topic.name is not None:
-                _add_page(cluster, found, topic.name, topic)
+                _add_page(cluster, descriptions, topic.name, topic)
         following = response.next_cursor
         if following is None:
-            return found
+            return descriptions
         cursor = DescribeTopicPartitionsRequest.Cursor(
             topic_name=following.topic_name, partition_index=following.partition_index
         )
@@ -201,30 +205,30 @@ async def _describe_by_page(
 
 def _add_page(
     cluster: Cluster,
-    found: dict[str, TopicDescription | KafkaError],
+    descriptions: dict[str, TopicDescription | KafkaError],
     name: str,
     topic: DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic,
 ) -> None:
     if topic.error_code:
-        found[name] = KafkaError(error_of(topic.error_code))
+        descriptions[name] = KafkaError(error_of(topic.error_code))
         return
-    description = found.get(name)
+    description = descriptions.get(name)
     if not isinstance(description, TopicDescription):
         operations = authorized_operations(topic.topic_authorized_operations)
-        description = found[name] = TopicDescription(name, topic.topic_id, topic.is_internal, [], operations)
+        description = descriptions[name] = TopicDescription(name, topic.topic_id, topic.is_internal, [], operations)
     description.partitions += (
         TopicPartitionInfo(
-            each.partition_index,
-            cluster.metadata.brokers.get(each.leader_id),
-            each.leader_epoch,
-            each.replica_nodes,
-            each.isr_nodes,
-            each.offline_replicas,
-            known_time(each.creation_time_ms),
-            each.eligible_leader_replicas,
-            each.last_known_elr,
+            partition.partition_index,
+            cluster.metadata.brokers.get(partition.leader_id),
+            partition.leader_epoch,
+            partition.replica_nodes,
+            partition.isr_nodes,
+            partition.offline_replicas,
+            known_time(partition.creation_time_ms),
+            partition.eligible_leader_replicas,
+            partition.last_known_elr,
         )
-        for each in topic.partitions
+        for partition in topic.partitions
     )
 
 
@@ -245,15 +249,15 @@ async def _describe_by_metadata(cluster: Cluster, names: list[str]) -> dict[str,
 def _from_metadata(cluster: Cluster, name: str, topic: MetadataResponse.MetadataResponseTopic) -> TopicDescription:
     partitions = [
         TopicPartitionInfo(
-            each.partition_index,
-            cluster.metadata.brokers.get(each.leader_id),
-            each.leader_epoch,
-            each.replica_nodes,
-            each.isr_nodes,
-            each.offline_replicas,
-            known_time(each.creation_time_ms),
+            partition.partition_index,
+            cluster.metadata.brokers.get(partition.leader_id),
+            partition.leader_epoch,
+            partition.replica_nodes,
+            partition.isr_nodes,
+            partition.offline_replicas,
+            known_time(partition.creation_time_ms),
         )
-        for each in sorted(topic.partitions, key=lambda partition: partition.partition_index)
+        for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index)
     ]
     operations = authorized_operations(topic.topic_authorized_operations)
     return TopicDescription(name, topic.topic_id, topic.is_internal, partitions, operations)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a consumer begins to read a partition: KIP-1327's classification flow, step by step. Pure.
+"""Decides where a consumer begins to read a partition: the classification flow of KIP-1327, step by step. Pure.
 
-A function of the committed offset, whether it was out of range, the two policies and the two creation times; of nothing
-else, so that every member of the group and every retry decides alike.
+The decision depends on the committed offset, on whether the position was out of range, on the two policies and the two
+creation times. It depends on nothing else, so every member of the group and every retry makes the same decision.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UseCommitted:
-    """Go on where the group stopped."""
+    """Begin at the committed offset."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class UsePolicy:
-    """Reset by this policy; `none` means that the user is to be told."""
+    """Reset by this policy. The policy `none` raises an error to the application."""
 
     policy: ResetPolicy
     reason: Reason
@@ -43,7 +43,7 @@ class UsePolicy:
 
 @dataclass(frozen=True, slots=True)
 class RefreshMetadata:
-    """The partition is not in the metadata: ask for it, then decide."""
+    """The metadata does not have the partition: fetch it, then decide."""
 
 
 Decision = UseCommitted | UsePolicy | RefreshMetadata
@@ -59,15 +59,17 @@ def decide(
     partition_creation_time_ms: int | None,
     is_listed_as_new: bool | None = None,
 ) -> Decision:
-    """Times are -1 if the broker does not know them; None is a partition that the metadata does not have yet.
-    `is_listed_as_new` is None unless the coordinator lists new partitions (the later revision); then no time counts.
+    """Returns where to begin to read a partition.
 
-    A committed offset is taken to be in range until a fetch says otherwise.
+    A creation time is -1 if the broker does not know it. The partition's time is None if the metadata does not have the
+    partition yet. `is_listed_as_new` is None unless the coordinator lists new partitions (the later revision of the
+    KIP); if it does, the times do not count. A committed offset counts as in range until a fetch fails with
+    OFFSET_OUT_OF_RANGE.
     """
     # 1. Check committed offset.
     if committed_offset is not None and not is_out_of_range:
         return UseCommitted(committed_offset)
-    # 2. Check out-of-range: unambiguously pre-existing.
+    # 2. Check out-of-range: the partition is unambiguously pre-existing.
     if is_out_of_range:
         return UsePolicy(base_policy, Reason.OUT_OF_RANGE)
     # 3. Check auto.offset.reset.new.partitions.
@@ -78,7 +80,7 @@ def decide(
         if is_listed_as_new:
             return UsePolicy(new_partitions_policy, Reason.NEWLY_EXPANDED)
         return UsePolicy(base_policy, Reason.PRE_EXISTING)
-    # 5. Read timestamps. Without the group's the partition's would change nothing.
+    # 5. Read timestamps. Without the group's time the partition's time does not matter.
     if partition_creation_time_ms is None and group_creation_time_ms != UNKNOWN_TIME_MS:
         return RefreshMetadata()
     # 6. Classify and apply.
@@ -94,9 +96,11 @@ def topics_to_refresh(
     creation_time_ms: Callable[[TopicIdPartition], int | None],
     new_partitions_policy: ResetPolicy | None,
 ) -> set[bytes]:
-    """Topics of an assignment whose metadata is to be asked for at once, although they may be known (KIP-1327 "Metadata
-    Refresh for Newly Assigned Partitions"): none unless the option is set.
+    """Returns the topics of an assignment whose metadata lacks an assigned partition.
+
+    The consumer refreshes them at once (KIP-1327 "Metadata Refresh for Newly Assigned Partitions"). Returns no topics
+    unless the option is set.
     """
     if new_partitions_policy is None:
         return set()
-    return {each.topic_id for each in assigned if creation_time_ms(each) is None}
+    return {partition.topic_id for partition in assigned if creation_time_ms(partition) is None}

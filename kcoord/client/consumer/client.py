@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumer: reads records as a member of a group (KIP-848), or from partitions that the application chose.
-
-Rebalances happen within `poll`, as with Java's consumer: to call it says that the records handed out before are done.
-"""
+"""The class Consumer."""
 
 from __future__ import annotations
 
@@ -45,10 +42,13 @@ CLOSE_TIMEOUT_MS: Final = 30_000
 
 
 class Consumer:
-    """Reads records.
+    """Reads records as a member of a group (KIP-848), or from partitions that the application chooses.
 
-    Use it with `async with`, or call `start` and `close`. Then `subscribe` or `assign`, and `poll`, or iterate with
-    `async for`. All of it in one task: only the background work runs beside it.
+    Use it with `async with`, or call `start` and `close`. Call `subscribe` or `assign`, then `poll`, or iterate with
+    `async for`. Call all methods from one task.
+
+    Rebalances happen within `poll`, `unsubscribe` and `close`, as in Java's consumer. A call of `poll` means that the
+    application has processed the records of the previous call.
     """
 
     def __init__(self, config: ConsumerConfig | None = None, **options: Unpack[ConsumerOptions]) -> None:
@@ -102,10 +102,10 @@ class Consumer:
             self._changed,
         )
 
-    # Life.
+    # Start and end.
 
     async def start(self) -> None:
-        """Finds the cluster."""
+        """Connects to the cluster and starts the background tasks. Raises TimeoutException if no broker responds."""
         await self._cluster.start(self._cluster.deadline())
         self._cluster.keep_metadata_fresh()
         self._updater.start()
@@ -115,10 +115,10 @@ class Consumer:
         self._is_open = True
 
     async def close(self, *, timeout_ms: int = CLOSE_TIMEOUT_MS, leave_group: bool | None = None) -> None:
-        """Commits if that is automatic, gives the partitions back and leaves the group.
+        """Commits if commits are automatic, revokes all partitions, leaves the group and closes the connections.
 
-        A static member keeps its place until its session ends, unless `leave_group` is true; false lets a dynamic one
-        stay until then, too.
+        By default a dynamic member leaves the group, and a static member keeps its assignment until its session
+        expires. `leave_group` overrides this for both.
         """
         if self._is_open:
             deadline = self._cluster.deadline(timeout_ms)
@@ -155,7 +155,7 @@ class Consumer:
         if not self._is_open:
             raise IllegalStateException("the consumer is not started, or closed")
 
-    # What to read.
+    # Subscription and assignment.
 
     def subscribe(
         self,
@@ -164,12 +164,14 @@ class Consumer:
         pattern: str | None = None,
         listener: ConsumerRebalanceListener | None = None,
     ) -> None:
-        """Reads topics as a member of the group, by name or by a pattern (RE2, of whole names) that the coordinator
-        applies. Replaces an earlier subscription; partitions come with the next calls of `poll`.
+        """Subscribes to topics as a member of the group, and replaces an earlier subscription.
+
+        A `pattern` is a regular expression (RE2) that the coordinator matches with whole topic names. The coordinator
+        assigns partitions during the next calls of `poll`. Raises IllegalStateException without a `group_id`.
         """
         self._check_open()
         if isinstance(topics, str):
-            raise TypeError("topics is a collection of names, not one name")
+            raise TypeError(f"topics: must be a collection of names, not the text {topics!r}")
         if bool(topics) == (pattern is not None):
             raise ValueError("subscribe takes either topics or a pattern")
         rebalance = self._rebalance
@@ -184,16 +186,19 @@ class Consumer:
         rebalance.session.wake()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads these partitions, whoever else does; offsets can be committed if there is a group id."""
+        """Reads these partitions without group membership, even if other consumers read them, too.
+
+        Replaces an earlier assignment. With a `group_id` the consumer can still commit offsets.
+        """
         self._check_open()
         metadata = self._cluster.metadata
-        wanted = [TopicPartition(*each) for each in partitions]
-        self._subscription.assign_from_user({each: metadata.topic_id(each.topic) for each in wanted})
-        self._updater.request(names={each.topic for each in wanted}, may_create=True)
+        chosen = [TopicPartition(*partition) for partition in partitions]
+        self._subscription.assign_from_user({partition: metadata.topic_id(partition.topic) for partition in chosen})
+        self._updater.request(names={partition.topic for partition in chosen}, may_create=True)
         self._positions.wake()
 
     async def unsubscribe(self, *, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
-        """Leaves the group, or gives up what was assigned."""
+        """Leaves the group, or drops the partitions that the application assigned."""
         self._check_open()
         await self._leave(self._cluster.deadline(timeout_ms), None)
         self._subscription.unsubscribe()
@@ -207,30 +212,32 @@ class Consumer:
 
     @property
     def subscription(self) -> frozenset[str]:
-        """The names subscribed to; empty with a pattern."""
+        """The topics of the subscription. Empty if the subscription is a pattern."""
         return self._subscription.topics
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are assigned to this consumer."""
         return self._subscription.assignment
 
     @property
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who the consumer is in its group, for `Producer.send_offsets_to_transaction`."""
+        """The group, member id and epoch of the consumer, for `Producer.send_offsets_to_transaction`."""
         return self._commits.client.group_metadata()
 
     @property
     def group_creation_time_ms(self) -> int | None:
-        """When the group was made, by the last heartbeat (KIP-1327); None if the coordinator does not know."""
+        """The creation time of the group in the last heartbeat response (KIP-1327), None if it had none."""
         time_ms = self._rebalance.membership.group_creation_time_ms if self._rebalance is not None else -1
         return time_ms if time_ms >= 0 else None
 
     # Records.
 
     async def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[ConsumerRecord]:
-        """Records, at most `max_poll_records`; waits for some, at most `timeout_ms`.
+        """Returns at most `max_records` (default: `max_poll_records`) records. Waits for records, at most `timeout_ms`.
 
-        Also takes part in rebalances and commits, if that is automatic, what earlier calls returned.
+        Also carries out rebalances and, if commits are automatic, commits the records of earlier calls. Raises errors
+        of the background tasks that the application has to resolve.
         """
         self._check_open()
         if self._is_polling:
@@ -259,8 +266,8 @@ class Consumer:
             self._check_open()
 
     def _wait_ms(self, deadline: Deadline | None) -> float | None:
-        waits = [self._commits.wait_ms(), None if deadline is None else max(deadline.left_ms(), 0)]
-        return min((each for each in waits if each is not None), default=None)
+        waits_ms = [self._commits.wait_ms(), None if deadline is None else max(deadline.left_ms(), 0)]
+        return min((wait_ms for wait_ms in waits_ms if wait_ms is not None), default=None)
 
     def _raise_failures(self) -> None:
         if self._rebalance is not None:
@@ -276,7 +283,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        """One record at a time: the position moves with each."""
+        """Returns the next record. The position moves by one record, so a commit covers only records returned."""
         while True:
             for record in await self.poll(max_records=1):
                 return record
@@ -286,8 +293,11 @@ class Consumer:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, *, timeout_ms: int | None = None
     ) -> None:
-        """Commits, and returns when the coordinator has stored it: what was returned by `poll` so far, or these offsets
-        (of the next record to read). CommitFailedException says that the partitions may have other owners now.
+        """Commits offsets, and returns when the coordinator has stored them.
+
+        Commits the given offsets (of the next record to read), or by default the positions after all records that
+        `poll` has returned. Raises CommitFailedException if the member is no longer in the group; its partitions may
+        have other owners.
         """
         self._check_open()
         await self._commits.commit(self._to_commit(offsets), self._cluster.deadline(timeout_ms))
@@ -295,8 +305,9 @@ class Consumer:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None
     ) -> asyncio.Task[None]:
-        """Begins a commit of what is consumed at this moment; commits keep the order of the calls. The task can be
-        awaited; a failure is also logged.
+        """Starts to commit the given offsets, or the positions at this moment. Commits keep the order of the calls.
+
+        The application may await the task. A failure is also logged.
         """
         self._check_open()
         return self._commits.begin(self._to_commit(offsets))
@@ -312,15 +323,15 @@ class Consumer:
         }
 
     async def committed(self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None) -> GroupOffsets:
-        """The group's committed offsets, None for a partition without one."""
+        """Returns the group's committed offsets, None for a partition without one."""
         self._check_open()
-        wanted = [TopicPartition(*each) for each in partitions]
-        return await self._commits.client.fetch(wanted, self._cluster.deadline(timeout_ms))
+        chosen = [TopicPartition(*partition) for partition in partitions]
+        return await self._commits.client.fetch(chosen, self._cluster.deadline(timeout_ms))
 
     # Positions.
 
     async def position(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
-        """The offset of the next record that `poll` returns of an assigned partition; waits until it is known."""
+        """Returns the offset of the next record that `poll` will return from a partition. Waits until it is known."""
         self._check_open()
         deadline = self._cluster.deadline(timeout_ms)
         while True:
@@ -336,20 +347,20 @@ class Consumer:
             await wait_for(ticket, deadline.left_ms())
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Reads on at this offset."""
+        """Sets the position of a partition: the next `poll` reads from this offset."""
         self._check_open()
         target = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
         if target.offset < 0:
-            raise ValueError("an offset is not negative")
+            raise ValueError(f"offset: {target.offset} must not be negative")
         self._subscription[partition].jump(target.offset, target.leader_epoch)
         self._changed.notify()
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
-        """Reads on at the first record there is; of all assigned partitions, if none are given."""
+        """Sets the position to the first record, of these partitions or by default of all assigned ones."""
         self._seek_to(partitions, EARLIEST)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
-        """Reads on behind the last record there is; of all assigned partitions, if none are given."""
+        """Sets the position to the end of the log, of these partitions or by default of all assigned ones."""
         self._seek_to(partitions, LATEST)
 
     def _seek_to(self, partitions: Iterable[TopicPartition], policy: ResetPolicy) -> None:
@@ -359,10 +370,11 @@ class Consumer:
         self._positions.wake()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns nothing of these partitions until they are resumed; they stay assigned."""
+        """Makes `poll` return no records of these partitions until `resume`. They stay assigned."""
         self._set_paused(partitions, True)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Makes `poll` return records of paused partitions again."""
         self._set_paused(partitions, False)
 
     def _set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
@@ -373,6 +385,7 @@ class Consumer:
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
+        """The assigned partitions that are paused."""
         return self._subscription.paused()
 
     # Offsets of partitions.
@@ -380,30 +393,33 @@ class Consumer:
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time, None where no record is that new."""
+        """Returns the first record at or after a time in each partition, None if there is no such record."""
         if any(timestamp < 0 for timestamp in timestamps.values()):
-            raise ValueError("a timestamp is not negative")
-        found = await self._list_offsets(timestamps, timeout_ms)
+            raise ValueError(f"timestamps: {min(timestamps.values())} must not be negative")
+        results = await self._list_offsets(timestamps, timeout_ms)
         return {
-            partition: OffsetAndTimestamp(each.offset, each.timestamp_ms, each.leader_epoch)
-            if each.offset >= 0
+            partition: OffsetAndTimestamp(result.offset, result.timestamp_ms, result.leader_epoch)
+            if result.offset >= 0
             else None
-            for partition, each in found.items()
+            for partition, result in results.items()
         }
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """The offsets of the first records."""
-        found = await self._list_offsets(dict.fromkeys(partitions, EARLIEST_TIMESTAMP), timeout_ms)
-        return {partition: each.offset for partition, each in found.items()}
+        """Returns the offset of the first record of each partition."""
+        results = await self._list_offsets(dict.fromkeys(partitions, EARLIEST_TIMESTAMP), timeout_ms)
+        return {partition: result.offset for partition, result in results.items()}
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """The offsets behind the last records; with `read_committed`, behind the last ones that can be read."""
-        found = await self._list_offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP), timeout_ms)
-        return {partition: each.offset for partition, each in found.items()}
+        """Returns the end offset of each partition: the offset after its last record.
+
+        With `read_committed`, the end is the last stable offset.
+        """
+        results = await self._list_offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP), timeout_ms)
+        return {partition: result.offset for partition, result in results.items()}
 
     async def _list_offsets(
         self, timestamps: Mapping[TopicPartition, int], timeout_ms: int | None
@@ -415,7 +431,7 @@ class Consumer:
         return Results(await repeat(self._cluster, deadline, timestamps, attempt)).all()
 
     async def partitions_for(self, topic: str, *, timeout_ms: int | None = None) -> list[int]:
-        """The partitions of a topic; UNKNOWN_TOPIC_OR_PARTITION if there is no such topic."""
+        """Returns the partitions of a topic. Raises UNKNOWN_TOPIC_OR_PARTITION if the topic does not exist."""
         self._check_open()
         deadline = self._cluster.deadline(timeout_ms)
         await self._cluster.retry(f"metadata of {topic}", deadline, lambda: self._cluster.refresh_metadata([topic]))

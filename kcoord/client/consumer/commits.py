@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits of what the consumer has read: on demand, by interval, and before partitions go."""
+"""Commits the consumer's positions: on demand, at an interval, and before partitions are revoked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _SHORTEST_INTERVAL_MS: Final = 1
 
 
 class CommitManager:
-    """The commits of one consumer; without a group id there are none."""
+    """The commits of one consumer. Without a group id there are none.
+
+    Commits reach the coordinator in the order of the calls, because `GroupOffsetsClient` sends one at a time. At most
+    one automatic commit is in flight, so that a slow coordinator does not get a queue of them.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class CommitManager:
 
     @property
     def client(self) -> GroupOffsetsClient:
+        """The client for committed offsets. Raises IllegalStateException without a group id."""
         if self._offsets is None:
             raise IllegalStateException("a group_id is needed for committed offsets")
         return self._offsets
@@ -56,12 +61,14 @@ class CommitManager:
         await self._tasks.stop()
 
     async def commit(self, offsets: Offsets, deadline: Deadline) -> None:
-        """Returns when it is stored."""
-        await asyncio.sleep(0)  # what `begin` began before takes its place in the order first
+        """Commits offsets. Returns when the coordinator has stored them."""
+        # Tasks that `begin` has created must run first: they take the lock of `GroupOffsetsClient` in the order of the
+        # calls.
+        await asyncio.sleep(0)
         await self.client.commit(offsets, deadline, as_member=self._subscription.uses_group)
 
     def begin(self, offsets: Offsets) -> asyncio.Task[None]:
-        """Returns at once; the task ends as the commit does."""
+        """Starts a commit and returns its task."""
         work = self._commit_logged(self.client, offsets, self._subscription.uses_group)
         task = asyncio.create_task(work, name="kcoord commit")
         self._tasks.add(task)
@@ -78,14 +85,15 @@ class CommitManager:
     # Automatic commits.
 
     def restart_interval(self) -> None:
+        """Sets the time of the next automatic commit, one interval from now."""
         self._due_ms = self._now_ms() + (self._config.auto_commit_interval_ms or _SHORTEST_INTERVAL_MS)
 
     def wait_ms(self) -> float | None:
-        """How long it is until the next automatic commit; None without them."""
+        """Returns the time until the next automatic commit, None if commits are not automatic."""
         return self._due_ms - self._now_ms() if self._is_automatic else None
 
     def commit_if_due(self) -> None:
-        """One at a time: a slow coordinator gets no queue of them."""
+        """Starts an automatic commit if the interval has passed and no commit is in flight."""
         if not self._is_automatic or self._now_ms() < self._due_ms:
             return
         self.restart_interval()
@@ -94,11 +102,14 @@ class CommitManager:
             self.begin(consumed)
 
     def _can_commit(self) -> bool:
-        """A member between two memberships has nothing that it could commit."""
+        """Whether a commit can succeed: the consumer has no member, or its member has an epoch of the coordinator."""
         return not self._subscription.uses_group or (self._membership is not None and self._membership.may_commit)
 
     async def before_revocation(self, deadline: Deadline | None = None) -> None:
-        """What was consumed belongs to the next owner; if the commit fails, some of it is read twice."""
+        """Commits the positions, if commits are automatic, so that the next owners begin after them.
+
+        A failure is logged only: it must not stop the revocation. The next owners then read some records again.
+        """
         consumed = self._subscription.consumed()
         if not self._is_automatic or not consumed or not self._can_commit():
             return
@@ -109,6 +120,6 @@ class CommitManager:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """A failure has been logged; nobody needs to look at the task."""
+    """Marks the task's exception as retrieved. The failure is logged already, and asyncio must not log it again."""
     if not task.cancelled():
         task.exception()

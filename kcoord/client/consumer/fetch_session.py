@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Incremental fetch sessions (KIP-227): a leader remembers what it was asked for, and is told only what has changed.
+"""Incremental fetch sessions (KIP-227): a leader remembers the partitions of a session. Pure.
 
-One session per leader. A first, full request opens it; each further one names new and moved partitions, and those to
-forget; the answer leaves out partitions without news. After any failure the next request is a full one again, which
-ends the session that the leader may still have. Pure.
+Theory of operation. There is one session per leader. A full request (epoch 0) opens it. Each later request is
+incremental: it names only new partitions, partitions with a new position, and partitions to forget. Its response omits
+partitions without new records. The epoch grows by one with each response.
+
+After any failure the client does not know what the leader remembers. The next request is then a full one, which also
+closes the session that the leader may still have.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ SESSION_ERRORS: Final = frozenset(
         Errors.INCONSISTENT_TOPIC_ID,
     }
 )
-"""The leader has lost the session, or remembers something else: a full request mends it."""
+"""The leader has lost the session, or remembers other partitions. A full request opens a new session."""
 
 _LARGEST_EPOCH: Final = 0x7FFF_FFFF
 
 
 class FetchPosition(NamedTuple):
-    """Where to read a partition."""
+    """The topic id, offset and leader epoch of a partition in a Fetch request."""
 
     topic_id: bytes
     offset: int
@@ -42,7 +45,10 @@ class FetchPosition(NamedTuple):
 
 
 class FetchSessionHandler:
-    """`ask` fills in a request, then `answered` or `failed` says how it went; one request is under way at a time."""
+    """The session with one leader. At most one request is in flight.
+
+    `ask` fills in a request. After it the caller calls `answered` or `failed`.
+    """
 
     def __init__(self) -> None:
         self._id = NO_SESSION
@@ -52,47 +58,51 @@ class FetchSessionHandler:
 
     @property
     def id(self) -> int:
-        """The session that the leader has, as far as is known; 0 for none."""
+        """The id of the session that the leader should have, 0 for none."""
         return self._id
 
     @property
     def is_incremental(self) -> bool:
-        """Whether the next request names only what has changed."""
+        """Whether the next request names only the changes."""
         return self._epoch != FULL_EPOCH
 
     def ask(
-        self, request: FetchRequest, wanted: Mapping[TopicPartition, FetchPosition], version: int, max_bytes: int
+        self, request: FetchRequest, positions: Mapping[TopicPartition, FetchPosition], version: int, max_bytes: int
     ) -> FetchRequest:
-        """Adds session and partitions to a request of that version; each partition may bring `max_bytes`."""
+        """Adds the session and the partitions to a request of that version. `max_bytes` is the limit per partition."""
         with_ids = version >= FIRST_VERSION_WITH_TOPIC_IDS
         if with_ids != self._with_ids or version < FIRST_VERSION_WITH_SESSIONS:
             self.failed()
         self._with_ids = with_ids
         forgotten: list[tuple[TopicPartition, bytes]] = []
-        named = wanted
+        named = positions
         if self.is_incremental:
             forgotten = [
-                (partition, place.topic_id)
-                for partition, place in self._known.items()
-                if partition not in wanted or wanted[partition].topic_id != place.topic_id
+                (partition, position.topic_id)
+                for partition, position in self._known.items()
+                if partition not in positions or positions[partition].topic_id != position.topic_id
             ]
-            named = {partition: place for partition, place in wanted.items() if self._known.get(partition) != place}
+            named = {
+                partition: position
+                for partition, position in positions.items()
+                if self._known.get(partition) != position
+            }
         if version >= FIRST_VERSION_WITH_SESSIONS:
             request.session_id, request.session_epoch = self._id, self._epoch
             request.forgotten_topics_data = _forgotten_topics(forgotten)
         request.topics = _topics(named, max_bytes)
-        self._known = dict(wanted)
+        self._known = dict(positions)
         return request
 
     def answered(self, session_id: int) -> None:
-        """The leader answered without an error of its own; id 0 says that it keeps no session."""
+        """Records a response without a session error. Session id 0 means that the leader keeps no session."""
         if session_id == NO_SESSION:
             self._id, self._epoch = NO_SESSION, FULL_EPOCH
         else:
             self._id, self._epoch = session_id, self._epoch % _LARGEST_EPOCH + 1
 
     def failed(self, error: Errors | None = None) -> None:
-        """It is not known what the leader remembers."""
+        """Makes the next request a full one, because the leader's state is unknown."""
         if error is Errors.FETCH_SESSION_ID_NOT_FOUND:
             self._id = NO_SESSION
         self._epoch = FULL_EPOCH
@@ -100,16 +110,16 @@ class FetchSessionHandler:
 
 def _topics(named: Mapping[TopicPartition, FetchPosition], max_bytes: int) -> list[FetchRequest.FetchTopic]:
     topics: dict[tuple[str, bytes], FetchRequest.FetchTopic] = {}
-    for partition, place in named.items():
-        key = (partition.topic, place.topic_id)
+    for partition, position in named.items():
+        key = (partition.topic, position.topic_id)
         topic = topics.get(key)
         if topic is None:
-            topic = topics[key] = FetchRequest.FetchTopic(topic=partition.topic, topic_id=place.topic_id)
+            topic = topics[key] = FetchRequest.FetchTopic(topic=partition.topic, topic_id=position.topic_id)
         topic.partitions.append(
             FetchRequest.FetchPartition(
                 partition=partition.partition,
-                current_leader_epoch=place.leader_epoch,
-                fetch_offset=place.offset,
+                current_leader_epoch=position.leader_epoch,
+                fetch_offset=position.offset,
                 partition_max_bytes=max_bytes,
             )
         )

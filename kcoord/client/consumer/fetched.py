@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of one partition in one Fetch answer, decoded piece by piece as they are taken. Pure.
+"""The records of one partition in one Fetch response. Records are decoded when the application takes them. Pure.
 
-Batches may begin before the offset that was asked for, and the log may have gaps. With `read_committed`, batches of
-aborted transactions are left out, by the broker's list of them (KIP-98).
+A batch may begin before the requested offset, and offsets may have gaps. With `read_committed`, batches of aborted
+transactions are skipped: the broker sends a list of these transactions (KIP-98).
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from kcoord_protocol.record_batch import BatchHeader, iter_headers, iter_records
 
 
 class AbortedProducer(NamedTuple):
-    """From `first_offset` on, up to its abort marker, what the producer wrote does not count."""
+    """An aborted transaction: the producer's records from `first_offset` up to its abort marker are skipped."""
 
     first_offset: int
     producer_id: int
 
 
 class FetchedRecords:
-    """`next_offset` is where the partition goes on after what was taken."""
+    """The records of a partition in a response, with a cursor.
+
+    `next_offset` is the offset after the records taken so far. `end_offset` is the offset after all of them, where the
+    next fetch begins.
+    """
 
     def __init__(
         self,
@@ -49,14 +53,17 @@ class FetchedRecords:
         self.end_offset = self._find_end(fetch_offset)
 
     def _find_end(self, fetch_offset: int) -> int:
-        """Where the next fetch begins, before anything is decoded."""
+        """Returns the offset after the last batch. Reads batch headers only."""
         end = fetch_offset
         for _, header in iter_headers(self._data):
             end = header.next_offset
         return max(end, fetch_offset)
 
     def take(self, count: int) -> list[ConsumerRecord]:
-        """Up to `count` records; fewer mean that there are no more."""
+        """Returns up to `count` records. Fewer records mean that there are no more.
+
+        Raises CorruptBatchError if the checksum of a batch is wrong.
+        """
         taken: list[ConsumerRecord] = []
         while len(taken) < count:
             record = next(self._records, None)
@@ -92,11 +99,11 @@ class FetchedRecords:
             self.leader_epoch = header.partition_leader_epoch
 
     def _skip(self, header: BatchHeader) -> bool:
-        """Whether the batch has nothing for the reader: a control batch, or one of an aborted transaction."""
+        """Whether the application must not see the batch: a control batch, or one of an aborted transaction."""
         while self._aborted and self._aborted[-1].first_offset <= header.last_offset:
             self._aborting.add(self._aborted.pop().producer_id)
         if header.is_control:
-            # The first marker of the producer behind the aborted records is the one that aborts them.
+            # The producer's first marker after the aborted records is the one that aborts them.
             self._aborting.discard(header.producer_id)
             return True
         return header.is_transactional and header.producer_id in self._aborting

@@ -1,5 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches ahead of the application: one request per leader at a time, for all partitions that have room."""
+"""Fetches records ahead of `poll`.
+
+Theory of operation. `_run` plans a request for each leader without a request in flight. The request has all fetchable
+partitions of that leader with fewer than two buffered responses. `_run` plans again after each change: `poll` emptied a
+buffer, a response arrived, or a partition got a position.
+
+Each partition has a queue of responses, and a fetch begins after the last one. `poll` takes records from the queues in
+turn and moves the positions. Only `poll` moves them forward, so records that are fetched and not yet returned are never
+committed.
+
+A response counts only if the partition still has the `generation` of the request. So records from before a seek, a
+revocation or a reset are dropped.
+
+Errors: a moved leader is looked up again and fetched from after a backoff. A lost fetch session is opened again. A
+position that is out of range goes back to `Positions`. `poll` raises all other errors.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 _CHUNKS_AHEAD: Final = 2
 _READ_COMMITTED: Final = "read_committed"
-# The leader has moved, or the broker does not know it yet.
+# The leader has moved, or the broker does not have the current metadata yet.
 _OUTDATED: Final = frozenset(
     {
         Errors.NOT_LEADER_OR_FOLLOWER,
@@ -49,8 +64,8 @@ _OUTDATED: Final = frozenset(
 )
 
 
-class _Asked(NamedTuple):
-    """A partition in a request."""
+class _PartitionFetch(NamedTuple):
+    """A partition in a request, with its state at that time."""
 
     state: PartitionState
     generation: object
@@ -59,7 +74,7 @@ class _Asked(NamedTuple):
 
 
 class Fetcher:
-    """A buffer of fetched records per partition, and the tasks that fill it."""
+    """The buffers of fetched records, one per partition, and the tasks that fill them."""
 
     def __init__(
         self,
@@ -90,14 +105,15 @@ class Fetcher:
     async def stop(self) -> None:
         await stop([self._task, *self._busy.values()])
 
-    # What poll takes.
+    # Called by poll.
 
     def take_failure(self) -> KafkaError | CorruptBatchError | None:
+        """Returns the error that `poll` has to raise, once."""
         failure, self._failure = self._failure, None
         return failure
 
     def take(self, count: int) -> list[ConsumerRecord]:
-        """Up to `count` records; the positions move behind them. Partitions take turns."""
+        """Returns up to `count` records and moves the positions after them. Partitions take turns."""
         records: list[ConsumerRecord] = []
         for _ in range(len(self._order)):
             partition = self._order[0]
@@ -142,13 +158,13 @@ class Fetcher:
     async def _run(self) -> None:
         while True:
             ticket = self._changed.ticket()
-            for leader, asked in self._plan().items():
-                self._busy[leader] = spawn(self._fetch(leader, asked), f"kcoord fetch from {leader}")
+            for leader, fetches in self._plan().items():
+                self._busy[leader] = spawn(self._fetch(leader, fetches), f"kcoord fetch from {leader}")
             await ticket.wait()
 
-    def _plan(self) -> dict[int, dict[TopicPartition, _Asked]]:
-        """What to ask of leaders that are not being asked."""
-        plan: dict[int, dict[TopicPartition, _Asked]] = {}
+    def _plan(self) -> dict[int, dict[TopicPartition, _PartitionFetch]]:
+        """Returns the partitions to fetch, for each leader without a request in flight."""
+        plan: dict[int, dict[TopicPartition, _PartitionFetch]] = {}
         metadata = self._cluster.metadata
         for partition, state in self._subscription.items():
             if not state.is_fetchable or not self._has_room(partition, state):
@@ -159,39 +175,39 @@ class Fetcher:
             if leader is None:
                 self._updater.request(names=[partition.topic])
             elif leader not in self._busy:
-                asked = _Asked(
+                fetch = _PartitionFetch(
                     state, state.generation, self._fetch_offset(partition, state), metadata.leader_epoch(partition)
                 )
-                plan.setdefault(leader, {})[partition] = asked
+                plan.setdefault(leader, {})[partition] = fetch
         return plan
 
     def _current(self, partition: TopicPartition, state: PartitionState) -> list[FetchedRecords]:
-        return [each for each in self._buffers.get(partition, ()) if each.generation == state.generation]
+        return [fetched for fetched in self._buffers.get(partition, ()) if fetched.generation == state.generation]
 
     def _has_room(self, partition: TopicPartition, state: PartitionState) -> bool:
         return len(self._current(partition, state)) < _CHUNKS_AHEAD
 
     def _fetch_offset(self, partition: TopicPartition, state: PartitionState) -> int:
-        """Behind what is buffered."""
+        """Returns the offset after the buffered records."""
         offset = state.position
         for fetched in self._current(partition, state):
             offset = fetched.end_offset
         return offset
 
-    async def _fetch(self, leader: int, asked: dict[TopicPartition, _Asked]) -> None:
+    async def _fetch(self, leader: int, fetches: dict[TopicPartition, _PartitionFetch]) -> None:
         try:
-            await self._try_fetch(leader, asked)
+            await self._try_fetch(leader, fetches)
             if self._failures[leader]:
                 await self._cluster.sleep_backoff(self._failures[leader])
         finally:
             del self._busy[leader]
             self._changed.notify()
 
-    async def _try_fetch(self, leader: int, asked: dict[TopicPartition, _Asked]) -> None:
+    async def _try_fetch(self, leader: int, fetches: dict[TopicPartition, _PartitionFetch]) -> None:
         session = self._sessions.setdefault(leader, FetchSessionHandler())
         try:
             was_incremental = session.is_incremental
-            response = await self._request(leader, session, asked)
+            response = await self._request(leader, session, fetches)
             error_code = error_of(response.error_code)
             if was_incremental and error_code in SESSION_ERRORS:
                 _log.debug("fetch session %d of broker %d: %s", session.id, leader, error_code.name)
@@ -201,28 +217,28 @@ class Fetcher:
             if error_code:
                 raise KafkaError(error_code, "Fetch")
             session.answered(response.session_id)
-            is_outdated = self._take_response(response, asked)
+            is_outdated = self._take_response(response, fetches)
             self._failures[leader] = self._failures.get(leader, 0) + 1 if is_outdated else 0
         except KafkaError as error:
             session.failed(error.error)
             _log.debug("fetch from broker %d: %s", leader, error)
             self._failures[leader] = self._failures.get(leader, 0) + 1
             if error.error.retriable:
-                self._updater.request(names={partition.topic for partition in asked})
+                self._updater.request(names={partition.topic for partition in fetches})
             else:
                 self._failure = error
                 self._changed.notify()
 
     async def _request(
-        self, leader: int, session: FetchSessionHandler, asked: dict[TopicPartition, _Asked]
+        self, leader: int, session: FetchSessionHandler, fetches: dict[TopicPartition, _PartitionFetch]
     ) -> FetchResponse:
         connection = await self._cluster.connection(leader, Purpose.FETCHES)
-        knows_ids = all(each.state.topic_id != ZERO_UUID for each in asked.values())
+        knows_ids = all(fetch.state.topic_id != ZERO_UUID for fetch in fetches.values())
         version = connection.versions.choose(FetchRequest, 4, None if knows_ids else FIRST_VERSION_WITH_TOPIC_IDS - 1)
         config = self._config
-        places = {
-            partition: FetchPosition(each.state.topic_id, each.offset, each.leader_epoch)
-            for partition, each in asked.items()
+        positions = {
+            partition: FetchPosition(fetch.state.topic_id, fetch.offset, fetch.leader_epoch)
+            for partition, fetch in fetches.items()
         }
         request = session.ask(
             FetchRequest(
@@ -231,53 +247,58 @@ class Fetcher:
                 max_bytes=config.fetch_max_bytes,
                 isolation_level=int(config.isolation_level == _READ_COMMITTED),
             ),
-            places,
+            positions,
             version,
             config.max_partition_fetch_bytes,
         )
         timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
         return await connection.call_version(request, FetchResponse, version, timeout_ms=timeout_ms)
 
-    def _take_response(self, response: FetchResponse, asked: dict[TopicPartition, _Asked]) -> bool:
-        """Whether some partition has to be asked elsewhere or later."""
-        names = {each.state.topic_id: partition.topic for partition, each in asked.items()}
+    def _take_response(self, response: FetchResponse, fetches: dict[TopicPartition, _PartitionFetch]) -> bool:
+        """Buffers the records of a response. Returns whether a partition has to be fetched again after a backoff."""
+        names = {fetch.state.topic_id: partition.topic for partition, fetch in fetches.items()}
         is_outdated = False
         for topic in response.responses:
             name = topic.topic or names.get(topic.topic_id, "")
             for data in topic.partitions:
                 partition = TopicPartition(name, data.partition_index)
-                each = asked.get(partition)
-                if each is None or self._subscription.get(partition) is not each.state:
+                fetch = fetches.get(partition)
+                if fetch is None or self._subscription.get(partition) is not fetch.state:
                     continue
-                if each.generation == each.state.generation:
-                    is_outdated |= self._take_partition(partition, each, data)
+                if fetch.generation == fetch.state.generation:
+                    is_outdated |= self._take_partition(partition, fetch, data)
         return is_outdated
 
-    def _take_partition(self, partition: TopicPartition, asked: _Asked, data: FetchResponse.PartitionData) -> bool:
+    def _take_partition(
+        self, partition: TopicPartition, fetch: _PartitionFetch, data: FetchResponse.PartitionData
+    ) -> bool:
         error = error_of(data.error_code)
         if error is Errors.NONE:
             if data.records:
-                self._buffer(partition, asked, data)
+                self._buffer(partition, fetch, data)
             return False
         if error is Errors.OFFSET_OUT_OF_RANGE:
-            return not self._out_of_range(partition, asked)
+            return not self._out_of_range(partition, fetch)
         if error in _OUTDATED:
             self._updater.request(names=[partition.topic])
             return True
-        self._failure = KafkaError(error, f"Fetch of {partition} at {asked.offset}")
+        self._failure = KafkaError(error, f"Fetch of {partition} at {fetch.offset}")
         self._changed.notify()
         return True
 
-    def _buffer(self, partition: TopicPartition, asked: _Asked, data: FetchResponse.PartitionData) -> None:
+    def _buffer(self, partition: TopicPartition, fetch: _PartitionFetch, data: FetchResponse.PartitionData) -> None:
         aborted = None
         if self._config.isolation_level == _READ_COMMITTED:
-            aborted = [AbortedProducer(each.first_offset, each.producer_id) for each in data.aborted_transactions or ()]
+            aborted = [
+                AbortedProducer(transaction.first_offset, transaction.producer_id)
+                for transaction in data.aborted_transactions or ()
+            ]
         try:
             fetched = FetchedRecords(
                 partition,
-                asked.offset,
+                fetch.offset,
                 data.records or b"",
-                generation=asked.generation,
+                generation=fetch.generation,
                 check_crcs=self._config.check_crcs,
                 aborted=aborted,
             )
@@ -289,11 +310,14 @@ class Fetcher:
             self._order.append(partition)
         self._buffers[partition].append(fetched)
 
-    def _out_of_range(self, partition: TopicPartition, asked: _Asked) -> bool:
-        """Only if the position itself is out of range: what is buffered before that can still be read."""
-        if asked.offset != asked.state.position:
+    def _out_of_range(self, partition: TopicPartition, fetch: _PartitionFetch) -> bool:
+        """Resets the partition if its position is out of range. Returns whether it is.
+
+        If only the fetch offset is out of range, `poll` can still return the buffered records before it.
+        """
+        if fetch.offset != fetch.state.position:
             return False
-        _log.info("%s: position %d is out of range", partition, asked.offset)
-        asked.state.out_of_range()
+        _log.info("%s: position %d is out of range", partition, fetch.offset)
+        fetch.state.out_of_range()
         self._positions.wake()
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an application may want to do when partitions come and go."""
+"""The callbacks of an application for assigned and revoked partitions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ Partitions = frozenset[TopicPartition]
 
 
 class ConsumerRebalanceListener:
-    """Override what is of interest; a method may be `async`. They run within `poll`, `unsubscribe` and `close`, so that
-    no record is being handed out meanwhile.
+    """Callbacks for assigned, revoked and lost partitions. Override the methods you need; they may be `async`.
+
+    They run within `poll`, `unsubscribe` and `close`, so `poll` returns no record before they end.
     """
 
     def on_partitions_assigned(self, partitions: Partitions) -> Awaitable[None] | None:
-        """These have come, and can be sought in; nothing has been fetched from them."""
+        """Called after partitions were assigned and before records of them are fetched. It may seek."""
         return None
 
     def on_partitions_revoked(self, partitions: Partitions) -> Awaitable[None] | None:
-        """These are about to go; their offsets can still be committed."""
+        """Called before partitions are revoked. It may still commit their offsets."""
         return None
 
     def on_partitions_lost(self, partitions: Partitions) -> Awaitable[None] | None:
-        """These are gone already, and others may read them: a commit would be refused."""
+        """Called after partitions were lost. Other members may own them, and the coordinator would reject a commit.
+
+        By default calls `on_partitions_revoked`.
+        """
         return self.on_partitions_revoked(partitions)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a group member with the legal transitions, and the steps of a rebalance. Pure."""
+"""The states of a group member, the allowed transitions, and the steps of a rebalance. Pure.
+
+The module `membership` explains the states.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 class MembershipState(Enum):
-    """Where the member is."""
+    """The state of a member."""
 
     UNSUBSCRIBED = "unsubscribed"
     JOINING = "joining"
@@ -49,7 +52,7 @@ TRANSITIONS: Final[dict[MembershipState, frozenset[MembershipState]]] = {
 
 
 class StepKind(Enum):
-    """What a rebalance step does with its partitions."""
+    """The action of a rebalance step: the member revokes, takes or loses the partitions."""
 
     REVOKE = "revoke"
     ASSIGN = "assign"
@@ -57,7 +60,7 @@ class StepKind(Enum):
 
 
 class RebalanceStep(NamedTuple):
-    """To be carried out and then reported by `step_done`; there is one at a time."""
+    """A step that the consumer carries out and then reports with `step_done`. There is one step at a time."""
 
     kind: StepKind
     partitions: Partitions

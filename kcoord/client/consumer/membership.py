@@ -1,8 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a consumer group (KIP-848, client side) as a pure state machine.
 
-In go the time, what the user wants, answers to heartbeats, and that a rebalance step is done. Out come heartbeats and
-when they are due, and the next rebalance step: what to revoke, to assign, or to give up as lost.
+Theory of operation. Inputs are the time, the application's calls, responses to heartbeats, and finished rebalance
+steps. Outputs are heartbeats with the time when they are due, and the next rebalance step. All callers run in one event
+loop, and no method waits, so there are no locks:
+
+- `Consumer` calls `subscribe` and, within `unsubscribe` and `close`, `leave`.
+- `GroupSession`, a background task, sends the heartbeats and calls `on_response` or `on_failure`. If the application
+  does not poll, it calls `poll_expired`; at the next poll it calls `polled`.
+- `ConsumerRebalance`, within `poll`, `unsubscribe` and `close`, carries out the steps of `next_step` and calls
+  `step_done`.
+
+States, and where they lead:
+
+- UNSUBSCRIBED: no membership. `subscribe` leads to JOINING.
+- JOINING: the next heartbeat has epoch 0 and all fields. A good response leads to RECONCILING or STABLE.
+- RECONCILING: the partitions owned differ from the target assignment. The steps are first one REVOKE, then ASSIGN.
+- ACKNOWLEDGING: the member owns its target, and the coordinator does not know it yet. A heartbeat is due at once.
+- STABLE: the coordinator knows it. Heartbeats follow the interval and carry no news.
+- FENCED: the coordinator removed the member or its group. After the step LOSE the member is JOINING again, with the
+  same member id.
+- STALE: the application did not poll for `max_poll_interval_ms`. The member leaves at once, so that other members get
+  the partitions. The next poll carries out the step LOSE and leads to JOINING.
+- PREPARE_LEAVING, LEAVING: the application closes or unsubscribes. After the step REVOKE (LOSE if the member is fenced)
+  one heartbeat leaves the group, unless the coordinator cannot know the member. Then the member is UNSUBSCRIBED.
+- FATAL: an error that no retry can resolve. After the step LOSE only `leave` is possible.
+
+Rules:
+
+- At most one heartbeat is in flight, and at most one rebalance step is being carried out.
+- The member revokes partitions before it takes new ones. It takes no partition while a heartbeat with its owned
+  partitions may be unanswered: the coordinator may assign the other partitions elsewhere when it reads that heartbeat.
+- After an error the next heartbeat has all fields, because the coordinator may have missed the last one.
+
+Nothing is stored. After a crash the coordinator removes a dynamic member when its session expires. A static member that
+comes back with the same instance id joins with all fields, and takes over the place of its predecessor.
 """
 
 from __future__ import annotations
@@ -30,7 +62,7 @@ from kcoord_protocol.messages import (
 )
 
 HeartbeatResponse: TypeAlias = ConsumerGroupHeartbeatResponse | ConsumerGroupHeartbeatNewPartitionsResponse
-"""The layouts of the two revisions of KIP-1327."""
+"""The responses of the two revisions of KIP-1327, which differ in the layout of v2."""
 
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
@@ -41,8 +73,8 @@ _FENCING: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_I
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the coordinator is known to have heard; a heartbeat repeats none of it."""
+class _SentState:
+    """Fields of a heartbeat. Once the coordinator has acknowledged them, later heartbeats omit them."""
 
     names: frozenset[str]
     regex: str | None
@@ -69,7 +101,7 @@ class Membership:
         self.member_epoch = JOIN_EPOCH
         self.group_creation_time_ms = UNKNOWN_TIME_MS
         self.new_partitions: Partitions | None = None
-        """Those of the target that are newer than the group; None if the coordinator does not list them."""
+        """The partitions of the target that are newer than the group; None if the coordinator does not list them."""
         self.owned: Partitions = NO_PARTITIONS
         self.target: Partitions = NO_PARTITIONS
         self.fatal_error: KafkaError | None = None
@@ -80,13 +112,13 @@ class Membership:
         self._names: frozenset[str] = frozenset()
         self._regex: str | None = None
         self._had_regex = False
-        self._told: _Told | None = None
-        self._telling: _Told | None = None
+        self._acknowledged: _SentState | None = None
+        self._sent: _SentState | None = None
         self._ack_is_due = False
         self._is_acking = False
-        """Whether the heartbeat under way says what the member owns."""
+        """Whether the heartbeat in flight contains the owned partitions."""
         self._claimed: Partitions | None = None
-        """What the member said it owns, in a heartbeat that may still arrive: one without a good answer."""
+        """The partitions of the last heartbeat that listed the owned ones, until a heartbeat has a good response."""
         self._in_flight = False
         self._is_leave_in_flight = False
         self._due_ms: float = 0
@@ -97,10 +129,10 @@ class Membership:
         self._stays_in_group = False
         self._reported: list[KafkaError] = []
 
-    # What the user does.
+    # Called by the consumer.
 
     def subscribe(self, names: Collection[str], regex: str | None) -> None:
-        """Joins, or tells the group about other topics."""
+        """Joins the group, or changes the subscription of a member."""
         self._names, self._regex = frozenset(names), regex
         self._had_regex = self._had_regex or regex is not None
         if self.state is MembershipState.UNSUBSCRIBED:
@@ -109,7 +141,11 @@ class Membership:
             self._reset_for_join()
 
     def leave(self, *, static_stays: bool = True) -> None:
-        """Gives everything back; then leaves, a static member for good only if `static_stays` is false."""
+        """Starts to revoke all partitions and then leave the group.
+
+        With `static_stays` a static member leaves temporarily (epoch -2) and keeps its assignment until its session
+        expires.
+        """
         if self.state in (MembershipState.UNSUBSCRIBED, MembershipState.PREPARE_LEAVING, MembershipState.LEAVING):
             return
         self._stays_in_group = static_stays
@@ -120,13 +156,13 @@ class Membership:
         self._advance()
 
     def polled(self) -> None:
-        """The application is alive: a member that left because it was not comes back."""
+        """Joins again after `poll_expired`, once the member has lost its partitions and left."""
         if self.state is MembershipState.STALE and not self.owned and self._step is None and not self._leave_is_due:
             self._move(MembershipState.JOINING)
             self._reset_for_join()
 
     def poll_expired(self, now_ms: float) -> None:
-        """`max_poll_interval_ms` passed without a poll: leave, so that others can go on with the partitions."""
+        """Leaves the group because `max_poll_interval_ms` passed without a poll. Other members get the partitions."""
         if self.state in IN_GROUP:
             self._move(MembershipState.STALE)
             self._leave_is_due = self._was_heard
@@ -144,7 +180,7 @@ class Membership:
 
     @property
     def may_commit(self) -> bool:
-        """Whether the epoch is one that the coordinator gave, and has not taken back as far as is known."""
+        """Whether the member has an epoch of the coordinator, and has not been fenced as far as it knows."""
         return self.member_epoch > 0 and (self.state in IN_GROUP or self.state is MembershipState.PREPARE_LEAVING)
 
     @property
@@ -152,7 +188,7 @@ class Membership:
         return self.state is MembershipState.UNSUBSCRIBED
 
     def heartbeat_due_ms(self) -> float | None:
-        """When the next heartbeat is to be sent; None while there is nothing to send, or one is on its way."""
+        """Returns the time of the next heartbeat, None if there is nothing to send or a heartbeat is in flight."""
         if self._in_flight:
             return None
         if self._leave_is_due and self.state is not MembershipState.PREPARE_LEAVING:
@@ -165,24 +201,26 @@ class Membership:
         return self._not_before_ms if self._has_news() else max(self._due_ms, self._not_before_ms)
 
     def _has_news(self) -> bool:
-        """Whether the coordinator should hear something before the interval is over."""
+        """Whether there is a change to send before the heartbeat interval has passed."""
         if self.state not in IN_GROUP:
             return False
-        told = self._told
-        if told is None:
+        acknowledged = self._acknowledged
+        if acknowledged is None:
             return True
-        if (told.names, told.regex) != (self._names, self._regex):
+        if (acknowledged.names, acknowledged.regex) != (self._names, self._regex):
             return True
-        return self._step is None and (told.owned != self.owned or self._must_ack())
+        return self._step is None and (acknowledged.owned != self.owned or self._must_ack())
 
     def _must_ack(self) -> bool:
-        """Whether a new assignment is carried out, although that may have changed nothing: the coordinator waits for a
-        partition that it gave and took back before the member had got round to it.
+        """Whether the member must acknowledge a target that it now owns, even if its owned partitions did not change.
+
+        The coordinator may have assigned a partition and revoked it before the member took it. It waits for the
+        acknowledgement all the same.
         """
         return self._ack_is_due and self.owned == self.target
 
     def make_heartbeat(self) -> ConsumerGroupHeartbeatRequest:
-        """The heartbeat that is due; its answer, or that there is none, has to be reported."""
+        """Returns the heartbeat that is due. The caller must report its response or its failure."""
         assert not self._in_flight
         self._in_flight = True
         request = ConsumerGroupHeartbeatRequest(
@@ -204,27 +242,27 @@ class Membership:
         return request
 
     def _fill(self, request: ConsumerGroupHeartbeatRequest) -> None:
-        """Everything when joining or when it is not sure what was heard; else only what is new."""
-        told = self._told
-        if told is None:
+        """Sets all fields if the member joins or a heartbeat failed, else only the fields that changed."""
+        acknowledged = self._acknowledged
+        if acknowledged is None:
             request.rebalance_timeout_ms = self._rebalance_timeout_ms
             request.rack_id = self._rack_id
             request.server_assignor = self._server_assignor
-        if told is None or told.names != self._names:
+        if acknowledged is None or acknowledged.names != self._names:
             request.subscribed_topic_names = sorted(self._names)
-        if told is None or told.regex != self._regex:
-            # Null keeps what a predecessor with the same instance id had; the empty text takes it away.
+        if acknowledged is None or acknowledged.regex != self._regex:
+            # Null would keep the expression of a predecessor with the same instance id. The empty text removes it.
             keeps = not self._had_regex and self.instance_id is None
             request.subscribed_topic_regex = self._regex or (None if keeps else "")
-        if told is None or told.owned != self.owned or self._must_ack():
+        if acknowledged is None or acknowledged.owned != self.owned or self._must_ack():
             taking = self._step.partitions if self._step and self._step.kind is StepKind.ASSIGN else NO_PARTITIONS
             self._claimed = self.owned | taking
             request.topic_partitions = _by_topic(self._claimed)
         self._is_acking = request.topic_partitions is not None
-        self._telling = _Told(self._names, self._regex, self.owned)
+        self._sent = _SentState(self._names, self._regex, self.owned)
 
     def on_response(self, response: HeartbeatResponse, now_ms: float, retry_after_ms: float = 0) -> None:
-        """Takes the answer to the heartbeat under way. After an error the next one waits for `retry_after_ms`."""
+        """Handles the response to the heartbeat in flight. After an error the next one waits for `retry_after_ms`."""
         self._in_flight = False
         if self._finish_leave():
             return
@@ -233,7 +271,7 @@ class Membership:
             return
         if self.state not in IN_GROUP and self.state is not MembershipState.PREPARE_LEAVING:
             return
-        self._told, self._telling, self._claimed = self._telling, None, None
+        self._acknowledged, self._sent, self._claimed = self._sent, None, None
         if self._is_acking:
             self._ack_is_due = False
         self.member_epoch = response.member_epoch
@@ -246,7 +284,7 @@ class Membership:
         self._settle()
 
     def _take_creation_time(self, response: HeartbeatResponse) -> None:
-        """Both revisions of KIP-1327: the time of the group, or which partitions of a new target are newer."""
+        """Reads the fields of KIP-1327: the group's creation time, or by the later revision the new partitions."""
         if isinstance(response, ConsumerGroupHeartbeatResponse):
             self.group_creation_time_ms = group_creation_time_ms(response)
         elif response.assignment is not None:
@@ -269,13 +307,13 @@ class Membership:
         self.target = target
 
     def on_failure(self, error: KafkaError, now_ms: float, retry_after_ms: float) -> None:
-        """There is no answer, or one that means elsewhere or later: nobody knows what was heard."""
+        """Handles a heartbeat without a usable response. The coordinator may or may not have read it."""
         self._in_flight = False
         if not self._finish_leave():
             self._on_error(error, now_ms, retry_after_ms)
 
     def _finish_leave(self) -> bool:
-        """One attempt to leave is enough: the session ends by itself."""
+        """Ends the leave if its heartbeat was in flight. A failed leave is not retried: the session expires anyway."""
         if not self._is_leave_in_flight:
             return False
         self._is_leave_in_flight = self._leave_is_due = self._was_heard = False
@@ -284,20 +322,21 @@ class Membership:
         return True
 
     def _on_error(self, error: KafkaError, now_ms: float, retry_after_ms: float) -> None:
-        self._told = self._telling = None
+        self._acknowledged = self._sent = None
         self._not_before_ms = now_ms + retry_after_ms
         code = error.error
         if code in _FENCING and self.member_epoch != JOIN_EPOCH:
             self._fence()
         elif code is Errors.TOPIC_AUTHORIZATION_FAILED:
-            # Others of the topics may be allowed, or this one later: the user is told, the member goes on.
+            # The member may be authorized for its other topics, or for this one later. So `poll` raises the error once,
+            # and the member stays.
             self._reported.append(error)
             self._not_before_ms = now_ms + self._heartbeat_interval_ms
         elif not code.retriable and code not in (Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH):
             self._fail(error)
 
     def _fence(self) -> None:
-        """KIP-848: the member abandons its partitions at once and joins again with the same id and epoch 0."""
+        """Gives up all partitions as lost, then joins again with the same member id and epoch 0 (KIP-848)."""
         self.member_epoch = JOIN_EPOCH
         if self.state is MembershipState.PREPARE_LEAVING:
             self._leave_is_due = False
@@ -316,13 +355,16 @@ class Membership:
             self.target = NO_PARTITIONS
 
     def take_reported(self) -> KafkaError | None:
-        """An error that the user should see once, and that does not end the membership."""
+        """Returns an error that `poll` raises once and that does not end the membership."""
         return self._reported.pop(0) if self._reported else None
 
     # Rebalance steps.
 
     def next_step(self, known_topics: Collection[bytes]) -> RebalanceStep | None:
-        """The next thing to do; topics whose names are not known yet have to wait."""
+        """Returns the next step, None if there is none or one is being carried out.
+
+        Partitions of topics that are not in `known_topics` wait: their names are unknown.
+        """
         if self._step is not None:
             return None
         step = self._plan(known_topics)
@@ -342,13 +384,14 @@ class Membership:
         if revoked:
             return RebalanceStep(StepKind.REVOKE, revoked)
         if self._claimed is not None:
-            # The coordinator may believe what it was told, and give them to others; the answer will say so.
+            # The coordinator may have read from the last heartbeat that the member does not own the other partitions,
+            # and may have assigned them to other members. Wait for its response.
             return None
-        added = frozenset(each for each in self.target - self.owned if each.topic_id in known_topics)
+        added = frozenset(partition for partition in self.target - self.owned if partition.topic_id in known_topics)
         return RebalanceStep(StepKind.ASSIGN, added)
 
     def step_done(self, step: RebalanceStep) -> None:
-        """The step was carried out, whatever happened meanwhile."""
+        """Records that a step was carried out, even if the state has changed since."""
         assert step is self._step
         self._step = None
         if step.kind is StepKind.ASSIGN:
@@ -358,11 +401,11 @@ class Membership:
         self._advance()
 
     def unresolved_topics(self, known_topics: Collection[bytes]) -> set[bytes]:
-        """Topics of the target whose names have to be asked for."""
-        return {each.topic_id for each in self.target} - set(known_topics)
+        """Returns the topics of the target whose names are unknown."""
+        return {partition.topic_id for partition in self.target} - set(known_topics)
 
     def _advance(self) -> None:
-        """What follows from there being nothing more to give up."""
+        """Moves on from FENCED and PREPARE_LEAVING once the member owns no partition."""
         if self._step is None and not self.owned:
             if self.state is MembershipState.FENCED:
                 self._move(MembershipState.JOINING)
@@ -375,23 +418,23 @@ class Membership:
             self._settle()
 
     def _settle(self) -> None:
-        """The state within the group, from what is owned, what shall be, and what the coordinator knows."""
+        """Sets the state within the group from the owned partitions, the target, and what was acknowledged."""
         if self.state not in IN_GROUP or self.member_epoch == JOIN_EPOCH:
             return
         if self._step is not None or self.owned != self.target:
-            wanted = MembershipState.RECONCILING
-        elif self._told is None or self._told.owned != self.owned or self._ack_is_due:
-            wanted = MembershipState.ACKNOWLEDGING
+            next_state = MembershipState.RECONCILING
+        elif self._acknowledged is None or self._acknowledged.owned != self.owned or self._ack_is_due:
+            next_state = MembershipState.ACKNOWLEDGING
         else:
-            wanted = MembershipState.STABLE
-        if self.state is not wanted:
-            self._move(wanted)
+            next_state = MembershipState.STABLE
+        if self.state is not next_state:
+            self._move(next_state)
 
     def _reset_for_join(self) -> None:
         assert not self.owned
         self.member_epoch = JOIN_EPOCH
         self.target = NO_PARTITIONS
-        self._told = self._telling = self._claimed = None
+        self._acknowledged = self._sent = self._claimed = None
         self._ack_is_due = False
 
     def _move(self, state: MembershipState) -> None:
@@ -403,7 +446,7 @@ def _error(response: HeartbeatResponse) -> KafkaError:
     try:
         return KafkaError(Errors(response.error_code), response.error_message)
     except ValueError:
-        return KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"error code {response.error_code}")
+        return KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"unknown error code {response.error_code}")
 
 
 def _by_topic(partitions: Iterable[TopicIdPartition]) -> list[ConsumerGroupHeartbeatRequest.TopicPartitions]:

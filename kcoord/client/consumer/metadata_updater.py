@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata refreshes that somebody needs, one request for all of them at a time."""
+"""Refreshes metadata on request. One refresh is in flight at a time and serves all requests made until it began."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 class MetadataUpdater:
-    """`request` returns at once; `changed` is notified when an answer has come. What is still missing has to be
-    requested again, which then waits for a backoff.
+    """A task that refreshes the metadata of requested topics.
+
+    `request` returns at once. `changed` is notified after each refresh. If a topic is still missing then, its user
+    requests it again, and the next refresh waits for a backoff.
     """
 
     def __init__(self, cluster: Cluster, changed: Signal, *, allow_auto_create_topics: bool) -> None:
@@ -37,8 +39,10 @@ class MetadataUpdater:
         await stop([self._task])
 
     def request(self, *, names: Iterable[str] = (), topic_ids: Iterable[bytes] = (), may_create: bool = False) -> None:
-        """Asks about topics as soon as possible. `may_create` is for what the application has just named: a topic that
-        was deleted meanwhile must not come back because somebody still reads it.
+        """Requests the metadata of topics by name or id.
+
+        Set `may_create` only for topics that the application has just named. Otherwise a consumer that still reads a
+        deleted topic would create it again.
         """
         self._names.update(names)
         self._topic_ids.update(topic_ids)
@@ -57,10 +61,11 @@ class MetadataUpdater:
             try:
                 await self._refresh(names, topic_ids)
             except KafkaError as error:
-                _log.debug("metadata could not be refreshed: %s", error)
+                _log.debug("the metadata refresh failed: %s", error)
                 self.request(names=names, topic_ids=topic_ids)
             self._changed.notify()
-            # What was not in the answer is requested again at once by those who need it; a broker needs time to learn.
+            # Users request a topic that was not in the response again at once. The backoff gives the broker time to
+            # learn of the topic.
             rounds = rounds + 1 if self._wake.is_set() else 1
             await self._cluster.sleep_backoff(rounds)
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group's offsets: commit them in order, fetch them. Both say who the member is, so that a stale one is refused."""
+"""Commits and fetches the group's offsets.
+
+Both requests name the member and its epoch, so that the coordinator rejects a member that is no longer in the group.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from kcoord_protocol.messages import (
     OffsetFetchResponse,
 )
 
-# v8 of OffsetFetch can name several groups, v9 of both names a member and its epoch.
+# From v8 on OffsetFetch has a list of groups. From v9 on both requests name a member and its epoch.
 _FIRST_FETCH_VERSION: Final = 8
 _FIRST_MEMBER_VERSION: Final = 9
 _NOT_A_MEMBER: Final = frozenset(
@@ -37,7 +40,10 @@ _NOT_A_MEMBER: Final = frozenset(
 
 
 class GroupOffsetsClient:
-    """Commits are sent one after the other, in the order of the calls: a later one is never overtaken."""
+    """Commits and fetches offsets of one group.
+
+    Commits are sent one after the other, in the order of the calls. An older commit cannot overwrite a newer one.
+    """
 
     def __init__(self, cluster: Cluster, group_id: str, membership: Membership) -> None:
         self._cluster = cluster
@@ -46,28 +52,31 @@ class GroupOffsetsClient:
         self._order = asyncio.Lock()
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who commits now; a consumer that is no member commits without one."""
+        """Returns the member that commits now. If the consumer is not a member, the member id is empty."""
         member = self._membership
         if not member.may_commit:
             return ConsumerGroupMetadata(self._group_id, group_instance_id=member.instance_id)
         return ConsumerGroupMetadata(self._group_id, member.member_id, member.member_epoch, member.instance_id)
 
     async def commit(self, offsets: Offsets, deadline: Deadline, *, as_member: bool) -> None:
-        """Commits, again where that may help: an older epoch is one, for the next heartbeat brings the new one."""
+        """Commits offsets, and retries retriable errors until the deadline.
+
+        STALE_MEMBER_EPOCH is retried, too: the next heartbeat gives the member its new epoch.
+        """
         if not offsets:
             return
         async with self._order:
             await self._cluster.retry("commit offsets", deadline, lambda: self._commit(offsets, as_member))
 
     async def _commit(self, offsets: Offsets, as_member: bool) -> None:
-        who = self.group_metadata()
-        if as_member and not who.member_id:
-            raise CommitFailedException(f"the consumer is not a member of {self._group_id} any more")
+        member = self.group_metadata()
+        if as_member and not member.member_id:
+            raise CommitFailedException(f"the consumer is not a member of group {self._group_id} any more")
         request = OffsetCommitRequest(
             group_id=self._group_id,
-            generation_id_or_member_epoch=who.member_epoch,
-            member_id=who.member_id,
-            group_instance_id=who.group_instance_id if who.member_id else None,
+            generation_id_or_member_epoch=member.member_epoch,
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id if member.member_id else None,
             topics=commit_topics(offsets),
         )
         response = await self._cluster.call_coordinator(
@@ -76,35 +85,37 @@ class GroupOffsetsClient:
             request,
             OffsetCommitResponse,
             commit_error_codes,
-            lowest=_FIRST_MEMBER_VERSION if who.member_id else 0,
+            lowest=_FIRST_MEMBER_VERSION if member.member_id else 0,
             highest=LAST_VERSION_WITH_NAMES,
         )
         for topic in response.topics:
-            for each in topic.partitions:
-                if each.error_code:
-                    raise self._commit_error(each.error_code, TopicPartition(topic.name, each.partition_index))
+            for partition in topic.partitions:
+                if partition.error_code:
+                    raise self._commit_error(
+                        partition.error_code, TopicPartition(topic.name, partition.partition_index)
+                    )
 
     def _commit_error(self, code: int, partition: TopicPartition) -> Exception:
         error = error_of(code)
         if error in _NOT_A_MEMBER:
-            return CommitFailedException(f"group {self._group_id} refuses the commit of {partition}: {error.name}")
+            return CommitFailedException(f"group {self._group_id} rejected the commit of {partition}: {error.name}")
         if error is Errors.STALE_MEMBER_EPOCH:
-            return StaleMemberEpochException(f"{partition}: the member's epoch is stale")
+            return StaleMemberEpochException(f"commit of {partition}: the member's epoch is stale")
         if error is Errors.UNKNOWN_TOPIC_OR_PARTITION:
-            # The coordinator knows all topics: this one was deleted, and a rebalance must not wait for it.
-            return UnknownTopicException(f"group {self._group_id} cannot commit {partition}")
+            # The coordinator knows all topics, so this topic was deleted. A rebalance must not wait for its commit.
+            return UnknownTopicException(f"group {self._group_id} cannot commit {partition}: the topic does not exist")
         return KafkaError(error, str(partition))
 
     async def fetch(
         self, partitions: Collection[TopicPartition], deadline: Deadline, *, require_stable: bool = True
     ) -> GroupOffsets:
-        """The committed offset of each partition, None where there is none."""
+        """Returns the committed offset of each partition, None if there is none."""
         return await self._cluster.retry(
             "fetch committed offsets", deadline, lambda: self._fetch(partitions, require_stable)
         )
 
     async def _fetch(self, partitions: Collection[TopicPartition], require_stable: bool) -> GroupOffsets:
-        who = self.group_metadata()
+        member = self.group_metadata()
         group = OffsetFetchRequest.OffsetFetchRequestGroup(
             group_id=self._group_id,
             topics=[
@@ -112,21 +123,21 @@ class GroupOffsetsClient:
                 for name, indexes in by_topic(partitions).items()
             ],
         )
-        if who.member_id:
-            group.member_id, group.member_epoch = who.member_id, who.member_epoch
+        if member.member_id:
+            group.member_id, group.member_epoch = member.member_id, member.member_epoch
         response = await self._cluster.call_coordinator(
             CoordinatorType.GROUP,
             self._group_id,
             OffsetFetchRequest(groups=[group], require_stable=require_stable),
             OffsetFetchResponse,
-            lambda answer: [each.error_code for each in answer.groups],
+            lambda answer: [group.error_code for group in answer.groups],
             lowest=_FIRST_FETCH_VERSION,
             highest=LAST_VERSION_WITH_NAMES,
         )
         (answer,) = response.groups
-        found = fetched_offsets(answer)
-        if isinstance(found, KafkaError):
-            if found.error in (Errors.STALE_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID):
-                raise StaleMemberEpochException(f"group {self._group_id}: {found}")
-            raise found
-        return {partition: found.get(partition) for partition in partitions}
+        offsets = fetched_offsets(answer)
+        if isinstance(offsets, KafkaError):
+            if offsets.error in (Errors.STALE_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID):
+                raise StaleMemberEpochException(f"group {self._group_id}: {offsets}")
+            raise offsets
+        return {partition: offsets.get(partition) for partition in partitions}

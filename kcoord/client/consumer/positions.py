@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds where to begin to read: committed offset, else the decision of `classification`, else a look-up at the leader.
+"""Finds out where to begin to read each assigned partition.
 
-Works in the background as soon as a partition is assigned; an error that only the user can resolve is raised by poll.
+Theory of operation. Each partition goes through the phases of `Phase`:
+
+- COMMITTED: fetch the group's committed offset. If there is one, it is the position.
+- CLASSIFICATION: `classification` chooses a policy. If it needs metadata that is missing, the partition waits for it.
+- LOOK_UP: ask the leader for the offset of the policy. That offset is the position.
+- FETCH: the partition has a position. OFFSET_OUT_OF_RANGE leads back to CLASSIFICATION.
+
+One task does this in the background, for all partitions of a phase together. A result counts only if the partition is
+still assigned and has the same `generation`: a seek ends the search for a position. Partitions that are fenced off wait
+until the listener has seen them.
+
+Retriable errors are retried after a backoff. All other errors stop the task until `poll` or `position` has raised them.
 """
 
 from __future__ import annotations
@@ -40,7 +51,7 @@ _READ_COMMITTED: Final = "read_committed"
 
 
 class Positions:
-    """One task per consumer."""
+    """The task that finds the positions of one consumer's partitions."""
 
     def __init__(
         self,
@@ -70,11 +81,11 @@ class Positions:
         await stop([self._task])
 
     def wake(self) -> None:
-        """A partition may need a position."""
+        """Makes the task look for partitions that need a position."""
         self._wake.notify()
 
     def take_failure(self) -> KafkaError | ClientException | None:
-        """What keeps partitions from having a position; it is tried again after it has been told."""
+        """Returns the error that stopped the task, and starts the task again."""
         failure, self._failure = self._failure, None
         if failure is not None:
             self.wake()
@@ -103,7 +114,7 @@ class Positions:
         self._changed.notify()
 
     async def _resolve(self) -> bool:
-        """One pass through the phases; whether something waits for metadata."""
+        """Makes one pass through the phases. Returns whether a partition waits for metadata."""
         await self._fetch_committed()
         is_waiting, refused = self._classify()
         await self._look_up()
@@ -114,12 +125,12 @@ class Positions:
         states = self._in_phase(Phase.COMMITTED)
         if not states:
             return
-        found: Mapping[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(states)
+        committed_offsets: Mapping[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(states)
         if self._offsets is not None:
-            found = await self._offsets.fetch(states, self._cluster.deadline())
+            committed_offsets = await self._offsets.fetch(states, self._cluster.deadline())
         for partition, (state, generation) in states.items():
             if self._is_current(partition, state, generation):
-                committed = found.get(partition)
+                committed = committed_offsets.get(partition)
                 self._apply_committed(partition, state, committed)
 
     def _apply_committed(
@@ -133,7 +144,10 @@ class Positions:
             self._changed.notify()
 
     def _classify(self) -> tuple[bool, dict[TopicPartition, PartitionState]]:
-        """Decides for each partition by itself (KIP-1327); metadata that is missing is asked for."""
+        """Chooses a policy for each partition (KIP-1327), and requests metadata that is missing.
+
+        Returns whether a partition waits for metadata, and the partitions that have no usable policy.
+        """
         is_waiting = False
         refused: dict[TopicPartition, PartitionState] = {}
         for partition, (state, _) in self._in_phase(Phase.CLASSIFICATION).items():
@@ -163,7 +177,7 @@ class Positions:
         return is_waiting, refused
 
     def _refuse(self, refused: dict[TopicPartition, PartitionState]) -> None:
-        """The user has to seek; until then the partitions stay as they are and are complained about at each poll."""
+        """Raises an error if partitions have no usable policy. Each `poll` raises it until the application seeks."""
         if refused and self._config.reset_policy is TO_START_TIME:
             raise UnsupportedVersionException(
                 "auto_offset_reset=to_start_time needs the time at which the group was created (KIP-1282): the group "
@@ -176,13 +190,13 @@ class Positions:
             raise OffsetOutOfRangeException({partition: state.position for partition, state in refused.items()})
 
     def _group_creation_time_ms(self) -> int:
-        """From the last heartbeat; partitions that the user assigned have none."""
+        """Returns the group's creation time in the last heartbeat, -1 for partitions that the application assigned."""
         if self._membership is None or not self._subscription.uses_group:
             return UNKNOWN_TIME_MS
         return self._membership.group_creation_time_ms
 
     def _is_listed_as_new(self, partition: TopicPartition, state: PartitionState) -> bool | None:
-        """None if the coordinator does not list new partitions."""
+        """Returns whether the coordinator lists the partition as new, None if it does not list new partitions."""
         if self._membership is None or self._membership.new_partitions is None or not self._subscription.uses_group:
             return None
         return TopicIdPartition(state.topic_id, partition.partition) in self._membership.new_partitions
@@ -213,12 +227,16 @@ class Positions:
         if self._in_phase(Phase.LOOK_UP):
             self.wake()
 
-    def _apply_look_up(self, state: PartitionState, found: ListOffsetsResult) -> None:
-        """No record is as new as the time of by_duration or to_start_time: then it is the end of the log (KIP-1106)."""
-        if found.offset == _NOT_FOUND and state.look_up_timestamp >= 0:
+    def _apply_look_up(self, state: PartitionState, result: ListOffsetsResult) -> None:
+        """Sets the position to the offset that the leader returned.
+
+        If no record is as new as the time of by_duration or to_start_time, the position is the end of the log
+        (KIP-1106). Then the look-up is repeated for the end.
+        """
+        if result.offset == _NOT_FOUND and state.look_up_timestamp >= 0:
             state.look_up_timestamp = LATEST_TIMESTAMP
             return
-        state.jump(max(found.offset, 0), found.leader_epoch)
+        state.jump(max(result.offset, 0), result.leader_epoch)
         self._changed.notify()
 
     def _in_phase(self, phase: Phase) -> dict[TopicPartition, tuple[PartitionState, object]]:
@@ -229,12 +247,12 @@ class Positions:
         }
 
     def _is_current(self, partition: TopicPartition, state: PartitionState, generation: object) -> bool:
-        """Whether nobody sought, and the partition is still ours."""
+        """Whether the partition is still assigned and its position was not set since the request."""
         return self._subscription.get(partition) is state and state.generation == generation
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event | None) -> None:
-    """Waits for one of two events."""
+    """Waits until one of two events is set."""
     if second is None:
         await first.wait()
         return

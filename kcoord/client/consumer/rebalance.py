@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out the steps of a rebalance: commit, tell the listener, take the partitions away or put them in place."""
+"""Carries out the steps of a rebalance: commits, calls the listener, and adds or removes partitions.
+
+It runs in the application's task, within `poll`, `unsubscribe` and `close`, so no records are handed out meanwhile. The
+package's docstring has the order of a step.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsumerRebalance:
-    """The part of a consumer that only members of a group have."""
+    """The rebalances of a consumer that is a member of a group."""
 
     def __init__(
         self,
@@ -46,13 +50,14 @@ class ConsumerRebalance:
         self._topic_names: dict[bytes, str] = {}
 
     async def run(self, deadline: Deadline | None = None) -> None:
-        """Does what the membership wants next, until it wants nothing more; called between two handings out of records.
+        """Carries out the steps of `Membership` until there are no more.
 
-        A step that a listener fails in counts as done: the partitions are as the group wants them.
+        If the listener raises an exception, the step still counts as done, and the exception is raised. The partitions
+        are added or removed all the same, since the coordinator has decided.
         """
         while True:
-            known = self._topic_names.keys() | self._cluster.metadata.names_by_id.keys()
-            step = self.membership.next_step(known)
+            known_topics = self._topic_names.keys() | self._cluster.metadata.names_by_id.keys()
+            step = self.membership.next_step(known_topics)
             if step is None:
                 break
             try:
@@ -61,10 +66,10 @@ class ConsumerRebalance:
                 self._finish(step)
                 self.membership.step_done(step)
                 self.session.wake()
-        self._updater.request(topic_ids=self.membership.unresolved_topics(known))
+        self._updater.request(topic_ids=self.membership.unresolved_topics(known_topics))
 
     async def leave(self, deadline: Deadline, *, static_stays: bool) -> None:
-        """Gives everything back and leaves the group."""
+        """Revokes all partitions and leaves the group."""
         self.membership.leave(static_stays=static_stays)
         try:
             await self.run(deadline)
@@ -75,7 +80,10 @@ class ConsumerRebalance:
         partitions = self._named(step)
         names = frozenset(partitions)
         _log.info(
-            "group %s: %s %s", self.membership.group_id, step.kind.value, ", ".join(str(each) for each in sorted(names))
+            "group %s: %s %s",
+            self.membership.group_id,
+            step.kind.value,
+            ", ".join(str(partition) for partition in sorted(names)),
         )
         match step.kind:
             case StepKind.ASSIGN:
@@ -101,9 +109,13 @@ class ConsumerRebalance:
             self._subscription.remove(names)
 
     def _named(self, step: RebalanceStep) -> dict[TopicPartition, bytes]:
-        """The step's partitions by name; a name is kept, since metadata forgets topics that are deleted."""
-        for topic_id in {each.topic_id for each in step.partitions} - self._topic_names.keys():
+        """Returns the step's partitions by name.
+
+        Names are kept here, because the metadata drops deleted topics, whose partitions are revoked later.
+        """
+        for topic_id in {partition.topic_id for partition in step.partitions} - self._topic_names.keys():
             self._topic_names[topic_id] = self._cluster.metadata.names_by_id[topic_id]
         return {
-            TopicPartition(self._topic_names[each.topic_id], each.partition): each.topic_id for each in step.partitions
+            TopicPartition(self._topic_names[partition.topic_id], partition.partition): partition.topic_id
+            for partition in step.partitions
         }

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a member in its group: sends the heartbeats that `Membership` wants, and watches that the application polls."""
+"""Keeps a member in its group: sends the heartbeats of `Membership`, and checks that the application polls.
+
+One background task sends one heartbeat at a time, so heartbeats go on while the application processes records. If the
+application does not call `poll` for `max_poll_interval_ms`, the task makes the member leave.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from kcoord_protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-# From v1 members make their ids (KIP-1082) and can subscribe by a regular expression.
+# From v1 on members generate their ids (KIP-1082) and can subscribe with a regular expression.
 _LOWEST_HEARTBEAT_VERSION = 1
 
 
@@ -60,9 +64,10 @@ class GroupSession:
     def now_ms() -> float:
         return asyncio.get_running_loop().time() * 1000
 
-    # What the consumer calls.
+    # Called by the consumer.
 
     def start(self) -> None:
+        """Starts the heartbeats, unless they run already."""
         if self._task is None:
             self._polled_ms = self.now_ms()
             self._task = spawn(self._run(), "kcoord consumer heartbeats")
@@ -71,21 +76,23 @@ class GroupSession:
         await stop([self._task])
 
     def wake(self) -> None:
-        """The membership changed: a heartbeat may be due."""
+        """Makes the task check for a heartbeat that is due, because the membership has changed."""
         self._wake.notify()
 
     def begin_poll(self) -> None:
+        """Records that `poll` is running. A member that left because of missing polls joins again."""
         self._is_polling = True
         if self.membership.state is MembershipState.STALE:
             self.membership.polled()
             self.wake()
 
     def end_poll(self) -> None:
+        """Starts the interval `max_poll_interval_ms` in which the application must poll again."""
         self._is_polling = False
         self._polled_ms = self.now_ms()
 
     async def left(self, timeout_ms: float) -> None:
-        """Waits until the member has left, which one heartbeat does, or the time is over."""
+        """Waits until the member has left the group or the timeout has passed. Leaving takes one heartbeat."""
         deadline = self._cluster.deadline(timeout_ms)
         self.wake()
         while not self.membership.is_unsubscribed and not deadline.is_over:
@@ -114,14 +121,14 @@ class GroupSession:
             self.membership.poll_expired(now_ms)
 
     def _poll_deadline_ms(self) -> float | None:
-        """When the application has to poll again; None while it does, or if nobody waits for it."""
+        """Returns the time of the latest next poll, None while `poll` runs or if the member is not in the group."""
         if self._is_polling or not self.membership.is_in_group:
             return None
         return self._polled_ms + self._config.max_poll_interval_ms
 
     def _wait_ms(self, now_ms: float, due_ms: float | None) -> float | None:
-        moments = [each for each in (due_ms, self._poll_deadline_ms()) if each is not None]
-        return max(min(moments) - now_ms, 0.5) if moments else None
+        moments_ms = [moment_ms for moment_ms in (due_ms, self._poll_deadline_ms()) if moment_ms is not None]
+        return max(min(moments_ms) - now_ms, 0.5) if moments_ms else None
 
     async def _heartbeat(self) -> None:
         membership = self.membership
@@ -151,8 +158,10 @@ class GroupSession:
         return self._backoff.delay_ms(self._failures, 0.5)
 
     def _on_assignment(self) -> None:
-        """Asks for the names that are missing; and, with KIP-1327's option, for creation times, unless the coordinator
-        lists new partitions itself.
+        """Requests the metadata that a new target needs.
+
+        These are missing topic names and, with the option of KIP-1327, missing creation times. A coordinator that lists
+        new partitions makes creation times unnecessary.
         """
         metadata = self._cluster.metadata
         target = self.membership.target

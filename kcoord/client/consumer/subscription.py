@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the consumer reads: the subscription, and of each assigned partition how far it is. Pure.
+"""The subscription of a consumer, and the state of each assigned partition. Pure.
 
-A partition has a position, or it is known what is missing for one: the committed offset, a decision, a look-up.
+A partition has a position, or its `Phase` says what it needs to get one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kcoord.client.types import NO_LEADER_EPOCH, OffsetAndMetadata, TopicPartiti
 
 
 class SubscriptionType(Enum):
-    """How partitions come to the consumer; one way excludes the others."""
+    """The source of the assignment: none, the group, or the application. They exclude each other."""
 
     NONE = "none"
     GROUP = "topics or a pattern"
@@ -24,7 +24,7 @@ class SubscriptionType(Enum):
 
 
 class Phase(Enum):
-    """What a partition needs next."""
+    """The phases of a partition, named after its next need. The module `positions` explains them."""
 
     COMMITTED = "its committed offset"
     CLASSIFICATION = "a decision where to begin"
@@ -34,7 +34,11 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class PartitionState:
-    """One assigned partition. With every jump it has another `generation`: what was asked for before it is void."""
+    """The state of an assigned partition.
+
+    Each change of the position that is not made by reading begins a new `generation`. Responses to requests of an older
+    generation are dropped.
+    """
 
     topic_id: bytes
     phase: Phase = Phase.COMMITTED
@@ -49,32 +53,35 @@ class PartitionState:
 
     @property
     def has_position(self) -> bool:
+        """Whether the position is known."""
         return self.phase is Phase.FETCH
 
     @property
     def is_fetchable(self) -> bool:
+        """Whether records may be fetched and returned: there is a position, and nothing pauses the partition."""
         return self.phase is Phase.FETCH and not self.is_paused and not self.is_fenced_off
 
     def jump(self, offset: int, leader_epoch: int = NO_LEADER_EPOCH) -> None:
-        """Reads on from `offset`."""
+        """Sets the position to `offset`."""
         self.phase = Phase.FETCH
         self.position, self.leader_epoch = offset, leader_epoch
         self.is_out_of_range = False
         self.begin_generation()
 
     def look_up(self, policy: ResetPolicy, now_ms: int, group_creation_time_ms: int = -1) -> None:
-        """Finds the offset of a policy; its time is fixed now, so that a retry asks for the same."""
+        """Starts to look up the offset of a policy. Fixes its time now, so that a retry gets the same offset."""
         self.phase = Phase.LOOK_UP
         self.look_up_timestamp = policy.timestamp(now_ms, group_creation_time_ms)
         self.begin_generation()
 
     def out_of_range(self) -> None:
-        """The log does not have the position."""
+        """Starts a reset, because the log does not have the position."""
         self.phase = Phase.CLASSIFICATION
         self.is_out_of_range = True
         self.begin_generation()
 
     def begin_generation(self) -> None:
+        """Makes responses to earlier requests void."""
         self.generation = object()
 
 
@@ -89,17 +96,19 @@ class SubscriptionState:
     # The subscription.
 
     def subscribe(self, topics: Collection[str]) -> None:
-        """By names, or without them by a pattern."""
+        """Subscribes by topic names, or by a pattern if there are none."""
         if self.type is SubscriptionType.ASSIGNED:
             raise IllegalStateException("partitions were assigned by the user; unsubscribe first")
         self.type, self.topics = SubscriptionType.GROUP, frozenset(topics)
 
     def assign_from_user(self, partitions: Mapping[TopicPartition, bytes]) -> None:
+        """Replaces the assignment. Partitions that were assigned before keep their state."""
         if self.uses_group:
             raise IllegalStateException("the consumer is subscribed to topics; unsubscribe first")
         self.type = SubscriptionType.ASSIGNED
         self._partitions = {
-            each: self._partitions.get(each, PartitionState(topic_id)) for each, topic_id in partitions.items()
+            partition: self._partitions.get(partition, PartitionState(topic_id))
+            for partition, topic_id in partitions.items()
         }
 
     def unsubscribe(self) -> None:
@@ -113,12 +122,12 @@ class SubscriptionState:
     # The assignment.
 
     def add(self, partitions: Mapping[TopicPartition, bytes], *, fenced_off: bool) -> None:
-        """Partitions from the group; fenced off until the listener has seen them."""
+        """Adds partitions that the group assigned. While they are fenced off, nothing is fetched from them."""
         for partition, topic_id in partitions.items():
             self._partitions[partition] = PartitionState(topic_id, is_fenced_off=fenced_off)
 
     def fence_off(self, partitions: Iterable[TopicPartition], fenced_off: bool = True) -> None:
-        """Fetches nothing from partitions that are about to go."""
+        """Stops fetching and returning records of partitions. With `fenced_off` false, allows both again."""
         for partition in partitions:
             if partition in self._partitions:
                 self._partitions[partition].is_fenced_off = fenced_off
@@ -147,7 +156,7 @@ class SubscriptionState:
         return frozenset(partition for partition, state in self._partitions.items() if state.is_paused)
 
     def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What to commit: the position of every partition that has one."""
+        """Returns the offsets to commit: the position of each partition that has one."""
         return {
             partition: OffsetAndMetadata(state.position, "", state.leader_epoch)
             for partition, state in self._partitions.items()

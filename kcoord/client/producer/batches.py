@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that wait to be sent, in batches per partition. Pure: the caller brings the time, and the `done` of a record
-is whatever the caller wants to know it by.
+"""Records that wait to be sent, in batches per partition. Pure: the caller supplies the time.
 
-One batch per partition is under way at a time. That alone keeps order, and the sequence numbers of the next batch are
-known only when the fate of the one before is.
+`done` is the caller's object for a record, for example its future.
+
+Each partition has a queue of batches. At most one batch of it is in flight. This keeps the order. It is also necessary
+for the sequence numbers: those of the next batch depend on whether the previous batch was stored.
+
+A batch is closed, and ready at once, if it is full, if another batch follows it, or during a flush. Otherwise it is
+ready `linger_ms` after its first record. A batch that failed goes back to the head of its queue with a time for the
+retry, and takes no more records.
 """
 
 from __future__ import annotations
@@ -17,15 +22,15 @@ from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, Reco
 
 D = TypeVar("D")
 
-# Per record: length, attributes, timestamp and offset deltas, lengths of key, value and headers, at their largest.
-# Per header: the lengths of its name and its value.
+# The largest sizes. For each record: length, attributes, timestamp and offset deltas, and the lengths of key, value and
+# headers. For each header: the lengths of its name and value.
 _RECORD_OVERHEAD_BYTES: Final = 21
 _HEADER_OVERHEAD_BYTES: Final = 10
 _MAX_SEQUENCE: Final = 0x7FFF_FFFF
 
 
 def record_size(record: Record) -> int:
-    """An upper bound of what a record adds to a batch, before compression."""
+    """Returns an upper bound of the bytes that a record adds to a batch, before compression."""
     size = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
     for name, value in record.headers:
         size += _HEADER_OVERHEAD_BYTES + len(name.encode("utf-8", "surrogateescape")) + len(value or b"")
@@ -34,7 +39,10 @@ def record_size(record: Record) -> int:
 
 @dataclass(slots=True, eq=False)
 class ProducerBatch(Generic[D]):
-    """Records of one partition. Once it has been sent, producer and sequence stay: a repetition must look the same."""
+    """A batch of records of one partition.
+
+    Once the batch was sent, its producer id and sequence stay, so that the broker recognizes a retry.
+    """
 
     partition: TopicPartition
     created_ms: float
@@ -48,11 +56,13 @@ class ProducerBatch(Generic[D]):
     base_sequence: int = -1
 
     def add(self, record: Record, done: D, size: int) -> None:
+        """Adds a record of `size` bytes."""
         self.records.append(record)
         self.done.append(done)
         self.size_bytes += size
 
     def encode(self, compression: Compression, is_transactional: bool) -> bytes:
+        """Returns the batch in the format of the log."""
         return encode_batch(
             self.records,
             compression=compression,
@@ -63,7 +73,7 @@ class ProducerBatch(Generic[D]):
         )
 
     def split(self) -> list[ProducerBatch[D]]:
-        """Two halves of a batch that the broker found too large."""
+        """Returns two halves of a batch that was too large for the broker."""
         middle = len(self.records) // 2
         halves = []
         for part in (slice(None, middle), slice(middle, None)):
@@ -91,7 +101,7 @@ class Accumulator(Generic[D]):
         self.flushing = 0
 
     def append(self, partition: TopicPartition, record: Record, done: D, now_ms: float) -> bool:
-        """Puts a record into the partition's last batch, or a new one. True: a batch was closed by this."""
+        """Adds a record to the partition's last batch, or to a new one. Returns whether this closed a batch."""
         size = record_size(record)
         queue = self._queues.setdefault(partition, _Queue())
         self.buffered_bytes += size
@@ -104,7 +114,7 @@ class Accumulator(Generic[D]):
         return closes or last.size_bytes >= self._batch_size
 
     def ready(self, now_ms: float) -> list[TopicPartition]:
-        """Partitions with a batch that may go: full, old enough, followed by another one, or to be flushed."""
+        """Returns the partitions with a batch to send: closed, or older than `linger_ms`, and none in flight."""
         return [
             partition
             for partition, queue in self._queues.items()
@@ -112,7 +122,7 @@ class Accumulator(Generic[D]):
         ]
 
     def next_due_ms(self) -> float | None:
-        """When `ready` may have more, None if nothing but an append changes that."""
+        """Returns the time at which the next batch is ready, None if no batch waits for a time."""
         due = [self._due_ms(queue) for queue in self._queues.values() if queue.batches and queue.sending is None]
         return min(due, default=None)
 
@@ -125,19 +135,19 @@ class Accumulator(Generic[D]):
         return first.created_ms + self._linger_ms
 
     def take(self, partition: TopicPartition) -> ProducerBatch[D]:
-        """The partition's next batch, which is then the one under way."""
+        """Takes the partition's next batch, which is then in flight."""
         queue = self._queues[partition]
         assert queue.sending is None
         queue.sending = queue.batches.popleft()
         return queue.sending
 
     def finished(self, batch: ProducerBatch[D]) -> None:
-        """The batch is answered for, well or badly."""
+        """Removes a batch in flight that has a final outcome, success or failure."""
         self._queues[batch.partition].sending = None
         self.buffered_bytes -= batch.size_bytes - BATCH_OVERHEAD_BYTES
 
     def put_back(self, batch: ProducerBatch[D], retry_at_ms: float) -> None:
-        """The batch is to be sent again, before all others of its partition."""
+        """Puts a batch in flight back to the head of its queue, to be sent again at `retry_at_ms`."""
         queue = self._queues[batch.partition]
         queue.sending = None
         batch.attempts += 1
@@ -145,43 +155,46 @@ class Accumulator(Generic[D]):
         queue.batches.appendleft(batch)
 
     def split(self, batch: ProducerBatch[D]) -> None:
-        """Halves of the batch take its place."""
+        """Replaces a batch in flight by its halves, at the head of its queue."""
         queue = self._queues[batch.partition]
         queue.sending = None
         queue.batches.extendleft(reversed(batch.split()))
 
     def expired(self, before_ms: float) -> list[ProducerBatch[D]]:
-        """Takes out batches made before that time, oldest first; the one under way is not among them."""
-        found = []
+        """Removes and returns batches that were created before that time, oldest first.
+
+        Skips partitions with a batch in flight.
+        """
+        expired = []
         for queue in self._queues.values():
             while queue.batches and queue.sending is None and queue.batches[0].created_ms <= before_ms:
-                found.append(queue.batches.popleft())
-        self._drop(found)
-        return found
+                expired.append(queue.batches.popleft())
+        self._drop(expired)
+        return expired
 
     def drain(self) -> list[ProducerBatch[D]]:
-        """Takes out everything that is not under way."""
-        found = [batch for queue in self._queues.values() for batch in queue.batches]
+        """Removes and returns all batches that are not in flight."""
+        drained = [batch for queue in self._queues.values() for batch in queue.batches]
         for queue in self._queues.values():
             queue.batches.clear()
-        self._drop(found)
-        return found
+        self._drop(drained)
+        return drained
 
     def _drop(self, batches: list[ProducerBatch[D]]) -> None:
         self.buffered_bytes -= sum(batch.size_bytes - BATCH_OVERHEAD_BYTES for batch in batches)
 
     def pending(self) -> list[ProducerBatch[D]]:
-        """Everything that is not answered for."""
-        found = []
+        """Returns all batches without a final outcome."""
+        pending = []
         for queue in self._queues.values():
-            found += [queue.sending] if queue.sending is not None else []
-            found += queue.batches
-        return found
+            pending += [queue.sending] if queue.sending is not None else []
+            pending += queue.batches
+        return pending
 
 
 @dataclass(slots=True)
 class Sequences:
-    """The next sequence number per partition, under the producer id and epoch they belong to (KIP-98)."""
+    """The producer id and epoch, and the next sequence number of each partition (KIP-98)."""
 
     producer_id: int = -1
     producer_epoch: int = -1
@@ -189,20 +202,21 @@ class Sequences:
 
     @property
     def is_ready(self) -> bool:
+        """Whether there is a producer id."""
         return self.producer_id >= 0
 
     def reset(self, producer_id: int = -1, producer_epoch: int = -1) -> None:
-        """A new producer id or epoch begins at 0 everywhere."""
+        """Sets a new producer id and epoch, or none. All partitions begin at sequence 0."""
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self._next.clear()
 
     def assign(self, batch: ProducerBatch[D]) -> None:
-        """Numbers a batch that has no number yet."""
+        """Gives a batch its producer id and sequence, unless it has them already."""
         if batch.base_sequence < 0:
             batch.producer_id, batch.producer_epoch = self.producer_id, self.producer_epoch
             batch.base_sequence = self._next.get(batch.partition, 0)
 
     def stored(self, batch: ProducerBatch[D]) -> None:
-        """The broker has the batch: the next one follows it."""
+        """Advances the sequence of the partition, because the broker has stored the batch."""
         if (batch.producer_id, batch.producer_epoch) == (self.producer_id, self.producer_epoch):
             self._next[batch.partition] = (batch.base_sequence + len(batch.records)) & _MAX_SEQUENCE

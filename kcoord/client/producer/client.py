@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producer: takes records, says later where they were stored."""
+"""The class Producer."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _HIGHEST_TIME_MS: Final = (1 << 63) - 1
 
 
 class Producer:
-    """Sends records in batches: per partition in order, once each (`enable_idempotence`), or in transactions.
+    """Sends records in batches, in order per partition.
 
-    Use it with `async with`, or call `start` and `close`.
+    With `enable_idempotence` each record is stored once, even after retries. With a `transactional_id` records and
+    offsets are committed together. Use the producer with `async with`, or call `start` and `close`.
     """
 
     def __init__(self, config: ProducerConfig | None = None, **options: Unpack[ProducerOptions]) -> None:
@@ -54,14 +55,14 @@ class Producer:
         self._is_open = False
 
     async def start(self) -> None:
-        """Finds the cluster."""
+        """Connects to the cluster and starts to send. Raises TimeoutException if no broker responds."""
         await self._cluster.start(self._cluster.deadline())
         self._cluster.keep_metadata_fresh()
         self._sender.start()
         self._is_open = True
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
-        """Sends what was taken, aborts an open transaction, and closes; what is not sent in time fails."""
+        """Sends the buffered records and closes. Aborts an open transaction. Records not sent in time fail."""
         if self._is_open:
             self._is_open = False
             try:
@@ -78,7 +79,8 @@ class Producer:
                 await self._abort(deadline)
             await self._flush(deadline)
         except KafkaError:
-            return  # each record's future tells what happened to it
+            # The future of each record has its own error.
+            return
 
     async def __aenter__(self) -> Self:
         try:
@@ -105,9 +107,10 @@ class Producer:
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> asyncio.Future[RecordMetadata]:
-        """Takes a record; the future says where it was stored, or why it was not.
+        """Appends a record to the buffer. The future has the record's partition and offset, or its error.
 
-        Waits up to `max_block_ms` for the topic's metadata and for room in the buffer. Text is encoded as UTF-8.
+        Waits up to `max_block_ms` for the topic's metadata and for room in the buffer. Text is encoded as UTF-8. Raises
+        RecordTooLargeException, or IllegalStateException if the producer is not in a state to send.
         """
         self._check_may_send()
         deadline = self._cluster.deadline(self._config.max_block_ms)
@@ -144,12 +147,12 @@ class Producer:
         )
 
     async def flush(self, *, timeout_ms: int | None = None) -> None:
-        """Sends at once, and returns when every record taken so far is answered for."""
+        """Sends buffered records at once. Returns when each of them is stored or has failed."""
         self._check_open()
         await self._flush(self._cluster.deadline(timeout_ms))
 
     async def partitions_for(self, topic: str) -> list[int]:
-        """The partitions of a topic."""
+        """Returns the partitions of a topic. May create the topic, if the broker allows it."""
         self._check_open()
         return sorted(await self._partitions_of(topic, None, self._cluster.deadline(self._config.max_block_ms)))
 
@@ -176,26 +179,28 @@ class Producer:
 
     def _check_size(self, size: int) -> None:
         if size + BATCH_OVERHEAD_BYTES > self._config.max_request_size:
-            raise RecordTooLargeException(f"a record of {size} bytes exceeds max_request_size")
+            limit = self._config.max_request_size
+            raise RecordTooLargeException(f"a record of {size} bytes exceeds max_request_size ({limit} bytes)")
         if size > self._config.buffer_memory:
-            raise RecordTooLargeException(f"a record of {size} bytes exceeds buffer_memory")
+            limit = self._config.buffer_memory
+            raise RecordTooLargeException(f"a record of {size} bytes exceeds buffer_memory ({limit} bytes)")
 
     async def _partitions_of(self, topic: str, partition: int | None, deadline: Deadline) -> Sequence[int]:
-        """All partitions of the topic; asks for metadata, which may create the topic, until it is there."""
-        known = self._known_partitions(topic)
-        if known and (partition is None or partition in known):
-            return known
+        """Returns all partitions of the topic. Fetches metadata, which may create the topic, until it has them."""
+        partitions = self._known_partitions(topic)
+        if partitions and (partition is None or partition in partitions):
+            return partitions
 
         async def attempt() -> Sequence[int]:
             await self._cluster.refresh_metadata([topic], allow_auto_topic_creation=True)
-            found = self._known_partitions(topic)
+            partitions = self._known_partitions(topic)
             metadata = self._cluster.metadata.topics.get(topic)
             if metadata is not None and metadata.error:
                 raise KafkaError(metadata.error, topic)
-            if not found or (partition is not None and partition not in found):
+            if not partitions or (partition is not None and partition not in partitions):
                 what = topic if partition is None else f"{topic}-{partition}"
                 raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, what)
-            return found
+            return partitions
 
         return await self._cluster.retry(f"metadata of {topic}", deadline, attempt)
 
@@ -204,8 +209,12 @@ class Producer:
         return sorted(metadata.partitions) if metadata is not None else ()
 
     def _available(self, topic: str) -> list[int]:
-        known = self._known_partitions(topic)
-        return [each for each in known if self._cluster.metadata.leader(TopicPartition(topic, each)) is not None]
+        partitions = self._known_partitions(topic)
+        return [
+            partition
+            for partition in partitions
+            if self._cluster.metadata.leader(TopicPartition(topic, partition)) is not None
+        ]
 
     def _choose(self, topic: str, key: bytes | None, partitions: Sequence[int]) -> int:
         if key is not None and not self._config.partitioner_ignore_keys:
@@ -215,7 +224,8 @@ class Producer:
     async def _wait_for_room(self, size: int, deadline: Deadline) -> None:
         while self._accumulator.buffered_bytes + size > self._config.buffer_memory:
             try:
-                await asyncio.wait_for(self._sender.progressed(), max(deadline.left_ms(), 0) / 1000)
+                async with asyncio.timeout(max(deadline.left_ms(), 0) / 1000):
+                    await self._sender.progressed()
             except TimeoutError:
                 raise TimeoutException(f"no room in the buffer within {deadline.timeout_ms:g} ms") from None
             self._check_open()
@@ -229,23 +239,28 @@ class Producer:
         return self._transactions
 
     async def init_transactions(self, *, timeout_ms: int | None = None) -> None:
-        """Once, before the first transaction: takes over the transactional id and ends what it left open."""
+        """Takes over the transactional id: fences its earlier producers and ends their open transaction.
+
+        Call it once, before the first transaction.
+        """
         deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
         await self._transaction().initialize(deadline)
 
     async def begin_transaction(self) -> None:
+        """Begins a transaction. Sends no request."""
         self._transaction().begin()
 
     async def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata
     ) -> None:
-        """Commits what a consumer read (`Consumer.group_metadata`) together with what this producer wrote."""
+        """Adds offsets of a consumer (`Consumer.group_metadata`) to the transaction, which commits them."""
         await self._transaction().send_offsets(self._cluster.deadline(self._config.max_block_ms), offsets, group)
 
     async def commit_transaction(self, *, timeout_ms: int | None = None) -> None:
-        """Sends what was taken and commits; if a record failed, raises its error: then abort.
+        """Sends the buffered records and commits the transaction.
 
-        After a TimeoutException nobody knows whether it is committed; the call can be repeated.
+        Raises the error of a record that failed; then call `abort_transaction`. After a TimeoutException the
+        transaction may or may not be committed, and the application may call this again.
         """
         transaction = self._transaction()
         transaction.check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ENDING)
@@ -262,7 +277,7 @@ class Producer:
             raise
 
     async def abort_transaction(self, *, timeout_ms: int | None = None) -> None:
-        """Drops what was not sent, and makes readers of committed records skip what was."""
+        """Aborts the transaction. Drops records that were not sent. Readers of committed records skip the others."""
         deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
         self._transaction().check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ABORTABLE_ERROR)
         await self._abort(deadline)

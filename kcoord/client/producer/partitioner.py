@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which partition a record goes to: by murmur2 of its key as Java's client does it, else one that sticks for a batch.
+"""Chooses the partition of a record: by murmur2 of its key, as Java's client does, or a sticky one without a key.
 
-Pure; the random numbers come from the caller.
+Pure: the caller supplies the random numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WORDS: Final = Struct("<I")
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash, as a signed number, of Java's `Utils.murmur2`."""
+    """Returns the 32-bit hash of Java's `Utils.murmur2`, as a signed number."""
     length = len(data)
     value = _SEED ^ length
     whole = length & ~3
@@ -33,29 +33,32 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The partition of a key; it changes when the topic grows."""
+    """Returns the partition of a key. It changes when partitions are added to the topic."""
     return (murmur2(key) & 0x7FFF_FFFF) % partition_count
 
 
 class StickyPartitions:
-    """Records without a key share a partition until its batch is closed (KIP-480): fewer, fuller batches."""
+    """Chooses one partition per topic for records without a key, until its batch is closed (KIP-480).
+
+    This makes fewer and larger batches.
+    """
 
     def __init__(self, random: Callable[[], float]) -> None:
         self._random = random
         self._current: dict[str, int] = {}
 
     def partition(self, topic: str, available: Sequence[int]) -> int:
-        """The topic's present choice among the partitions that have a leader."""
+        """Returns the topic's current partition. Chooses another one if it is not in `available`."""
         current = self._current.get(topic)
         if current is None or current not in available:
             current = self._current[topic] = self._choose(available, None)
         return current
 
     def batch_closed(self, topic: str, partition: int, available: Sequence[int]) -> None:
-        """Choose another partition, if this one was the choice."""
+        """Chooses another partition for the topic if `partition` is the current one."""
         if self._current.get(topic) == partition and available:
             self._current[topic] = self._choose(available, partition)
 
     def _choose(self, available: Sequence[int], other_than: int | None) -> int:
-        choices = [each for each in available if each != other_than] or list(available)
+        choices = [partition for partition in available if partition != other_than] or list(available)
         return choices[int(self._random() * len(choices))]

@@ -1,5 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends batches to the leaders of their partitions, again where that may help, and answers for every record."""
+"""Sends batches to the leaders of their partitions, retries them, and sets the result of each record.
+
+Theory of operation. `_run` takes the batches that are ready, groups them by leader into requests, and starts a task per
+request. It waits for the next batch to be ready, for a `wake`, or for an outcome.
+
+A batch in flight has one of these outcomes:
+
+- stored: the response has no error or DUPLICATE_SEQUENCE_NUMBER. The futures get their offsets.
+- split: MESSAGE_TOO_LARGE. Two halves are sent instead.
+- retried: a retriable error. The batch goes back to the head of its queue after a backoff, until `delivery_timeout_ms`.
+- failed: any other error, or `delivery_timeout_ms` passed. The futures get the error.
+
+Sequence numbers (without transactions): if a batch fails and may have been stored all the same, its sequence numbers
+may be used. The sender then drops the producer id and gets a new one, since the broker would reject or misread the next
+sequence. An error such as UNKNOWN_PRODUCER_ID means that the broker has lost the producer's state. Then the batch gets
+a new producer id and is sent again. OUT_OF_ORDER_SEQUENCE_NUMBER fails the batch: it may have been stored already.
+
+With transactions a failed batch makes the transaction abortable, and only the coordinator gives new epochs.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +44,14 @@ Batch = ProducerBatch[asyncio.Future[RecordMetadata]]
 
 _FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
 _NO_OFFSET: Final = -1
-# The broker has no state for the producer, or another one: only a new producer id helps (KIP-360).
+# The broker has lost the producer's state, or has another state. Only a new producer id helps (KIP-360).
 _SEQUENCE_LOST: Final = frozenset(
     {Errors.OUT_OF_ORDER_SEQUENCE_NUMBER, Errors.UNKNOWN_PRODUCER_ID, Errors.INVALID_PRODUCER_EPOCH}
 )
 
 
 class Sender:
-    """One task that looks for ready batches, and one per request in flight."""
+    """The task that looks for ready batches, and one task per request in flight."""
 
     def __init__(
         self,
@@ -63,7 +81,7 @@ class Sender:
         self._loop_task = spawn(self._run(), "kcoord producer")
 
     async def stop(self) -> None:
-        """Ends the tasks; records that are not sent by now fail."""
+        """Ends the tasks. Records without a result fail."""
         await stop([self._loop_task])
         await self._requests.stop()
         for batch in self._accumulator.pending():
@@ -71,11 +89,11 @@ class Sender:
         self._moved_on()
 
     def wake(self) -> None:
-        """Something was appended, or is to be flushed."""
+        """Makes the task look for ready batches, after an append or at a flush."""
         self._wake.set()
 
     async def progressed(self) -> None:
-        """Returns when a batch has been answered for since the call."""
+        """Waits until a batch has an outcome."""
         await self._progress.wait()
 
     async def _run(self) -> None:
@@ -90,7 +108,8 @@ class Sender:
             due_ms = self._accumulator.next_due_ms()
             left = None if due_ms is None else max(due_ms - self.now_ms(), 0.5) / 1000
             try:
-                await asyncio.wait_for(self._wake.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 
@@ -114,7 +133,7 @@ class Sender:
                 self._requests.add(spawn(self._send(leader, group), "kcoord produce"))
 
     def _by_request_size(self, batches: list[Batch]) -> list[list[Batch]]:
-        """Requests of at most `max_request_size`, but of one batch at least."""
+        """Groups batches into requests of at most `max_request_size`, with at least one batch each."""
         requests: list[list[Batch]] = []
         size = 0
         for batch in batches:
@@ -126,8 +145,8 @@ class Sender:
         return requests
 
     async def _prepare(self, ready: list[TopicPartition]) -> None:
-        """Leaders, a producer id, and the coordinator's knowledge of the partitions."""
-        unknown = {each.topic for each in ready if self._cluster.metadata.leader(each) is None}
+        """Fetches missing leaders and gets a producer id, or adds the partitions to the transaction."""
+        unknown = {partition.topic for partition in ready if self._cluster.metadata.leader(partition) is None}
         if unknown:
             await self._cluster.refresh_metadata(unknown)
         if self._transactions is not None:
@@ -166,17 +185,21 @@ class Sender:
         if self._config.required_acks == 0:
             await connection.send_unanswered(request, highest=version)
             return None
-        # Another answer may make the client forget the topic before this one comes.
+        # An error in another response may remove the topic from the metadata before this response arrives.
         names = {topic.topic_id: topic.name for topic in request.topic_data}
         answer = await connection.call_version(request, ProduceResponse, version)
         return {
-            TopicPartition(topic.name or names.get(topic.topic_id, ""), each.index): each
+            TopicPartition(topic.name or names.get(topic.topic_id, ""), partition.index): partition
             for topic in answer.responses
-            for each in topic.partition_responses
+            for partition in topic.partition_responses
         }
 
     def _version(self, versions: ApiVersions, batches: list[Batch]) -> int:
-        """Topic ids need all ids; versions from 12 on are the second transaction protocol."""
+        """Returns the version of a Produce request.
+
+        Versions from 12 on use the second transaction protocol (KIP-890). Versions from 13 on identify topics by id, so
+        all ids must be known.
+        """
         highest: int | None = None
         if self._transactions is not None and not self._transactions.is_v2:
             highest = LAST_V1_PRODUCE
@@ -204,7 +227,7 @@ class Sender:
             ],
         )
 
-    # What becomes of a batch.
+    # Outcomes of a batch.
 
     def _answered(
         self, batch: Batch, answers: dict[TopicPartition, ProduceResponse.PartitionProduceResponse] | None
@@ -214,7 +237,9 @@ class Sender:
             return
         answer = answers.get(batch.partition)
         if answer is None:
-            self._failed(batch, KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"no answer for {batch.partition}"))
+            self._failed(
+                batch, KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"the response does not have {batch.partition}")
+            )
         elif answer.error_code in (Errors.NONE, Errors.DUPLICATE_SEQUENCE_NUMBER):
             self._stored(batch, answer.base_offset, answer.log_append_time_ms)
         elif answer.error_code == Errors.MESSAGE_TOO_LARGE and len(batch.records) > 1:
@@ -225,7 +250,7 @@ class Sender:
 
     @staticmethod
     def _message(answer: ProduceResponse.PartitionProduceResponse) -> str | None:
-        texts = [each.batch_index_error_message for each in answer.record_errors if each.batch_index_error_message]
+        texts = [error.batch_index_error_message for error in answer.record_errors if error.batch_index_error_message]
         return "; ".join([*([answer.error_message] if answer.error_message else []), *texts]) or None
 
     def _stored(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
@@ -239,7 +264,7 @@ class Sender:
         self._finished(batch)
 
     def _failed(self, batch: Batch, error: KafkaError) -> None:
-        """Sends the batch again later, or gives up."""
+        """Retries the batch later, or fails its records."""
         if error.error.retriable or (error.error in _SEQUENCE_LOST and self._transactions is None):
             if error.error is not Errors.REQUEST_TIMED_OUT:
                 self._cluster.metadata.topics.pop(batch.partition.topic, None)
@@ -255,7 +280,10 @@ class Sender:
         self._give_up(batch, error)
 
     def _renumber(self, batch: Batch, error: KafkaError) -> bool:
-        """A new producer id for the batch, where it cannot have been stored under the old one."""
+        """Drops the producer id of the batch. Returns whether the batch may be sent again under a new one.
+
+        After OUT_OF_ORDER_SEQUENCE_NUMBER it may not: it could have been stored under the old id.
+        """
         if (batch.producer_id, batch.producer_epoch) == (self._sequences.producer_id, self._sequences.producer_epoch):
             self._sequences.reset()
         batch.base_sequence = -1
@@ -268,7 +296,10 @@ class Sender:
         )
 
     def _expire(self, batch: Batch) -> None:
-        """Its time ran out while it waited; if it was sent before, it may be stored: its sequence is burnt."""
+        """Fails a batch whose `delivery_timeout_ms` passed in the queue.
+
+        If it was sent before, it may be stored, so its sequence numbers cannot be used again.
+        """
         if batch.attempts and batch.base_sequence >= 0 and self._transactions is None:
             self._sequences.reset()
         self._report(batch, self._timed_out(batch, "it was not sent again"))
@@ -290,10 +321,11 @@ class Sender:
         for future in batch.done:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # a record that nobody waits for is no reason for a warning of asyncio
+                # Marks the exception as retrieved. Otherwise asyncio warns of records whose future nobody awaits.
+                future.exception()
 
     def fail_all(self, error: BaseException) -> None:
-        """Records that wait are not sent any more: their transaction was aborted."""
+        """Fails all records that were not sent, because their transaction is aborted."""
         for batch in self._accumulator.drain():
             self._fail_futures(batch, error)
         self._moved_on()

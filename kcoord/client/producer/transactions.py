@@ -1,8 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The producer's transaction: its state, and the requests to the transaction coordinator (KIP-98).
 
-Where the cluster has transaction.version 2 (KIP-890), writing to a partition and committing offsets add to the
-transaction by themselves, and every end gives the producer a new epoch.
+Theory of operation. States of the producer:
+
+- UNINITIALIZED: `initialize` gets a producer id and epoch, which fences earlier producers. It leads to READY.
+- READY: no transaction. `begin` leads to IN_TRANSACTION.
+- IN_TRANSACTION: records and offsets are added. A failure leads to ABORTABLE_ERROR.
+- ENDING: a commit was sent. Success leads to READY. After a timeout the state stays, and the commit may be repeated.
+  Any other error leads to ABORTABLE_ERROR.
+- ABORTABLE_ERROR: only an abort is possible. It leads to READY.
+- FATAL_ERROR: the producer was fenced, or the cluster does not allow or support transactions. It can only be closed.
+
+With transaction.version 1 the coordinator must know each partition and group before the first write: the requests are
+AddPartitionsToTxn and AddOffsetsToTxn. With transaction.version 2 (KIP-890) Produce and TxnOffsetCommit add them, and
+each end of a transaction gives the producer a new epoch.
+
+After a crash the coordinator aborts the transaction at its timeout, or when a new producer with the same transactional
+id initializes.
 """
 
 from __future__ import annotations
@@ -34,7 +48,7 @@ from kcoord_protocol.messages import (
 
 T = TypeVar("T")
 
-# The last versions with the protocol from before KIP-890's second part.
+# The last versions with the first transaction protocol, which the second part of KIP-890 replaced.
 _LAST_V1_END_TXN: Final = 4
 _LAST_V1_OFFSET_COMMIT: Final = 4
 LAST_V1_PRODUCE: Final = 11
@@ -54,7 +68,7 @@ _FATAL: Final = frozenset(
 
 
 class ProducerTransactionState(Enum):
-    """What may be called."""
+    """The states of a transactional producer. The module's docstring explains them."""
 
     UNINITIALIZED = "uninitialized"
     READY = "ready"
@@ -65,7 +79,7 @@ class ProducerTransactionState(Enum):
 
 
 class Transactions:
-    """One transactional id."""
+    """The transactions of one transactional id. At most one is open."""
 
     def __init__(self, cluster: Cluster, sequences: Sequences, transactional_id: str, timeout_ms: int) -> None:
         self.transactional_id = transactional_id
@@ -81,23 +95,29 @@ class Transactions:
     # States.
 
     def check(self, *allowed: ProducerTransactionState) -> None:
-        """Raises what keeps the transaction from going on, or says that the call does not fit."""
+        """Raises an error unless the state is one of `allowed`.
+
+        Raises the failure of the transaction if there is one, IllegalStateException otherwise.
+        """
         if self.state in allowed:
             return
         if self._failure is not None:
             raise self._failure
-        raise IllegalStateException(f"the transaction is {self.state.value}")
+        states = " or ".join(state.value for state in allowed)
+        raise IllegalStateException(f"the transaction is {self.state.value}; the call requires: {states}")
 
     def fail(self, error: KafkaError) -> None:
-        """A record or a request failed: the transaction can only be aborted, or nothing at all."""
+        """Records the failure of a record or request. A fatal error ends the producer, any other the transaction."""
         if error.error in _FATAL:
             self.state, self._failure = ProducerTransactionState.FATAL_ERROR, error
         elif self.state in (ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ENDING):
             self.state, self._failure = ProducerTransactionState.ABORTABLE_ERROR, error
 
     def fail_batch(self, error: KafkaError) -> None:
-        """A batch was refused. A stale epoch may only mean that the transaction took too long: it can be aborted, and
-        the coordinator then says whether another producer is the reason (KIP-588).
+        """Records the failure of a batch.
+
+        A stale epoch may only mean that the transaction timed out, so it is not fatal yet. The abort shows whether
+        another producer is the reason (KIP-588).
         """
         if error.error is Errors.INVALID_PRODUCER_EPOCH and self.state is ProducerTransactionState.IN_TRANSACTION:
             self.state, self._failure = ProducerTransactionState.ABORTABLE_ERROR, error
@@ -105,13 +125,14 @@ class Transactions:
             self.fail(error)
 
     def begin(self) -> None:
+        """Begins a transaction."""
         self.check(ProducerTransactionState.READY)
         self.state = ProducerTransactionState.IN_TRANSACTION
 
     # Requests.
 
     async def initialize(self, deadline: Deadline) -> None:
-        """Gets a producer id; producers that used the transactional id before are fenced, their transaction ends."""
+        """Gets a producer id and epoch. Fences earlier producers of the transactional id and ends their transaction."""
         self.check(ProducerTransactionState.UNINITIALIZED)
         await self._init_producer_id(deadline, -1, -1)
         connection = await self._cluster.any_connection()
@@ -125,7 +146,7 @@ class Transactions:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
         )
-        # Naming the id one had came with v3 (KIP-360).
+        # From v3 on a request can name the producer id to keep (KIP-360).
         lowest = 3 if producer_id >= 0 else 0
 
         async def attempt() -> InitProducerIdResponse:
@@ -144,7 +165,7 @@ class Transactions:
         self._sequences.reset(answer.producer_id, answer.producer_epoch)
 
     async def add_partitions(self, deadline: Deadline, partitions: Iterable[TopicPartition]) -> None:
-        """Tells the coordinator about partitions that are written to for the first time in the transaction."""
+        """Adds partitions to the transaction, before its first records for them are sent."""
         missing = sorted(set(partitions) - self._partitions)
         if not missing:
             return
@@ -165,9 +186,9 @@ class Transactions:
 
         def codes(answer: AddPartitionsToTxnResponse) -> list[int]:
             return [
-                each.partition_error_code
+                partition.partition_error_code
                 for topic in answer.results_by_topic_v3_and_below
-                for each in topic.results_by_partition
+                for partition in topic.results_by_partition
             ]
 
         answer = await self._cluster.call_coordinator(
@@ -177,7 +198,7 @@ class Transactions:
         self._check(next((code for code in attempted if code), 0), "AddPartitionsToTxn")
 
     async def send_offsets(self, deadline: Deadline, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
-        """Commits offsets of a group when, and only when, the transaction is committed."""
+        """Adds offsets of a group to the transaction. They take effect only if it is committed."""
         self.check(ProducerTransactionState.IN_TRANSACTION)
         if not offsets:
             return
@@ -225,7 +246,7 @@ class Transactions:
         )
 
         def codes(answer: TxnOffsetCommitResponse) -> list[int]:
-            return [each.error_code for topic in answer.topics for each in topic.partitions]
+            return [partition.error_code for topic in answer.topics for partition in topic.partitions]
 
         answer = await self._cluster.call_coordinator(
             CoordinatorType.GROUP,
@@ -238,7 +259,7 @@ class Transactions:
         self._check(next((code for code in codes(answer) if code), 0), "TxnOffsetCommit")
 
     async def end(self, deadline: Deadline, committed: bool) -> None:
-        """Commits or aborts; without partitions and offsets there is nothing to tell the coordinator."""
+        """Commits or aborts the transaction. A transaction without partitions and offsets needs no request."""
         if self._partitions or self._has_offsets:
             answer = await self._retry("end the transaction", deadline, lambda: self._end(committed))
             if self.is_v2 and answer.producer_id >= 0:
@@ -269,7 +290,7 @@ class Transactions:
         return answer
 
     async def _retry(self, what: str, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
-        """A failure for good is remembered."""
+        """Retries like `Cluster.retry`, and records a fatal error."""
         try:
             return await self._cluster.retry(what, deadline, attempt)
         except KafkaError as error:
