@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord configs`: show and change the settings of topics, brokers, groups and client metrics subscriptions.
+"""`kcoord configs`: show and change the settings of topics, brokers, groups, users and client metrics subscriptions.
 
 Options and output lines are those of kafka-configs.sh. `--delete` is that of kafka-client-metrics.sh.
 """
@@ -23,6 +23,7 @@ from kcoord.cli.session import (
     run_with_admin,
     split_list,
 )
+from kcoord.cli.user_configs import alter_users, describe_users
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import (
     AlterConfigOp,
@@ -41,12 +42,15 @@ ENTITY_TYPES = {
     "client-metrics": ConfigResourceType.CLIENT_METRICS,
 }
 _TYPE_NAMES = {kind: name for name, kind in ENTITY_TYPES.items()}
+USERS = "users"
+"""The settings of users are SCRAM credentials. They have no ConfigResourceType."""
 SHORT_FORMS = {
     "--topic": "topics",
     "--group": "groups",
     "--broker": "brokers",
     "--broker-defaults": "brokers",
     "--client-metrics": "client-metrics",
+    "--user": USERS,
 }
 _DYNAMIC_SOURCES = {
     ConfigResourceType.TOPIC: (ConfigSource.DYNAMIC_TOPIC_CONFIG,),
@@ -78,8 +82,10 @@ def make_parser() -> argparse.ArgumentParser:
     actions.add_argument("--describe", action="store_true", help="show dynamic settings, or all settings with --all")
     actions.add_argument("--alter", action="store_true", help="change settings, either all changes or none")
     actions.add_argument("--delete", action="store_true", help="delete a client metrics subscription")
-    parser.add_argument("--entity-type", choices=ENTITY_TYPES)
-    parser.add_argument("--entity-name", metavar="NAME", help="a topic, a broker's id, a group, or a subscription")
+    parser.add_argument("--entity-type", choices=(*ENTITY_TYPES, USERS))
+    parser.add_argument(
+        "--entity-name", metavar="NAME", help="a topic, a broker's id, a group, a user, or a subscription"
+    )
     parser.add_argument("--entity-default", action="store_true", help="the default of all brokers")
     for option, entity_type in SHORT_FORMS.items():
         is_default = option == "--broker-defaults"
@@ -140,7 +146,8 @@ def find_problem(options: argparse.Namespace) -> str | None:
     try:
         parse_assignments(options.add_config or "")
     except ValueError as error:
-        return str(error)
+        # The settings of users contain passwords, which no error repeats.
+        return "--add-config is not KEY=VALUE,..." if options.entity_type == USERS else str(error)
     return None
 
 
@@ -166,7 +173,6 @@ def parse_assignments(text: str) -> dict[str, str]:
 
 
 async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
-    resource = ConfigResource(ENTITY_TYPES[options.entity_type], options.entity_name or "")
     settings = parse_assignments(options.add_config or "")
     if options.add_config_file is not None:
         settings = parse_properties(options.add_config_file.read_text(encoding="utf-8"))
@@ -174,13 +180,21 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
     both = sorted(settings.keys() & set(removed))
     if both:
         raise CommandError(f"{both[0]} cannot be set and deleted at the same time")
-    changes = [AlterConfigOp(key, value) for key, value in settings.items()]
-    changes += (AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in removed)
-    (await admin.incremental_alter_configs({resource: changes})).all()
-    if options.json:
-        print_json({"entity_type": options.entity_type, "entity_name": resource.name, "changed": len(changes)})
+    name = options.entity_name or ""
+    if options.entity_type == USERS:
+        changed = await alter_users(admin, name, settings, removed)
+        title = f"config for user {name}"
     else:
-        print(f"Completed updating {title_of(resource, 'config')}.")
+        resource = ConfigResource(ENTITY_TYPES[options.entity_type], name)
+        changes = [AlterConfigOp(key, value) for key, value in settings.items()]
+        changes += (AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in removed)
+        (await admin.incremental_alter_configs({resource: changes})).all()
+        changed = len(changes)
+        title = title_of(resource, "config")
+    if options.json:
+        print_json({"entity_type": options.entity_type, "entity_name": name, "changed": changed})
+    else:
+        print(f"Completed updating {title}.")
     return 0
 
 
@@ -214,6 +228,8 @@ def _kind(resource: ConfigResource) -> str:
 
 
 async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
+    if options.entity_type == USERS:
+        return await describe_users(admin, options)
     resources = await _resources(admin, options)
     if options.entity_type == "client-metrics" and options.entity_name is not None:
         await _require_subscription(admin, resources[0])
@@ -266,11 +282,14 @@ def title_of(resource: ConfigResource, what: str) -> str:
 def config_lines(config: Config) -> Iterable[str]:
     for key in sorted(config):
         entry = config[key]
-        value = "null" if entry.value is None else entry.value
         synonyms = ", ".join(
-            f"{_source_name(synonym.source)}:{synonym.name}={synonym.value}" for synonym in entry.synonyms
+            f"{_source_name(synonym.source)}:{synonym.name}={_value_text(synonym.value)}" for synonym in entry.synonyms
         )
-        yield f"{key}={value} sensitive={str(entry.is_sensitive).lower()} synonyms={{{synonyms}}}"
+        yield f"{key}={_value_text(entry.value)} sensitive={str(entry.is_sensitive).lower()} synonyms={{{synonyms}}}"
+
+
+def _value_text(value: str | None) -> str:
+    return "null" if value is None else value
 
 
 def _source_name(source: ConfigSource) -> str:

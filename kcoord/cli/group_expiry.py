@@ -9,18 +9,18 @@ of the broker.
 from __future__ import annotations
 
 import argparse
-import asyncio
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from kcoord.cli.log_reader import LogReader, offsets_topic
 from kcoord.cli.output import OutputColumn, Row, plain_text, print_rows
 from kcoord.cli.session import CommandError, add_connection_options, add_json_option, run_with_admin
 from kcoord.cli.table import current_time_ms, format_time
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, TopicDescription
+from kcoord.client.types import TopicPartition
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
@@ -74,8 +74,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
-
-    topic = await _offsets_topic(admin, GROUP_METADATA_TOPIC)
+    topic = await offsets_topic(admin)
     rows: list[Row] = []
     now_ms = current_time_ms()
     for row in await _forecasts(admin, topic, options) if topic is not None else ():
@@ -87,50 +86,30 @@ async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
     return 0
 
 
-async def _offsets_topic(admin: AdminClient, name: str) -> TopicDescription | None:
-    results = await admin.describe_topics([name])
-    error: KafkaError | None = results.error(name)
-    if error is not None and error.error is Errors.UNKNOWN_TOPIC_OR_PARTITION:
-        return None
-    return results[name]
-
-
 async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argparse.Namespace) -> list[ExpiryRow]:
     """Returns the rows of the partition of --group, or of all partitions, which are read in order."""
+    from kcoord.logtools.expiry import forecast, read_groups
+    from kcoord.runtime.loader import LoadError
     from kcoord.runtime.serde import partition_for
 
-    if admin.config.security is not None:
-        raise CommandError("the log is read over plain connections: security.protocol has to be PLAINTEXT here")
     image = await _overrides(admin)
     settings: dict[int, BrokerConfig] = {}
     rows: list[ExpiryRow] = []
     count = len(topic.partitions)
-    for partition in range(count) if options.group is None else [partition_for(options.group, count)]:
-        leader = topic.partitions[partition].leader
-        if leader is None:
-            raise CommandError(f"{topic.name}-{partition} has no leader now")
-        if leader.node_id not in settings:
-            settings[leader.node_id] = await _settings(admin, leader.node_id)
-        address = f"{leader.host}:{leader.port}"
-        rows += await asyncio.to_thread(
-            _forecast, address, topic.name, partition, settings[leader.node_id], image, options
-        )
+    async with LogReader(admin.config) as reader:
+        for number in range(count) if options.group is None else [partition_for(options.group, count)]:
+            leader = topic.partitions[number].leader
+            partition = TopicPartition(topic.name, number)
+            if leader is None:
+                raise CommandError(f"{partition} has no leader now")
+            if leader.node_id not in settings:
+                settings[leader.node_id] = await _settings(admin, leader.node_id)
+            try:
+                history = await reader.read(partition, read_groups)
+            except LoadError as error:
+                raise CommandError(f"{partition}: {error}") from error
+            rows += forecast(history, settings[leader.node_id], image, options.group)
     return rows
-
-
-def _forecast(
-    address: str, topic: str, partition: int, config: BrokerConfig, image: MetadataImage, options: argparse.Namespace
-) -> list[ExpiryRow]:
-    from kcoord.cli.blocking_client import BlockingClient, RequestFailed
-    from kcoord.logtools.expiry import forecast, read_groups
-    from kcoord.runtime.loader import LoadError
-
-    try:
-        with BlockingClient(address, options.timeout / _MS_PER_SECOND) as client:
-            history = read_groups(client.batches(topic, partition))
-    except (RequestFailed, LoadError) as error:
-        raise CommandError(f"{topic}-{partition}: {error}") from error
-    return list(forecast(history, config, image, options.group))
 
 
 async def _settings(admin: AdminClient, node_id: int) -> BrokerConfig:

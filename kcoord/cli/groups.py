@@ -12,33 +12,30 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+from kcoord.cli.log_reader import LogReader, offsets_topic
 from kcoord.cli.old_forms import add_old_format
+from kcoord.cli.session import CommandError, add_connection_options, error_text, report_failure, run_with_admin
 from kcoord.cli.table import current_time_ms, format_time, parse_time
 from kcoord.cli.terminal import print_table
-from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.types import OffsetAndMetadata, TopicPartition
+from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 
 if TYPE_CHECKING:
-    from kcoord.cli.blocking_client import BlockingClient
-    from kcoord.logtools.restore import KnownTopic, RestoreRow
+    from kcoord.logtools.restore import KnownTopic, PartitionKey, PastOffsets, RestoreRow
 
-DEFAULT_ADDRESS = "127.0.0.1:9092"
-_COMMIT_PARTITIONS = 1000
+_COMMIT_PARTITIONS: Final = 1000
+_WITHOUT_MEMBERS: Final = ("Empty", "Dead")
+_NO_TOPIC: Final = (Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.INVALID_TOPIC_EXCEPTION)
 
 
 def main(arguments: Sequence[str]) -> int:
-    from kcoord.cli.blocking_client import RequestFailed
-    from kcoord.storage.errors import StorageError
-    from kcoord_protocol.errors import DecodeError
-
     options = make_parser().parse_args(arguments)
-    try:
-        code = options.run(options)
-    except (RequestFailed, StorageError, OSError, DecodeError, ValueError) as error:
-        print(f"kcoord groups: {error}", file=sys.stderr)
-        return 1
+    code = options.run(options)
     assert isinstance(code, int)
     return code
 
@@ -65,101 +62,97 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="ISO 8601 (UTC by default), ms since 1970, or an age such as 15m, 2h",
     )
-    restore.add_argument(
-        "--bootstrap-server",
-        default=DEFAULT_ADDRESS,
-        metavar="HOST:PORT",
-        help=f"brokers to connect to, separated by commas (default {DEFAULT_ADDRESS})",
-    )
     restore.add_argument("--from-folder", metavar="DIR", help="read the records from a data folder or a backup")
     restore.add_argument("--dry-run", action="store_true", help="only show the actions")
-    restore.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="timeout of each request (default 30)"
-    )
+    add_connection_options(restore)
     restore.add_argument(
         "--json", dest="format", action="store_const", const="json", default="table", help="print an object per line"
     )
     add_old_format(restore, "format")
-    restore.set_defaults(run=_restore)
+    restore.set_defaults(run=lambda options: run_with_admin("kcoord groups restore", options, _restore))
     add_commands(commands)
     add_expiry(commands)
     return parser
 
 
-def _restore(options: argparse.Namespace) -> int:
-    from kcoord.cli.blocking_client import BlockingClient
-    from kcoord.logtools.restore import COMMITTING, offsets_at, plan_restore
+async def _restore(admin: AdminClient, options: argparse.Namespace) -> int:
+    from kcoord.logtools.restore import COMMITTING, plan_restore
 
-    time_ms = parse_time(options.to, current_time_ms())
-    with BlockingClient.of_first(options.bootstrap_server, options.timeout) as bootstrap:
-        coordinator = bootstrap.coordinator_of(options.group)
-    with BlockingClient(coordinator, options.timeout) as client:
-        state = client.group_state(options.group)
-        if state not in (None, "Empty", "Dead"):
-            print(f"kcoord groups: group {options.group} is {state}: stop its members first", file=sys.stderr)
-            return 1
-        past = offsets_at(_history(options, client), options.group, time_ms)
-        present = client.committed(options.group)
-        names = sorted({topic for topic, _ in past.offsets})
-        rows = plan_restore(past, present, _known_topics(client, names))
-        failed = [] if options.dry_run else list(_commit(client, options.group, rows))
+    try:
+        time_ms = parse_time(options.to, current_time_ms())
+    except ValueError as error:
+        raise CommandError(f"--to: {error}") from None
+    state = await _state(admin, options.group)
+    if state not in _WITHOUT_MEMBERS:
+        raise CommandError(f"group {options.group} is {state}: stop its members first")
+    past = await _offsets_at(admin, options, time_ms)
+    committed = (await admin.list_consumer_group_offsets([options.group]))[options.group]
+    present: dict[PartitionKey, int] = {key: offset.offset for key, offset in committed.items() if offset is not None}
+    rows = plan_restore(past, present, await _known_topics(admin, {topic for topic, _ in past.offsets}))
+    failed = {} if options.dry_run else await _commit(admin, options.group, rows)
     _print(rows, options.format)
     changes = sum(row.action in COMMITTING for row in rows)
     done = "would be" if options.dry_run else "were"
     print(f"{options.group}: {changes} offsets {done} restored as of {format_time(time_ms)}", file=sys.stderr)
-    for line in failed:
-        print(f"kcoord groups: {line}", file=sys.stderr)
+    for key, failure in failed.items():
+        report_failure(f"{key} was not committed: {error_text(failure)}")
     return 1 if failed or not past.offsets else 0
 
 
-def _history(options: argparse.Namespace, client: BlockingClient) -> Iterator[bytes]:
-    """Returns the batches of the group's partition."""
-    from kcoord.cli.blocking_client import RequestFailed
-    from kcoord.logtools.restore import batches_in_folder
+async def _state(admin: AdminClient, group_id: str) -> str:
+    """Returns the state of a group, Dead if it does not exist."""
+    results = await admin.describe_consumer_groups([group_id])
+    error: KafkaError | None = results.error(group_id)
+    return "Dead" if error is not None and error.error is Errors.GROUP_ID_NOT_FOUND else results[group_id].state
+
+
+async def _offsets_at(admin: AdminClient, options: argparse.Namespace, time_ms: int) -> PastOffsets:
+    """Returns the offsets that the group's partition has for that time, in the broker or in --from-folder."""
+    from kcoord.logtools.restore import batches_in_folder, offsets_at
     from kcoord.runtime.serde import partition_for
+    from kcoord.storage.errors import StorageError
     from kcoord.storage.file_system import RealFileSystem
 
-    if options.from_folder is not None:
-        return batches_in_folder(RealFileSystem(), os.path.abspath(options.from_folder), options.group)
-    topics = client.topics([GROUP_METADATA_TOPIC])
-    if not topics:
-        raise RequestFailed(f"there is no topic {GROUP_METADATA_TOPIC}")
-    return client.batches(GROUP_METADATA_TOPIC, partition_for(options.group, len(topics[0].partitions)))
+    read = partial(offsets_at, group_id=options.group, time_ms=time_ms)
+    try:
+        if options.from_folder is not None:
+            return read(batches_in_folder(RealFileSystem(), os.path.abspath(options.from_folder), options.group))
+        topic = await offsets_topic(admin)
+        if topic is None:
+            raise CommandError("the brokers have no committed offsets: there is no topic __consumer_offsets")
+        async with LogReader(admin.config) as reader:
+            partition = TopicPartition(topic.name, partition_for(options.group, len(topic.partitions)))
+            return await reader.read(partition, read)
+    except (StorageError, DecodeError, ValueError) as error:
+        raise CommandError(str(error)) from error
 
 
-def _known_topics(client: BlockingClient, names: list[str]) -> dict[str, KnownTopic]:
+async def _known_topics(admin: AdminClient, names: Iterable[str]) -> dict[str, KnownTopic]:
+    """Returns those of the topics that exist. Raises the error if that is not known of a topic."""
     from kcoord.logtools.restore import KnownTopic
 
-    topics = {}
-    for topic in client.topics(names) if names else ():
-        assert topic.name is not None
-        topics[topic.name] = KnownTopic(topic.topic_id, len(topic.partitions))
-    return topics
+    results = await admin.describe_topics(names)
+    for error in results.errors.values():
+        if error.error not in _NO_TOPIC:
+            raise error
+    return {name: KnownTopic(topic.topic_id, len(topic.partitions)) for name, topic in results.values.items()}
 
 
-def _commit(client: BlockingClient, group_id: str, rows: Iterable[RestoreRow]) -> Iterator[str]:
-    """Commits the rows in several requests, and yields a line per failed partition."""
+async def _commit(admin: AdminClient, group_id: str, rows: Iterable[RestoreRow]) -> dict[TopicPartition, KafkaError]:
+    """Commits the rows in several requests. Returns the error of each partition that failed."""
     from kcoord.logtools.restore import COMMITTING
-    from kcoord_protocol.errors import Errors
-    from kcoord_protocol.messages import OffsetCommitRequest
 
+    failed: dict[TopicPartition, KafkaError] = {}
     committing = [row for row in rows if row.action in COMMITTING]
     for start in range(0, len(committing), _COMMIT_PARTITIONS):
-        topics: dict[str, OffsetCommitRequest.OffsetCommitRequestTopic] = {}
+        offsets: dict[TopicPartition, OffsetAndMetadata | int] = {}
         for row in committing[start : start + _COMMIT_PARTITIONS]:
             assert row.then is not None
-            topic = topics.setdefault(row.topic, OffsetCommitRequest.OffsetCommitRequestTopic(name=row.topic))
-            topic.partitions.append(
-                OffsetCommitRequest.OffsetCommitRequestPartition(
-                    partition_index=row.partition,
-                    committed_offset=row.then.offset,
-                    committed_leader_epoch=row.then.leader_epoch,
-                    committed_metadata=row.then.metadata,
-                )
+            offsets[TopicPartition(row.topic, row.partition)] = OffsetAndMetadata(
+                row.then.offset, row.then.metadata, row.then.leader_epoch
             )
-        for name, partition, error in client.commit(group_id, list(topics.values())):
-            if error is not Errors.NONE:
-                yield f"{name}-{partition} was not committed: {error.name}"
+        failed |= (await admin.alter_consumer_group_offsets(group_id, offsets)).errors
+    return failed
 
 
 def _print(rows: Sequence[RestoreRow], form: str) -> None:

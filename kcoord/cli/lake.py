@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         from kcoord.pipeline.lake.errors import LakeError
 
     except ImportError as error:
-        print(f"kcoord lake: {error.name} is missing: pip install 'kcoord[spark]'", file=sys.stderr)
+        print(f"kcoord lake: {error.name} is missing: pip install '.[spark]' in a checkout of kcoord", file=sys.stderr)
         return EXIT_FAILED
     from kcoord.cli.session import CommandError
     from kcoord.client.errors import ClientException

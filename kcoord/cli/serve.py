@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, merge_properties
+from kcoord.config.security import foreign_principal_builders
 
 if TYPE_CHECKING:
     from kcoord.server.process import ReadyLine
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--control-port and --control-host go with --test-mode")
     _set_up_logging(options.log_level)
     try:
-        settings = _settings(options.properties, options.override)
+        settings = broker_settings(options.properties, options.override)
         if options.test_mode:
             return _serve_tests(settings, options)
         config = _config(settings)
@@ -89,8 +90,18 @@ def _port(text: str) -> int:
     return port
 
 
+class OneLineFormatter(logging.Formatter):
+    """Shows control characters as question marks. Names come from clients, and must not look like another line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return "".join([character if character.isprintable() else "?" for character in line])
+
+
 def _set_up_logging(level: str) -> None:
-    logging.basicConfig(level=level, format=_LOG_FORMAT, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter(_LOG_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
     logging.raiseExceptions = False
 
 
@@ -110,7 +121,8 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
     return 0
 
 
-def _settings(properties: Path | None, overrides: list[str]) -> Mapping[str, str]:
+def broker_settings(properties: Path | None, overrides: list[str]) -> Mapping[str, str]:
+    """Returns the settings of the file, the environment and the overrides."""
     text = properties.read_text(encoding="utf-8") if properties is not None else None
     return merge_properties(text, _environment(), overrides, BROKER_KEYS)
 
@@ -122,6 +134,12 @@ def _config(settings: Mapping[str, str]) -> BrokerConfig:
         logger.info("Accepted, but without effect: %s", ", ".join(sorted(config.ignored)))
     if config.unknown:
         logger.warning("Unknown configuration keys: %s", ", ".join(sorted(config.unknown)))
+    for name, principal in config.listener_principals.items():
+        logger.warning(
+            "Every client of listener %s is %s without authentication (kcoord.listener.principals)", name, principal
+        )
+    for name, class_name in foreign_principal_builders(config).items():
+        logger.warning("%s is not loaded (%s): kcoord.listener.principals has the principals", class_name, name)
     return config
 
 

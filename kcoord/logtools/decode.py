@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of every kind of log as JSON, with the names and the form that Kafka's own kafka-dump-log prints.
 
-Bytes that cannot be decoded are shown as base64, never left out.
+Bytes that cannot be decoded are shown as base64, never left out. SCRAM credentials and configs are shown without
+their secrets.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, TypeAlias
 
+from kcoord.config.keys import broker_key
 from kcoord.coordinator.group.classic.consumer_protocol import (
     PROTOCOL_TYPE,
     read_assignment,
     read_subscription,
     read_version,
 )
+from kcoord.metadata.image import BROKER_RESOURCE
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import METADATA_RECORDS, CoordinatorSerde, MetadataSerde
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.errors import DecodeError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.json_form import to_json
-from kcoord_protocol.messages import GroupMetadataValue, Message, message_class
+from kcoord_protocol.message import HIDDEN
+from kcoord_protocol.messages import ConfigRecord, GroupMetadataValue, Message, message_class
 from kcoord_protocol.record_batch import Record
 
 Json: TypeAlias = dict[str, object]
@@ -117,12 +121,23 @@ class RecordDescriber:
                 **_raw(record.value),
             }
         version = decoded.value_version
+        data = to_json(decoded.value, version, hides_secrets=True)
+        if isinstance(decoded.value, ConfigRecord):
+            data["value"] = shown_config(decoded.value.resource_type, decoded.value.name, decoded.value.value)
         return None, {
             "type": _constant_case(decoded.value.message_name),
             "version": version,
-            "data": to_json(decoded.value, version),
+            "data": data,
             **_unknown_tags(decoded.value),
         }
+
+
+def shown_config(resource_type: int, name: str, value: str | None) -> str | None:
+    """Returns the value of a config, or HIDDEN: a password of a broker, or an unknown key, which may be one."""
+    if value is None or resource_type != BROKER_RESOURCE:
+        return value
+    key = broker_key(name)
+    return HIDDEN if key is None or key.sensitive else value
 
 
 def _versioned(record: CoordinatorRecord) -> Json | None:

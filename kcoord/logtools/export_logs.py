@@ -136,7 +136,7 @@ class LogExport:
         try:
             self._open(log_dir, CLUSTER_METADATA_TOPIC, 0).close()
             metadata = read_metadata(self._fs, log_dir.partition_path(CLUSTER_METADATA_TOPIC, 0))
-            self.report.skipped += metadata.left_out()
+            self.report.skipped += metadata.unknown
             for topic, number in log_dir.partitions():
                 if topic != CLUSTER_METADATA_TOPIC:
                     self._settle(log_dir, topic, number, metadata.image, starts.get((topic, number), 0))

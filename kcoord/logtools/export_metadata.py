@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from kcoord.metadata import records
+from kcoord.metadata.client_quotas import records_of_quotas
 from kcoord.metadata.image import BROKER_RESOURCE, MetadataImage, PartitionImage
+from kcoord.metadata.scram import records_of_credentials
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.messages import PartitionRecord
 
@@ -44,6 +46,12 @@ class MetadataExport:
             self._note_min_insync_replicas(name, image.topic_configs(name))
         for (resource_type, name), configs in sorted(image.configs.items()):
             made += self._configs(resource_type, name, configs)
+        made += records_of_credentials(image)
+        for acl_id, acl in image.acls.items():
+            made.append(records.new_acl_record(acl_id, acl))
+            if "/" in acl.host:
+                self.notes.append(f"Kafka 4.3.1 does not treat the host as a range, so it matches no client: {acl}")
+        made += records_of_quotas(image)
         if image.next_producer_id:
             made.append(records.new_producer_ids_record(self._node_id, -1, image.next_producer_id))
         return made

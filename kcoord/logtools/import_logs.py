@@ -141,7 +141,7 @@ class LogImport:
             return None
         metadata = read_metadata(self._fs, folder)
         self.report.from_metadata = True
-        self.report.skipped.update(metadata.left_out())
+        self.report.skipped.update(metadata.unknown)
         return metadata
 
     def _prepared_producers(self, partitions: list[PartitionFolder]) -> dict[int, int]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first metadata log of an imported data folder. Its one broker leads every partition.
 
-Topic ids, partition counts, configs and the next producer id are kept. Leader epochs increase by 1. Creation times are
--1 if the source did not record them (KIP-1327).
+Topic ids, partition counts, configs, SCRAM credentials, ACLs and the next producer id are kept. Leader epochs increase
+by 1. Creation times are -1 if the source did not record them (KIP-1327).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, check_group_configs, check_topic_configs
+from kcoord.logtools.decode import shown_config
 from kcoord.logtools.topic_clues import GuessedTopic
 from kcoord.metadata import records
+from kcoord.metadata.client_quotas import records_of_quotas, unenforced_keys
 from kcoord.metadata.image import (
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
@@ -23,6 +25,7 @@ from kcoord.metadata.image import (
     PartitionImage,
     TopicImage,
 )
+from kcoord.metadata.scram import records_of_credentials
 from kcoord.metadata.topics import internal_topic_configs
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
@@ -55,6 +58,10 @@ class MetadataImport:
             made += self._configs(TOPIC_RESOURCE, name, image.topic_configs(name))
             made += (self._partition(topic.id, partition) for partition in topic.partitions)
         made += self._other_configs(image)
+        made += records_of_credentials(image)
+        made += (records.new_acl_record(acl_id, acl) for acl_id, acl in image.acls.items())
+        made += records_of_quotas(image)
+        self.skipped.update(f"client quota {key}" for key in unenforced_keys(image))
         if image.next_producer_id:
             made.append(records.new_producer_ids_record(self.config.node_id, -1, image.next_producer_id))
         return made
@@ -110,7 +117,7 @@ class MetadataImport:
             try:
                 self._check(resource_type, {**kept, key: value})
             except ConfigError as error:
-                self.skipped[f"config {key}={value}: {error}"] += 1
+                self.skipped[f"config {key}={shown_config(resource_type, key, value)}: {error}"] += 1
             else:
                 kept[key] = value
         return records.new_config_records(resource_type, name, {}, kept)

@@ -25,7 +25,6 @@ from kcoord_protocol.messages import (
 )
 from kcoord_protocol.record_batch import decode_header, decode_records
 
-_NOT_SERVED = ("AccessControlEntryRecord", "ClientQuotaRecord", "UserScramCredentialRecord")
 _SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
 
 
@@ -36,10 +35,6 @@ class SourceMetadata:
     image: MetadataImage
     records: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
-
-    def left_out(self) -> Counter[str]:
-        """Returns the number of records, by type, that the image does not keep."""
-        return Counter({name: self.records[name] for name in _NOT_SERVED if self.records[name]}) + self.unknown
 
 
 def read_metadata(fs: FileSystem, folder: str) -> SourceMetadata:

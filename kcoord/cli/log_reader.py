@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the batches of a partition through a broker, for commands that need what no other response contains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import TopicDescription
+from kcoord.client.cluster import Cluster
+from kcoord.client.config import CommonConfig
+from kcoord.client.connection import Connection
+from kcoord.client.leaders import ask_leaders
+from kcoord.client.repeat import repeat
+from kcoord.client.results import Results, outcome_of
+from kcoord.client.types import TopicPartition
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
+from kcoord_protocol.messages import FetchRequest, FetchResponse
+from kcoord_protocol.record_batch import iter_headers
+
+T = TypeVar("T")
+
+_FETCH_BYTES: Final = 8 * 1024 * 1024
+_LAST_VERSION_WITH_NAMES: Final = 12
+
+
+async def offsets_topic(admin: AdminClient) -> TopicDescription | None:
+    """Returns `__consumer_offsets`, None if it does not exist yet."""
+    results = await admin.describe_topics([GROUP_METADATA_TOPIC])
+    error: KafkaError | None = results.error(GROUP_METADATA_TOPIC)
+    if error is not None and error.error is Errors.UNKNOWN_TOPIC_OR_PARTITION:
+        return None
+    return results[GROUP_METADATA_TOPIC]
+
+
+class LogReader:
+    """Reads partitions from their leaders, over connections with the security of `config`. Use it in `async with`."""
+
+    def __init__(self, config: CommonConfig) -> None:
+        self._cluster = Cluster(config)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._cluster.close()
+
+    async def read(self, partition: TopicPartition, read: Callable[[Iterator[bytes]], T]) -> T:
+        """Returns the result of `read`, which gets every batch that the partition has now.
+
+        `read` runs in a thread, so that only one response is in memory at a time.
+        """
+        loop = asyncio.get_running_loop()
+
+        def batches() -> Iterator[bytes]:
+            offset = 0
+            while True:
+                fetched = asyncio.run_coroutine_threadsafe(self._fetch(partition, offset), loop).result()
+                if fetched.error_code == Errors.OFFSET_OUT_OF_RANGE:
+                    offset = fetched.log_start_offset
+                    continue
+                data = fetched.records or b""
+                for position, header in iter_headers(data):
+                    if header.next_offset > offset:
+                        yield data[position : position + header.size_bytes]
+                        offset = header.next_offset
+                if offset >= fetched.high_watermark or not data:
+                    return
+
+        return await asyncio.to_thread(lambda: read(batches()))
+
+    async def _fetch(self, partition: TopicPartition, offset: int) -> FetchResponse.PartitionData:
+        """Fetches from `offset`. OFFSET_OUT_OF_RANGE is a result if the log starts after it, and raised otherwise."""
+
+        async def ask(
+            connection: Connection, _: list[TopicPartition]
+        ) -> Mapping[TopicPartition, FetchResponse.PartitionData | KafkaError]:
+            requested = FetchRequest.FetchPartition(
+                partition=partition.partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
+            )
+            request = FetchRequest(
+                max_wait_ms=0,
+                min_bytes=0,
+                max_bytes=_FETCH_BYTES,
+                topics=[FetchRequest.FetchTopic(topic=partition.topic, partitions=[requested])],
+            )
+            response = await connection.call(request, FetchResponse, highest=_LAST_VERSION_WITH_NAMES)
+            if response.error_code:
+                return {partition: outcome_of(response.error_code, None, FetchResponse.PartitionData())}
+            fetched = response.responses[0].partitions[0]
+            if fetched.error_code == Errors.OFFSET_OUT_OF_RANGE and offset < fetched.log_start_offset:
+                return {partition: fetched}
+            return {partition: outcome_of(fetched.error_code, f"reading {partition}", fetched)}
+
+        async def attempt(
+            pending: list[TopicPartition],
+        ) -> Mapping[TopicPartition, FetchResponse.PartitionData | KafkaError]:
+            return await ask_leaders(self._cluster, pending, ask)
+
+        return Results(await repeat(self._cluster, self._cluster.deadline(), [partition], attempt))[partition]
