@@ -7,7 +7,7 @@ pytest loads it in every project that has kcoord installed. So it imports nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ MODES = ("in-process", "process")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option `--kcoord-broker` and the ini options `kcoord_broker` and `kcoord_config`."""
     group = parser.getgroup("kcoord")
     group.addoption(
         "--kcoord-broker",
@@ -30,9 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marker `kcoord`."""
     config.addinivalue_line(
         "markers",
-        "kcoord(config=None, mode=None): settings and mode (in-process or process) of this test's kcoord_broker",
+        "kcoord(config=None, mode=None, tls=False, users=None, acls=None): settings, mode (in-process or process), "
+        "TLS, users (name: password) and ACLs of this test's kcoord_broker",
     )
 
 
@@ -57,7 +60,7 @@ def kcoord_broker(
 ) -> Iterator[KcoordBroker]:
     """A broker for this test alone, without data of other tests, on a new port."""
     mode, config = _mode_and_config(request, kcoord_broker_config)
-    broker = _kcoord_pool.take(mode, config)
+    broker = _take(_kcoord_pool, mode, config, **_security_of(request))
     yield broker
     _kcoord_pool.give_back(broker)
 
@@ -66,17 +69,32 @@ def kcoord_broker(
 def kcoord_broker_factory(
     request: pytest.FixtureRequest, _kcoord_pool: BrokerPool, kcoord_broker_config: Mapping[str, str]
 ) -> Iterator[Callable[..., KcoordBroker]]:
-    """Starts any number of brokers for a test: `kcoord_broker_factory(config)`."""
+    """Starts any number of brokers for a test: `kcoord_broker_factory(config, tls=True, users={"alice": "secret"})`.
+
+    `tls`, `users` and `acls` of the marker hold if these are not given.
+    """
     mode, common = _mode_and_config(request, kcoord_broker_config)
     made: list[KcoordBroker] = []
 
-    def make(config: Mapping[str, str] | None = None) -> KcoordBroker:
-        made.append(_kcoord_pool.take(mode, {**common, **(config or {})}))
+    def make(config: Mapping[str, str] | None = None, **security: Any) -> KcoordBroker:
+        made.append(_take(_kcoord_pool, mode, {**common, **(config or {})}, **(_security_of(request) | security)))
         return made[-1]
 
     yield make
     for broker in made:
         _kcoord_pool.give_back(broker)
+
+
+def _take(pool: BrokerPool, mode: Mode, config: Mapping[str, str], **security: Any) -> KcoordBroker:
+    from kcoord.testing.security import secure
+
+    return pool.take(mode, config, secure(config, **security))
+
+
+def _security_of(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Returns the arguments of `secure` that the marker has."""
+    marker = request.node.get_closest_marker("kcoord")
+    return {key: marker.kwargs[key] for key in ("tls", "users", "acls") if marker is not None and key in marker.kwargs}
 
 
 def _mode_and_config(request: pytest.FixtureRequest, fixture_config: Mapping[str, str]) -> tuple[Mode, dict[str, str]]:

@@ -8,6 +8,7 @@ Real clients connect to it over TCP. See docs/testing.md.
 from kcoord.testing.broker import InjectedFault, KcoordBroker, Mode, Record, Request, StoredRecord, start_broker
 from kcoord.testing.errors import ControlError, WaitTimeout
 from kcoord.testing.group_view import Group, Member
+from kcoord.testing.security import allow
 
 __all__ = [
     "ControlError",
@@ -20,5 +21,6 @@ __all__ = [
     "Request",
     "StoredRecord",
     "WaitTimeout",
+    "allow",
     "start_broker",
 ]

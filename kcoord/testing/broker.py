@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, cast
 from urllib.parse import quote
 
-from kcoord.testing.control_client import BASE64_PREFIX, from_text, to_text
+from kcoord.testing.control_client import BASE64_PREFIX, acl_to_json, from_text, to_text
 from kcoord.testing.errors import ControlError
 from kcoord.testing.group_view import Group, group_from_json
+from kcoord.testing.security import BrokerSecurity, Mechanism, secure
 from kcoord.testing.transports import LoopThread, ProcessTransport, ThreadTransport, Transport
+from kcoord_protocol.acls import Acl
 
 Mode = Literal["in-process", "process"]
 Payload = str | bytes | None
@@ -86,6 +88,7 @@ class InjectedFault:
         self._broker.call("GET", f"/faults/{self.number}", {"hits": str(hits), "timeout_ms": _ms(timeout)})
 
     def remove(self) -> None:
+        """Removes the fault. Raises ControlError with status 404 if it is already removed."""
         self._broker.call("DELETE", f"/faults/{self.number}")
 
     def _state(self) -> dict[str, Any]:
@@ -108,10 +111,13 @@ class InjectedFault:
 class KcoordBroker:
     """A running broker. `start_broker` and the fixture `kcoord_broker` create it."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, security: BrokerSecurity) -> None:
         self._transport = transport
+        self.security = security
+        """The settings of the clients' listener. `client_properties` and its siblings make a client's out of them."""
         status = cast("dict[str, Any]", self.call("GET", "/"))
         self.bootstrap_servers: str = status["bootstrap_servers"]
+        self.add_acls(security.acls or ())
 
     @property
     def listeners(self) -> dict[str, str]:
@@ -120,11 +126,28 @@ class KcoordBroker:
 
     @property
     def host(self) -> str:
+        """The host of `bootstrap_servers`."""
         return self.bootstrap_servers.rpartition(":")[0]
 
     @property
     def port(self) -> int:
+        """The port of `bootstrap_servers`."""
         return int(self.bootstrap_servers.rpartition(":")[2])
+
+    def client_properties(self, user: str | None = None, mechanism: Mechanism = "PLAIN") -> dict[str, str]:
+        """Returns what kcoord.client, Java's clients and Kafka's tools need to connect, as properties.
+
+        `user` is one of the broker's users, None for the first one.
+        """
+        return {"bootstrap.servers": self.bootstrap_servers, **self.security.kafka_properties(user, mechanism)}
+
+    def confluent_properties(self, user: str | None = None, mechanism: Mechanism = "PLAIN") -> dict[str, str]:
+        """Returns the same for confluent-kafka and other clients that use librdkafka."""
+        return {"bootstrap.servers": self.bootstrap_servers, **self.security.librdkafka_properties(user, mechanism)}
+
+    def python_arguments(self, user: str | None = None, mechanism: Mechanism = "PLAIN") -> dict[str, object]:
+        """Returns the same for kafka-python and aiokafka, as keyword arguments."""
+        return {"bootstrap_servers": self.bootstrap_servers, **self.security.python_arguments(user, mechanism)}
 
     @property
     def control_url(self) -> str | None:
@@ -136,6 +159,7 @@ class KcoordBroker:
         return self._transport.call(method, path, query or {}, body)
 
     def stop(self) -> None:
+        """Stops the broker and deletes its data."""
         self._transport.close()
 
     def restart(self) -> None:
@@ -143,13 +167,14 @@ class KcoordBroker:
         self.call("POST", "/restart")
 
     def reset(self, config: Mapping[str, str] | None = None, *, like_new: bool = False) -> None:
-        """Deletes all data and restarts the broker at the same address.
+        """Deletes all data and restarts the broker at the same address. Its users and first ACLs are there again.
 
         `config` is added to the settings. With `like_new` the broker has only these settings, and a new port.
         """
         body = {"config": dict(config or {}), "like_new": like_new}
         status = cast("dict[str, Any]", self.call("POST", "/reset", body=body))
         self.bootstrap_servers = status["bootstrap_servers"]
+        self.add_acls(self.security.acls or ())
 
     def __enter__(self) -> Self:
         return self
@@ -159,9 +184,25 @@ class KcoordBroker:
     ) -> None:
         self.stop()
 
+    # ACLs.
+
+    def add_acls(self, acls: Iterable[Acl]) -> None:
+        """Creates ACLs, which hold for the next request of every client. The broker must have an authorizer."""
+        self._change_acls("POST", acls)
+
+    def remove_acls(self, acls: Iterable[Acl]) -> None:
+        """Deletes ACLs. An ACL that does not exist is passed over."""
+        self._change_acls("DELETE", acls)
+
+    def _change_acls(self, method: str, acls: Iterable[Acl]) -> None:
+        documents = [acl_to_json(acl) for acl in acls]
+        if documents:
+            self.call(method, "/acls", body={"acls": documents})
+
     # Topics and records.
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
+        """Creates a topic with `partitions` partitions and the given topic configs."""
         self.call("POST", "/topics", body={"name": name, "partitions": partitions, "configs": dict(configs or {})})
 
     def add_partitions(self, name: str, total: int) -> None:
@@ -169,6 +210,7 @@ class KcoordBroker:
         self.call("POST", f"/topics/{quote(name)}/partitions", body={"total": total})
 
     def delete_topic(self, name: str) -> None:
+        """Deletes a topic and its records."""
         self.call("DELETE", f"/topics/{quote(name)}")
 
     def produce(self, topic: str, records: Iterable[Payload | Record]) -> list[tuple[int, int]]:
@@ -307,6 +349,7 @@ class KcoordBroker:
         return InjectedFault(self, answer["number"])
 
     def clear_faults(self) -> None:
+        """Removes all faults."""
         self.call("DELETE", "/faults")
 
     def requests(
@@ -325,19 +368,31 @@ class KcoordBroker:
         return [Request(**document) for document in documents]
 
     def clear_requests(self) -> None:
+        """Forgets the requests that `requests` would return."""
         self.call("DELETE", "/requests")
 
 
-def start_broker(config: Mapping[str, str] | None = None, mode: Mode = "in-process") -> KcoordBroker:
+def start_broker(
+    config: Mapping[str, str] | None = None,
+    mode: Mode = "in-process",
+    *,
+    tls: bool = False,
+    users: Mapping[str, str] | None = None,
+    acls: Iterable[Acl] | None = None,
+) -> KcoordBroker:
     """Starts a broker on a free port, in a thread of this process or in its own process. Use it in a `with`.
 
-    `config` has broker settings by Kafka's config keys. They override `kcoord.testing.host.DEFAULTS`.
+    `config` has broker settings by Kafka's config keys. They override `kcoord.testing.host.DEFAULTS`. With `tls`,
+    clients connect with TLS. With `users`, which maps names to passwords, they log in with SASL. With `acls`, even if
+    there are none, clients may do only what ACLs allow.
     """
+    security = secure(config or {}, tls=tls, users=users, acls=acls)
+    settings = {**(config or {}), **security.settings}
     if mode == "process":
-        return KcoordBroker(ProcessTransport(config or {}))
+        return KcoordBroker(ProcessTransport(settings), security)
     thread = LoopThread()
     try:
-        return _BrokerWithThread(ThreadTransport(thread, config or {}), thread)
+        return _BrokerWithThread(ThreadTransport(thread, settings), security, thread)
     except BaseException:
         thread.close()
         raise
@@ -346,8 +401,8 @@ def start_broker(config: Mapping[str, str] | None = None, mode: Mode = "in-proce
 class _BrokerWithThread(KcoordBroker):
     """A broker that does not share its thread."""
 
-    def __init__(self, transport: Transport, thread: LoopThread) -> None:
-        super().__init__(transport)
+    def __init__(self, transport: Transport, security: BrokerSecurity, thread: LoopThread) -> None:
+        super().__init__(transport, security)
         self._thread = thread
 
     def stop(self) -> None:

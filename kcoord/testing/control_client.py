@@ -7,8 +7,9 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any, Final
 
 from kcoord.client import (
     AdminClient,
@@ -25,6 +26,7 @@ from kcoord.testing.arguments import Arguments
 from kcoord.testing.errors import ControlError
 from kcoord.testing.group_view import Group, group_from_description
 from kcoord.testing.monitor import CONTROL_CLIENT_ID
+from kcoord_protocol.acls import Acl, AclFilter, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.errors import Errors
 
 BASE64_PREFIX: Final = "base64:"
@@ -80,6 +82,15 @@ class ControlClient:
             await producer.start()
             self._producer = producer
         return self._producer
+
+    # ACLs.
+
+    async def create_acls(self, acls: Sequence[object]) -> None:
+        (await (await self._ask()).create_acls([_acl_from(acl) for acl in acls])).all()
+
+    async def delete_acls(self, acls: Sequence[object]) -> None:
+        filters = [AclFilter(**_acl_fields(_acl_from(acl))) for acl in acls]
+        (await (await self._ask()).delete_acls(filters)).all()
 
     # Topics and records.
 
@@ -158,6 +169,39 @@ class ControlClient:
             for partition, offset in partitions.items()
         }
         (await (await self._ask()).alter_consumer_group_offsets(group_id, new_offsets)).all()
+
+
+_ACL_CODES: Final[Mapping[str, type[IntEnum]]] = {
+    "resource_type": ResourceType,
+    "pattern_type": PatternType,
+    "operation": AclOperation,
+    "permission_type": PermissionType,
+}
+
+
+def _acl_fields(acl: Acl) -> dict[str, Any]:
+    return {acl_field.name: getattr(acl, acl_field.name) for acl_field in fields(Acl)}
+
+
+def acl_to_json(acl: Acl) -> dict[str, str]:
+    """Returns the fields of an ACL, with the names of its codes, such as TOPIC and READ."""
+    return {name: value.name if isinstance(value, IntEnum) else value for name, value in _acl_fields(acl).items()}
+
+
+def _acl_from(document: object) -> Acl:
+    """Decodes an ACL of `acl_to_json`."""
+    if not isinstance(document, dict):
+        raise ControlError("an ACL must be an object")
+    arguments = Arguments(document)
+    values: dict[str, Any] = {}
+    for name in (acl_field.name for acl_field in fields(Acl)):
+        text = arguments.text(name)
+        codes = _ACL_CODES.get(name)
+        if codes is not None and text not in codes.__members__:
+            raise ControlError(f"{name} must be one of {', '.join(codes.__members__)}, not {text!r}")
+        values[name] = text if codes is None else codes[text]
+    arguments.end()
+    return Acl(**values)
 
 
 def _record_from(record: object) -> NewRecord:

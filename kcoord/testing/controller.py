@@ -55,6 +55,8 @@ class BrokerController:
             ("POST", _path("/restart"), self._restart),
             ("POST", _path("/reset"), self._reset),
             ("POST", _path("/clock/advance"), self._advance_clock),
+            ("POST", _path("/acls"), self._create_acls),
+            ("DELETE", _path("/acls"), self._delete_acls),
             ("POST", _path("/topics"), self._create_topic),
             ("POST", _path("/topics/{topic}/partitions"), self._add_partitions),
             ("DELETE", _path("/topics/{topic}"), self._delete_topic),
@@ -97,7 +99,7 @@ class BrokerController:
         await self._client.close()
 
     async def _connected(self) -> ControlClient:
-        await self._client.connect(self._host.bootstrap_servers)
+        await self._client.connect(self._host.control_servers)
         return self._client
 
     # The broker.
@@ -132,6 +134,20 @@ class BrokerController:
         arguments.end()
         await self._host.process.advance_clock(milliseconds)
         return {"now_ms": self._host.process.clock.now_ms(), "ahead_ms": self._host.process.clock.ahead_ms}
+
+    # ACLs.
+
+    async def _create_acls(self, arguments: Arguments) -> object:
+        acls = arguments.items("acls")
+        arguments.end()
+        await (await self._connected()).create_acls(acls)
+        return {"acls": acls}
+
+    async def _delete_acls(self, arguments: Arguments) -> object:
+        acls = arguments.items("acls")
+        arguments.end()
+        await (await self._connected()).delete_acls(acls)
+        return {"acls": acls}
 
     # Topics and records.
 

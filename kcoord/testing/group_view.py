@@ -44,6 +44,7 @@ class Group:
     members: list[Member] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
+        """Returns the group as the control's JSON shows it."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kcoord.config import BrokerConfig, ConfigError
+from kcoord.config.listeners import SecurityProtocol
 from kcoord.config.workers import worker_count
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.storage.memory_file_system import MemoryFileSystem
@@ -16,6 +17,7 @@ from kcoord.testing.clock import MovableClock
 from kcoord.testing.errors import ControlError
 from kcoord.testing.instrumented_process import InstrumentedProcess
 from kcoord.testing.monitor import Monitor
+from kcoord.testing.security import CONTROL
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +68,16 @@ class BrokerHost:
     def bootstrap_servers(self) -> str:
         """`host:port` of the first listener."""
         return self.process.ready().addresses[0].partition("://")[2]
+
+    @property
+    def control_servers(self) -> str:
+        """`host:port` of the listener that the control uses: CONTROL, else the first plain one, else the first."""
+        endpoints = self.process.broker.endpoints
+        plain = [
+            endpoint for endpoint in endpoints.values() if endpoint.security_protocol is SecurityProtocol.PLAINTEXT
+        ]
+        own = endpoints.get(CONTROL) or next(iter(plain), None)
+        return self.bootstrap_servers if own is None else str(own).partition("://")[2]
 
     async def start(self, *, ahead_ms: int = 0) -> None:
         config = BrokerConfig.from_properties(self._settings)

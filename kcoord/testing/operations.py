@@ -45,12 +45,12 @@ class ControllableShard(GroupCoordinatorShard):
         epoch = group.group_epoch + 1
         result = CoordinatorResult(
             epoch,
-            [records.new_group_epoch_record(group_id, epoch, group.metadata_hash, group.creation_time_ms, None)],
+            [records.next_group_epoch_record(group, epoch, group.metadata_hash, None)],
         )
         for member_id, target in targets.items():
             if group.target_assignment_of(member_id) != target:
                 result.records.append(records.new_target_assignment_record(group_id, member_id, target))
-        result.records.append(records.new_target_assignment_epoch_record(group_id, epoch, context.now_ms))
+        result.records.append(records.next_assignment_epoch_record(group_id, epoch, epoch, context.now_ms))
         return result
 
     def expire_session(self, context: OperationContext, group_id: str, name: str) -> CoordinatorResult[None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcoord.testing.broker import KcoordBroker, Mode
+from kcoord.testing.security import BrokerSecurity
 from kcoord.testing.transports import LoopThread, ProcessTransport, ThreadTransport
 
 
@@ -20,17 +21,19 @@ class BrokerPool:
         self._thread: LoopThread | None = None
         self._idle: list[KcoordBroker] = []
 
-    def take(self, mode: Mode, config: Mapping[str, str]) -> KcoordBroker:
+    def take(self, mode: Mode, config: Mapping[str, str], security: BrokerSecurity) -> KcoordBroker:
         """Returns a broker without topics, groups, faults and history, with these settings, on a new port."""
+        settings = {**config, **security.settings}
         if mode == "in-process":
             if self._thread is None:
                 self._thread = LoopThread()
-            return KcoordBroker(ThreadTransport(self._thread, config))
+            return KcoordBroker(ThreadTransport(self._thread, settings), security)
         if not self._idle:
-            return KcoordBroker(ProcessTransport(config))
+            return KcoordBroker(ProcessTransport(settings), security)
         broker = self._idle.pop()
+        broker.security = security
         try:
-            broker.reset(config, like_new=True)
+            broker.reset(settings, like_new=True)
         except BaseException:
             broker.stop()
             raise
@@ -44,6 +47,7 @@ class BrokerPool:
         if broker.control_url is None:
             broker.stop()
             return
+        broker.security = BrokerSecurity()
         try:
             broker.reset({}, like_new=True)
         except BaseException:
