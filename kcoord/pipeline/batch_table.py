@@ -37,8 +37,9 @@ _LAST_DELTA_AT: Final = 23
 
 @dataclass(slots=True)
 class Batches:
-    """One row per batch. `position` and `size_bytes` locate the batch in the scanned buffer; the rest are header
-    fields.
+    """One row per batch.
+
+    `position` and `size_bytes` locate the batch in the scanned buffer; the rest are header fields.
     """
 
     position: Ints

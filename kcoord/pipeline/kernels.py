@@ -25,8 +25,10 @@ DecoderName: TypeAlias = Literal["auto", "numpy", "numba"]
 
 
 class Kernels(NamedTuple):
-    """`walk` finds batches, `split_records` cuts them into records, `read_offset_values` reads offset commits,
-    `key_index` makes a new KeyIndex, and `pieces` copies bytes into a column.
+    """The inner loops of the decoder.
+
+    `walk` finds batches, `split_records` cuts them into records, `read_offset_values` reads offset commits, `key_index`
+    makes a new KeyIndex, and `pieces` copies bytes into a column.
     """
 
     name: str
@@ -52,6 +54,8 @@ def kernels(name: DecoderName) -> Kernels:
         from kcoord.pipeline import numba_kernels as compiled
         from kcoord.pipeline.numba_keys import HashKeyIndex
     except ImportError as error:
-        raise ImportError("decoder: numba is not installed; pip install 'kcoord[spark-fast]'") from error
+        raise ImportError(
+            "decoder: numba is not installed: pip install '.[spark-fast]' in a checkout of kcoord"
+        ) from error
     loops = compiled.walk, compiled.split_records, compiled.read_offset_values
     return Kernels("numba", *loops, HashKeyIndex, compiled.pieces)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of coordinator records. A few keys make up most of a log, so each distinct key is decoded once and then looked
-up.
+"""Keys of coordinator records.
+
+A few keys make up most of a log, so each distinct key is decoded once and then looked up.
 """
 
 from __future__ import annotations

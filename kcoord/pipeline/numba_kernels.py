@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inner loops of the decoder compiled by numba: several times faster than those of record_split.py and
-offset_values.py.
+"""The inner loops of the decoder compiled by numba.
+
+They are several times faster than those of record_split.py and offset_values.py.
 
 They take the same arguments and give the same results, for sound and for damaged bytes.
 tests/unit/pipeline/test_columnar_walk.py compares both with the walker of the protocol. Everything else is shared with

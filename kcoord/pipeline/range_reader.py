@@ -100,8 +100,9 @@ def _bad_batch(piece: Piece, row: int, reason: str) -> DamagedBytes:
 
 @dataclass(slots=True)
 class _Rivals:
-    """One row per record, with the facts that decide which commits of a key are superseded. The key is -1 for other
-    records.
+    """One row per record, with the facts that decide which commits of a key are superseded.
+
+    The key is -1 for other records.
     """
 
     key: Ints

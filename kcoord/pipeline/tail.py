@@ -26,8 +26,9 @@ class Mark(NamedTuple):
 
 
 class LogTail:
-    """The tail of one log partition. It ignores batches below its first offset, so no transaction should be open
-    there.
+    """The tail of one log partition.
+
+    It ignores batches below its first offset, so no transaction should be open there.
     """
 
     def __init__(self, folder: Folder, offset: int, *, is_read_committed: bool, abandoned_ms: int) -> None:

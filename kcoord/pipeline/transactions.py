@@ -40,8 +40,9 @@ _ENDS: Final = {int(ControlRecordType.COMMIT): COMMITTED, int(ControlRecordType.
 
 @dataclass(slots=True)
 class Resolution:
-    """One row per batch: the outcome of its transaction, the log offset from which its records count, and the time of
-    the marker.
+    """The transactions of the batches, with one row per batch.
+
+    A row has the outcome of the transaction, the log offset from which its records count, and the time of the marker.
 
     The effective offset is OWN, NEVER, or the offset of a commit marker. The time is -1 without a commit marker.
     """

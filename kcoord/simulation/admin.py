@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of an operator: deletes groups and offsets where Kafka allows it, and looks at groups."""
+"""A model of an operator that deletes groups and offsets, and describes and lists groups."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from kcoord_protocol.messages import (
 
 
 class Admin(SimulatedClient):
-    """One request at a time; the broker, not the operator, has to see that nothing is deleted that is in use."""
+    """Sends one request at a time, also for groups in use: the broker has to reject those deletions."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__("admin", scene)
         self._trace = scene.trace
 
     def on_timeout(self) -> None:
-        """The operator looks again another time."""
+        """Does nothing: the next disturbance sends another request."""
 
     def act(self, random: Random, group_ids: list[str]) -> None:
+        """Sends a random request about a random group, unless a request is under way."""
         if self.is_waiting:
             return
         group_id = random.choice(group_ids)
@@ -55,13 +56,13 @@ class Admin(SimulatedClient):
 
         self.request(ApiKey.DELETE_GROUPS, 2, group_id, DeleteGroupsRequest(groups_names=[group_id]), on_answer)
 
-    def _delete_offsets(self, group_id: str, topic: str) -> None:
+    def _delete_offsets(self, group_id: str, topic_name: str) -> None:
         partitions = [OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=number) for number in range(2)]
-        deleted = OffsetDeleteRequest.OffsetDeleteRequestTopic(name=topic, partitions=partitions)
+        deleted = OffsetDeleteRequest.OffsetDeleteRequestTopic(name=topic_name, partitions=partitions)
 
         def on_answer(body: bytes) -> None:
             response = OffsetDeleteResponse.decode(body, 0)
-            errors = {partition.error_code for one in response.topics for partition in one.partitions}
+            errors = {partition.error_code for topic in response.topics for partition in topic.partitions}
             self._trace.add("delete-offsets", f"{group_id} {sorted(errors | {response.error_code})}")
 
         request = OffsetDeleteRequest(group_id=group_id, topics=[deleted])

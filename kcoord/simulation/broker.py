@@ -1,6 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The broker as the simulation treats it: its process is started, crashes, is stopped in order, stands still, and is
-taken single shards; the disk outlives it. Every answer is held to what the state allows when its request arrives.
+"""The broker under test, over all lives of its process, and its ends of the clients' connections.
+
+Theory of operation
+-------------------
+States. `SimulatedBroker.process` is None (down) or the running process. `start` goes from down to running. `crash` and
+a completed `stop` go back to down; `World` schedules the next start. `pause` makes a running process stand still
+(SIGSTOP): its events wait and run after the pause, in order. A stopping process accepts no new connection.
+
+Requests. `receive` hands bytes of the network to the process: `Link` is the asyncio transport of the server's
+`KafkaConnection`. `Link.receive` passes each request through `requests.AnswerChecks.ask`, which gives it to the
+connection, and `Link.write` passes each response through `AnswerChecks.answer` before it leaves. A connection that a
+former process accepted is refused, as are connections to a process that is not open.
+
+Disk. A power loss in the middle of a cleaner pass raises `PowerLost` out of a file operation; `_clean` turns it into a
+crash of the machine and starts the broker again.
 """
 
 from __future__ import annotations
@@ -27,7 +40,7 @@ from kcoord.storage.errors import StorageError
 from kcoord.storage.memory_file_system import keep_everything
 
 _LONGEST_WAY_MS: Final = 200
-"""For bytes between two processes of the cluster."""
+"""Longest delay of bytes between two processes of the cluster."""
 _BACKGROUND: Final = "kcoord-background"
 _LONGEST_WORK_MS: Final = 500
 _WORK_FAILURE_PROBABILITY: Final = 0.1
@@ -35,7 +48,7 @@ _MOST_CLEANING_OPERATIONS: Final = 40
 
 
 class Link(asyncio.Transport):
-    """The broker's end of a connection: what asyncio calls a transport."""
+    """The broker's end of a client's connection, as an asyncio transport."""
 
     def __init__(self, broker: SimulatedBroker, process: SimulatedProcess, connection: SimulatedConnection) -> None:
         self.connection = connection
@@ -49,7 +62,7 @@ class Link(asyncio.Transport):
         self.protocol.connection_made(self)
 
     def receive(self, data: bytes) -> None:
-        """Bytes that came; they stay in the socket while nobody reads."""
+        """Takes bytes from the client. They wait here while the server has paused reading."""
         if self._is_closing:
             return
         if data:
@@ -64,7 +77,7 @@ class Link(asyncio.Transport):
         self._is_closing = True
         self.protocol.connection_lost(None)
 
-    # What a connection asks of its transport.
+    # The interface of an asyncio transport.
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("10.0.0.1", 10_000 + self.connection.number % 50_000) if name == "peername" else default
@@ -100,7 +113,7 @@ class Link(asyncio.Transport):
 
 
 class SimulatedBroker(Machine):
-    """See the module's text."""
+    """The machine of the broker, and the process that runs on it, if any."""
 
     def __init__(
         self, clock: VirtualClock, random: Random, options: Options, trace: Trace, network: Network, fault: Fault
@@ -113,14 +126,16 @@ class SimulatedBroker(Machine):
         self._network = network
         self._links: dict[int, Link] = {}
         self._ended: list[SimulatedProcess] = []
-        """Kept, so that what they leave behind ends with the run, and not whenever Python collects it."""
+        """Processes that have ended. Kept so that Python collects them after the run, at a time that is the same in
+        every run.
+        """
         self._is_stopping = False
         network.broker = self
 
     # The life of the process.
 
     def start(self, offset_ms: int = 0, clock_rate: float = 1.0) -> None:
-        """Starts the process, and loads all shards a slice at a time."""
+        """Starts a process. Its wall clock is off by `offset_ms` and runs at `clock_rate`."""
         assert self.process is None
         if self.options.migration_policies:
             self.config = replace(self.options, migration_policy=next(self._policies)).broker_config()
@@ -149,12 +164,12 @@ class SimulatedBroker(Machine):
             self.start()
 
     def end(self) -> None:
-        """The run is over."""
+        """Ends the running process, if any, because the run is over."""
         if self.process is not None:
             self.process.loop.end()
 
     def crash(self, whole_machine: bool) -> None:
-        """Kills the process; with the whole machine, what was not synced is lost to a random extent."""
+        """Kills the process. If the whole machine crashes, a random part of what was not synced is lost."""
         self._end_process()
         self.operations_before_power_loss = None
         self.power_losses += whole_machine
@@ -162,7 +177,10 @@ class SimulatedBroker(Machine):
         self.disk.crash(self._keep if whole_machine else keep_everything)
 
     def stop(self, then: Callable[[], None]) -> None:
-        """SIGTERM: what is under way is answered, snapshots are saved where everything is durable, then it ends."""
+        """Stops the process in order (SIGTERM), then calls `then`.
+
+        The process answers requests under way and saves snapshots of shards whose state is durable.
+        """
         process = self.process
         assert process is not None
         self.trace.add("stop")
@@ -188,13 +206,16 @@ class SimulatedBroker(Machine):
             self._links.clear()
 
     def pause(self, duration_ms: int) -> None:
-        """SIGSTOP: nothing moves; then everything that has become due does, at once."""
+        """Makes the process stand still (SIGSTOP). Events that become due meanwhile run afterwards at once, in order.
+
+        Does nothing if the process is down.
+        """
         if self.process is not None:
             self.trace.add("broker-pause", str(duration_ms))
             self.process.loop.paused_until_ms = self.clock.now_ms + duration_ms
 
     def lose_worker(self, shards: list[tuple[str, int]]) -> None:
-        """The worker of these shards dies: what had not reached their logs never will, and nobody is answered."""
+        """Ends the imagined worker of these shards: its unwritten batches fail, and unanswered connections close."""
         process = self.process
         if process is None:
             return
@@ -233,7 +254,7 @@ class SimulatedBroker(Machine):
         return self.random.choice((0, pending, self.random.randint(0, pending)))
 
     def _begin_work(self, executor: object) -> tuple[int, Exception | None]:
-        """Work of the group coordinator's threads sometimes fails."""
+        """Draws duration and error of work for a thread pool. Only work of the group coordinator's pool may fail."""
         fails = False
         if isinstance(executor, Threads) and executor.name == _BACKGROUND:
             self.trace.add("task")
@@ -241,23 +262,23 @@ class SimulatedBroker(Machine):
         return self.random.randint(0, _LONGEST_WORK_MS), OSError("simulated") if fails else None
 
     def not_handled(self, message: str, error: BaseException | None) -> None:
-        """Something that asyncio would have logged."""
+        """Reports an error that asyncio would have logged as a violation."""
         self.observer.violated(ViolationError("I-0 no unexpected error", f"{message}: {error!r}"))
 
     # Requests.
 
     def log_offsets(self, group_id: str) -> tuple[int, int]:
-        """Up to where the log of a group's shard is durable, and where it ends."""
+        """Returns the durable offset and the end offset of the log of a group's shard."""
         assert self.process is not None
         return self.process.broker.groups.shards.offsets(self.group_shard(group_id))
 
     def receive(self, connection: SimulatedConnection, data: bytes) -> None:
-        """Bytes arrive. While the process is down they are lost, and the client finds out by its timeout."""
+        """Takes bytes of a client. If the process is down they are lost, and the client finds out by its timeout."""
         process = self.process
         if process is None:
             self._network.lose(connection)
         else:
-            # The kernel takes a connection, also while its process stands still.
+            # The kernel accepts a connection even while the process stands still.
             connection.accepted_by = connection.accepted_by or process
             process.loop.enter(self._receive, process, connection, data)
 
@@ -265,7 +286,7 @@ class SimulatedBroker(Machine):
         link = self._links.get(connection.number)
         if link is None:
             if self._is_stopping or not process.is_open or connection.accepted_by is not process:
-                # Nobody listens any more, or it was a connection to a process before this one.
+                # The process does not listen, or the connection belongs to an earlier process.
                 self.refused(connection)
                 return
             link = self._links[connection.number] = Link(self, process, connection)
@@ -282,7 +303,7 @@ class SimulatedBroker(Machine):
         self._network.respond(connection, data)
 
     def refused(self, connection: SimulatedConnection) -> None:
-        """The broker has closed the connection, or does not know it: what the client sends there is lost."""
+        """Closes a connection that the broker has closed or does not know; bytes of the client are lost from now on."""
         if connection.is_open:
             self.trace.add("refused", connection.client_id)
             self._links.pop(connection.number, None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The invariants that follow from what clients were told, by the names of the reliability list.
+"""The invariants about responses: owners of partitions, epochs and committed offsets.
 
-Ownership is what clients believe, as their own rules allow: who has to assume that the coordinator has given it up owns
-nothing. Epochs and offsets are what responses promised.
+Owners are those in the view of the clients. A client that has to assume that the coordinator has given its partitions
+to another member owns nothing. Epochs and offsets are those that responses contained.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TopicPartition: TypeAlias = tuple[bytes, int]
 
 
 class Ownership:
-    """I-1: no partition is owned by two members of a group, whatever their protocol."""
+    """I-1: a partition has at most one owner in a group, across both protocols."""
 
     def __init__(self) -> None:
         self._owners: dict[tuple[str, TopicPartition], str] = {}
@@ -27,7 +27,7 @@ class Ownership:
         for partition in sorted(partitions):
             other = self._owners.setdefault((group_id, partition), owner)
             if other != owner:
-                text = f"group {group_id}: {owner} was given {partition[0].hex()}-{partition[1]}, which {other} owns"
+                text = f"group {group_id}: {owner} was assigned {partition[0].hex()}-{partition[1]}, which {other} owns"
                 raise ViolationError("I-1 one owner", text)
 
     def release(self, group_id: str, owner: str, partitions: Iterable[TopicPartition]) -> None:
@@ -40,7 +40,7 @@ class Ownership:
 
 
 class ToldEpochs:
-    """I-5: the epochs that a group's member is told never go back, across crashes and rejoins."""
+    """I-5: the member epoch in the responses to a member never decreases, across crashes and rejoins."""
 
     def __init__(self) -> None:
         self._epochs: dict[tuple[str, str], int] = {}
@@ -48,19 +48,20 @@ class ToldEpochs:
     def told(self, group_id: str, member_id: str, epoch: int) -> None:
         before = self._epochs.get((group_id, member_id), 0)
         if epoch < before:
-            text = f"member {member_id} of group {group_id} was told {before}, then {epoch}"
+            text = f"member {member_id} of group {group_id} got member epoch {before}, then {epoch}"
             raise ViolationError("I-5 epochs grow", text)
         self._epochs[group_id, member_id] = epoch
 
     def forget(self, group_id: str) -> None:
-        """The group was deleted: another one of that name begins anew."""
+        """Forgets the epochs of a deleted group: a new group of that name begins at a new epoch."""
         for key in [key for key in self._epochs if key[0] == group_id]:
             del self._epochs[key]
 
 
 class AcknowledgedCommits:
-    """I-11, I-12: what was acknowledged is answered, or something later in the log; and nothing that was never
-    committed, or not yet. Every attempt commits an offset of its own.
+    """I-11, I-12: a fetch returns the acknowledged offset or a later commit, and no offset that was not committed.
+
+    Every attempt commits an offset of its own (`next_offset`), so an offset identifies its commit.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -79,7 +80,7 @@ class AcknowledgedCommits:
             self._acknowledged[key] = offset
 
     def _place(self, key: CommitKey, offset: int) -> int:
-        """-1 for a commit that was deleted since."""
+        """Returns the place of the commit in the log, or -1 if it was deleted since."""
         place = self._observer.place_of(key, offset)
         return -1 if place is None else place
 
@@ -87,7 +88,7 @@ class AcknowledgedCommits:
         return {key: offset for key, offset in self._acknowledged.items() if key.group_id == group_id}
 
     def answered(self, expected: dict[CommitKey, int], response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
-        """A client was answered. What it has read once stays, as if it had been acknowledged."""
+        """Takes a response to a client. A committed offset that was read counts as acknowledged from then on."""
         self.check(expected, response)
         for topic in response.topics:
             for partition in topic.partitions:
@@ -96,7 +97,7 @@ class AcknowledgedCommits:
                     self.acknowledge(key, partition.committed_offset)
 
     def check(self, expected: dict[CommitKey, int], response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
-        """`expected` are the commits that were acknowledged before the fetch was sent."""
+        """Checks a response. `expected` are the commits that were acknowledged before the fetch was sent."""
         fetched = {
             CommitKey(response.group_id, topic.name, partition.partition_index): partition.committed_offset
             for topic in response.topics
@@ -109,21 +110,21 @@ class AcknowledgedCommits:
             for partition in topic.partitions
             if partition.error_code
         }
-        for key, found in fetched.items():
-            if found >= 0:
-                self._check_found(key, found)
+        for key, fetched_offset in fetched.items():
+            if fetched_offset >= 0:
+                self._check_committed(key, fetched_offset)
         for key, offset in sorted(expected.items()):
-            wanted = self._place(key, offset)
-            if wanted < 0 or key in unstable:
+            place = self._place(key, offset)
+            if place < 0 or key in unstable:
                 continue
-            found = fetched.get(key, -1)
-            if found < 0 or self._place(key, found) < wanted:
-                text = f"{key}: {offset} was acknowledged, {found} is answered"
+            fetched_offset = fetched.get(key, -1)
+            if fetched_offset < 0 or self._place(key, fetched_offset) < place:
+                text = f"{key}: {offset} was acknowledged, {fetched_offset} was fetched"
                 raise ViolationError("I-11 no acknowledged commit is lost", text)
 
-    def _check_found(self, key: CommitKey, offset: int) -> None:
+    def _check_committed(self, key: CommitKey, offset: int) -> None:
         if not self._observer.was_written(key, offset):
             raise ViolationError("I-12 no offset is made up", f"{key}: {offset} was never committed")
         if not self._observer.is_visible(key, offset):
             text = f"{key}: {offset} belongs to a transaction that was not committed"
-            raise ViolationError("I-18 a transaction counts as a whole", text)
+            raise ViolationError("I-18 a transaction is atomic", text)

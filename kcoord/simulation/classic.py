@@ -1,6 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model member that obeys the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup; eager, or cooperative
-(KIP-429). It gives up what it owns when its session, or the time to rejoin, may have run out at the coordinator.
+"""A model member that obeys the classic protocol, eager or cooperative (KIP-429).
+
+Theory of operation
+-------------------
+Cycle. `_join` (JoinGroup), `_sync` (SyncGroup, with the assignment if the member is the leader), then `_beat`
+(Heartbeat) and commits until an error, a change of its topics or a revocation leads to `_rejoin`. `_after` schedules
+the next action; a later call replaces it.
+
+Ownership. An eager member gives up all partitions before it joins. A cooperative member keeps them, gives up the
+revoked ones when it gets its assignment, and then joins again.
+
+Deadline. The member gives up its partitions and rejoins once the shorter of session timeout and rebalance timeout has
+passed since it sent the last request that succeeded: the coordinator may have removed it, even if no response says so.
 """
 
 from __future__ import annotations
@@ -86,7 +97,7 @@ class ClassicConsumer(SimulatedClient):
         self._stop()
 
     def leave(self, *, stay_static: bool) -> None:
-        """A static member that will return says nothing: its session is how long its place is kept (KIP-345)."""
+        """Stops the member, and sends LeaveGroup unless it is static and will return (KIP-345)."""
         member_id = self.member_id
         self._stop()
         if member_id and not (stay_static and self.instance_id is not None):
@@ -95,8 +106,9 @@ class ClassicConsumer(SimulatedClient):
             self.request(ApiKey.LEAVE_GROUP, _LEAVE_VERSION, self.group_id, request, lambda body: None)
 
     def freeze(self, pause_ms: int) -> None:
-        """The process stands still, and so owns nothing; then it goes on as if nothing had happened, maybe with a late
-        commit. What it had is still its own if the coordinator says so.
+        """Lets the process stand still, so that it owns nothing, and then continue as if nothing had happened.
+
+        Afterwards it may send a late commit. It owns its partitions again if a heartbeat of its generation succeeds.
         """
         self._promises.trace.add("freeze", self.name)
         late = self._kept = self._kept | self.owned
@@ -124,7 +136,7 @@ class ClassicConsumer(SimulatedClient):
         self.forget()
 
     def _after(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """The one thing that the member does next."""
+        """Schedules the member's next action, which replaces any earlier one."""
         self._number += 1
         number = self._number
         self.clock.after(delay_ms, lambda: action() if number == self._number and not self.is_stopped else None)
@@ -136,7 +148,7 @@ class ClassicConsumer(SimulatedClient):
     # Joining.
 
     def _rejoin(self) -> None:
-        """An eager member gives everything up first; a cooperative one goes on while the others join."""
+        """Joins again. An eager member gives up its partitions first; a cooperative one keeps them meanwhile."""
         if self.is_waiting:
             self.reconnect()
         if not self._is_cooperative:
@@ -148,9 +160,9 @@ class ClassicConsumer(SimulatedClient):
             topics=sorted(self._known_topics), owned_partitions=self._owned_by_topic(), generation_id=self.epoch
         )
         data = _SUBSCRIPTION_VERSION.to_bytes(2, "big") + subscription.encode(_SUBSCRIPTION_VERSION)
-        # One that also offered an eager protocol would have to be eager itself.
+        # A member that also offers an eager protocol has to be eager itself.
         names = ["cooperative-sticky"] if self._is_cooperative else ["range", "roundrobin"]
-        return [JoinGroupRequest.JoinGroupRequestProtocol(name=each, metadata=data) for each in names]
+        return [JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name in names]
 
     def _owned_by_topic(self) -> list[ConsumerProtocolSubscription.TopicPartition]:
         topics: dict[str, list[int]] = {}
@@ -200,7 +212,7 @@ class ClassicConsumer(SimulatedClient):
             self._on_error(error)
 
     def _on_error(self, error: int) -> None:
-        """What the classic protocol wants done; nobody knows what of it was heard."""
+        """Reacts to an error as the classic protocol demands."""
         if error in _REJOIN:
             self._after(0, self._rejoin)
         elif error in _START_ANEW:
@@ -227,16 +239,16 @@ class ClassicConsumer(SimulatedClient):
     def _assign(self, response: JoinGroupResponse) -> list[SyncGroupRequest.SyncGroupRequestAssignment]:
         if response.leader != self.member_id or getattr(response, "skip_assignment", False) or not response.members:
             return []
-        wanted: dict[str, list[str]] = {}
+        subscribers: dict[str, list[str]] = {}
         owners: dict[tuple[str, int], str] = {}
         for member in response.members:
             subscription = consumer_protocol.read_subscription(member.metadata)
             for topic in subscription.topics if subscription is not None else ():
-                wanted.setdefault(topic, []).append(member.member_id)
+                subscribers.setdefault(topic, []).append(member.member_id)
             for owned in subscription.owned_partitions if subscription is not None else ():
                 owners.update(((owned.topic, partition), member.member_id) for partition in owned.partitions)
         shares: dict[str, dict[str, list[int]]] = {member.member_id: {} for member in response.members}
-        for topic, members in sorted(wanted.items()):
+        for topic, members in sorted(subscribers.items()):
             for partition in range(self._promises.partitions_of(topic)):
                 member_id = sorted(members)[partition % len(members)]
                 if self._protocol == "cooperative-sticky" and owners.get((topic, partition), member_id) != member_id:
@@ -281,7 +293,7 @@ class ClassicConsumer(SimulatedClient):
             self._on_error(response.error_code)
             return
         self._last_good_ms = max(self._last_good_ms, sent_ms)
-        # The classic protocol knows names alone: a topic that was made again meanwhile is another one.
+        # The classic protocol has names only: if a topic was recreated meanwhile, the assignment may be of the old one.
         if self._is_late() or self._ids != self._topic_ids():
             self._after(0, self._rejoin)
             return
@@ -331,7 +343,10 @@ class ClassicConsumer(SimulatedClient):
         self.request(ApiKey.HEARTBEAT, _HEARTBEAT_VERSION, self.group_id, request, on_answer)
 
     def _take_back(self) -> None:
-        """The generation is that of before the standstill, so nobody else has been given anything."""
+        """Owns the partitions from before the standstill again.
+
+        The generation is the same, so no other member has been assigned them.
+        """
         kept, self._kept = self._kept, frozenset()
         if kept:
             self._promises.ownership.grant(self.group_id, self._owner, kept)
@@ -347,8 +362,9 @@ class ClassicConsumer(SimulatedClient):
             self._after(self.options.heartbeat_interval_ms, self._beat)
 
     def _topics_changed(self) -> bool:
-        """Every member looks for topics and partitions that have come, gone or come again; the leader's rejoin starts a
-        rebalance.
+        """True if a subscribed topic was created, deleted, recreated or grown since the member joined.
+
+        Every member watches its topics; a rejoin of the leader starts a rebalance.
         """
         promises = self._promises
         return promises.topics_of(self.subscription) != self._known_topics or any(
@@ -356,7 +372,7 @@ class ClassicConsumer(SimulatedClient):
         )
 
     def _watch(self) -> None:
-        """Gives up in time: the session may end, or the others may have gone on without this member."""
+        """Schedules the check of the member's deadline, at which it gives up its partitions."""
         if not self.owned or self._last_good_ms < 0:
             return
         self.clock.at(self._deadline_ms(), self._check_deadline)

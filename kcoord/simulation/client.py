@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all model clients do alike: one request at a time, and a new connection where the answer does not come.
+"""The base of all model clients: requests, responses, timeouts and reconnects in virtual time.
 
-`ModelClient` is the protocol for consumer logic from elsewhere: see `docs/simulation.md`.
+`ModelClient` is the protocol for a user's own client: see `docs/simulation.md`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from kcoord_protocol.framing import decode_response_header, encode_request
 from kcoord_protocol.messages import Message
 
 RETRIABLE = frozenset({Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE})
-"""Answers after which a client asks again a little later: it does not know whether the request took effect."""
+"""Errors after which a client retries a little later. It cannot know whether the request took effect."""
 RETRY_MS = 100
 
 
 class ModelClient(Protocol):
-    """A client that the simulation drives. It lives in virtual time: it acts when it is started, when one of its timers
-    fires, or when an answer arrives, and never by itself.
+    """A client that the simulation drives in virtual time.
+
+    It acts only in `start` and `settle`, when one of its timers fires, and when a response arrives.
     """
 
     def start(self) -> None:
-        """The simulation begins; requests may be sent from now on."""
+        """Called when the simulation begins: the client may send requests from now on."""
 
     def settle(self) -> None:
-        """Faults are over: what the client does from here on has to succeed."""
+        """Called when the faults end: requests from now on have to succeed."""
 
     def is_settled(self) -> bool:
-        """Whether the client has reached what it wants; asked after every step once faults are over."""
+        """True if the client has reached its goal. Called after every step once the faults have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all clients of a run share. `stream` makes a random stream of a client's own, by its name."""
+    """The parts of a run that all clients share. `stream` returns the random generator of a client, by its name."""
 
     clock: VirtualClock
     network: Network
@@ -55,7 +56,7 @@ class Scene:
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A request; `on_answer` is None where no answer is of interest any more."""
+    """A request that was sent. `on_answer` is None once the client ignores its response."""
 
     correlation_id: int
     api_key: ApiKey
@@ -63,7 +64,7 @@ class _Sent:
     on_answer: Callable[[bytes], None] | None
     hears_both: bool
     copies: int = 0
-    """Answers that may still come."""
+    """Number of responses that may still arrive."""
     is_answered: bool = False
 
     @property
@@ -72,8 +73,10 @@ class _Sent:
 
 
 class SimulatedClient(ABC):
-    """Subclasses call `request` and get their callback, or `on_timeout`, and never both. Most wait for an answer before
-    they ask again; one that does not gets its answers in the order in which it asked, and a single `on_timeout`.
+    """A client with one connection at a time.
+
+    For each `request` a subclass gets either its callback or `on_timeout`, never both. A subclass that sends several
+    requests without waiting gets its responses in the order of the requests, and a single `on_timeout`.
     """
 
     def __init__(self, name: str, scene: Scene, random: Random | None = None) -> None:
@@ -92,7 +95,10 @@ class SimulatedClient(ABC):
 
     @property
     def answers_to_come(self) -> int:
-        """More than 0 once a request was answered that was sent twice: the second one may still do something."""
+        """Number of responses that may still arrive to requests with `hears_both`.
+
+        Above 0 after the first response to a duplicated request: the second copy may still take effect.
+        """
         return sum(sent.copies for sent in self._sent if sent.hears_both)
 
     def request(
@@ -106,8 +112,10 @@ class SimulatedClient(ABC):
         hears_both: bool = False,
         timeout_ms: int | None = None,
     ) -> int:
-        """Sends a request about a group; returns how many times. `hears_both`: where it is sent twice, each answer
-        counts, because it may bring something new.
+        """Sends a request. Returns how many copies the network sent: 1 or 2.
+
+        `hears_both`: if the request is duplicated, `on_answer` is called for both responses, because the second may
+        contain something new. The default of `timeout_ms` is the option `request_timeout_ms`.
         """
         self._correlation_id += 1
         correlation_id = self._correlation_id
@@ -120,22 +128,22 @@ class SimulatedClient(ABC):
         return sent.copies
 
     def reconnect(self) -> None:
-        """Nothing that is under way on the old connection arrives any more, in either direction."""
+        """Opens another connection. Messages under way on the old one are lost in both directions."""
         self._connection.close()
         self._connection = self._network.connect(self.name, self._on_data)
         self._sent.clear()
 
     def forget(self) -> None:
-        """No answer is of interest any more; what was sent may still arrive."""
+        """Ignores all responses that are still to come. Requests that were sent may still arrive."""
         for sent in self._sent:
             sent.on_answer = None
 
     @abstractmethod
     def on_timeout(self) -> None:
-        """The answer did not come; the connection is a new one."""
+        """Called when a response did not arrive in time. The client has already reconnected."""
 
     def unexpected(self, error: int, text: str | None) -> ViolationError:
-        """A client that obeys the protocol is never told this."""
+        """Returns the violation for an error that a client that obeys the protocol never gets."""
         return ViolationError("I-0 no unexpected error", f"{self.name} got {Errors(error).name}: {text}")
 
     def _on_data(self, data: bytes) -> None:
@@ -146,13 +154,13 @@ class SimulatedClient(ABC):
             position = end
 
     def _on_response(self, frame: bytes) -> None:
-        """Answers come in the order of the requests; where one was sent twice, both are answered."""
+        """Takes one response. Responses have the order of the requests; a duplicated request has two."""
         correlation_id = int.from_bytes(frame[:4], "big")
         while self._sent and self._sent[0].is_answered and self._sent[0].correlation_id < correlation_id:
             self._sent.popleft()
         sent = self._sent[0] if self._sent else None
         if sent is None or sent.correlation_id != correlation_id:
-            text = f"{self.name} was answered {correlation_id} instead of {sent and sent.correlation_id}"
+            text = f"{self.name} got a response to request {correlation_id}, not to {sent and sent.correlation_id}"
             raise ViolationError("I-27 answers come in order", text)
         on_answer = sent.on_answer if sent.hears_both or not sent.is_answered else None
         sent.is_answered = True
@@ -161,6 +169,7 @@ class SimulatedClient(ABC):
             on_answer(frame[decode_response_header(frame, sent.api_key, sent.version)[1] :])
 
     def _expire(self, sent: _Sent) -> None:
-        if sent.is_waited_for and any(one is sent for one in self._sent):
+        # `reconnect` clears the queue: requests of an earlier connection no longer time out.
+        if sent.is_waited_for and sent in self._sent:
             self.reconnect()
             self.on_timeout()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual time: it stands still while something happens, and jumps to the next event when nothing does."""
+"""Virtual time: it stands still while an event runs, and then jumps to the next event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ START_MS: Final = 1_000_000
 
 
 class VirtualClock:
-    """Events in order of time; those of the same time in the order in which they were added."""
+    """A queue of events, ordered by time. Events of the same time run in the order in which they were added."""
 
     __slots__ = ("_events", "_sequence", "now_ms")
 
@@ -24,12 +24,12 @@ class VirtualClock:
         self.at(self.now_ms + delay_ms, action)
 
     def at(self, at_ms: int, action: Callable[[], None]) -> None:
-        """Runs `action` at that time; who no longer wants it makes it do nothing."""
+        """Runs `action` at that time. Events cannot be cancelled; an action that is out of date has to do nothing."""
         self._sequence += 1
         heappush(self._events, (max(at_ms, self.now_ms), self._sequence, action))
 
     def step(self) -> bool:
-        """Runs the next event; False where there is none."""
+        """Runs the next event. Returns False if there is none."""
         if not self._events:
             return False
         self.now_ms, _, action = heappop(self._events)

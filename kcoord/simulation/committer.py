@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a consumer that only commits (member epoch -1, as with manual assignment), and reads its commits back."""
+"""A model of a consumer that only commits and fetches offsets (member epoch -1, as with manual assignment)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _LONGEST_RETENTION_MS: Final = 12_000
 
 
 class Committer(SimulatedClient):
-    """Commits growing offsets for the partitions of one topic, one request at a time. Some of them, of a second group,
-    with a short life of their own (retention_time_ms of old clients).
+    """Commits growing offsets for the partitions of one topic, one request at a time, and fetches them again.
+
+    Some commits of old versions have a short retention of their own (`retention_time_ms`).
     """
 
     def __init__(

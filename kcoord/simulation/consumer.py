@@ -1,8 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model member that obeys KIP-848 (Consumer Group Member): heartbeats, reconciles, gives up when it is fenced.
+"""A model member that obeys KIP-848: it sends heartbeats, reconciles, and gives up its partitions if it is fenced.
 
-It never believes to own what the coordinator may have given to another: it also gives up on its own when its session,
-or the time for a revocation, may have run out at the coordinator without an answer telling it so.
+Theory of operation
+-------------------
+Heartbeats. At most one is under way. `_beat` sends a full one after a join, an error, a timeout and a change of the
+subscription (`_is_full`), and names the owned partitions whenever they have changed (`_owned_is_news`).
+
+Reconciliation. A target that lacks owned partitions is first revoked, after a drawn time (`_reconcile`, `_revoked`).
+Only then does the member take new partitions (`_take`). It takes nothing while a heartbeat that does not name those
+partitions is unanswered (`_claimed`): the coordinator may believe that heartbeat and give them to another member.
+
+Deadlines. The member never owns a partition that the coordinator may have given to another member. It therefore gives
+up everything (`_give_up`) once its session or its time for a revocation may have expired at the coordinator, even if no
+response says so. The session counts from when the last answered heartbeat was sent, a revocation from when the oldest
+unanswered one was sent.
+
+End. `_stop` ends the incarnation. Callbacks of an earlier incarnation compare `_incarnation` or `_beat_number` and do
+nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +47,7 @@ _REJOIN: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID
 
 
 class ModelConsumer(SimulatedClient):
-    """One incarnation of a member, from join to stop."""
+    """One incarnation of a member of a consumer group, from join to stop."""
 
     def __init__(
         self,
@@ -75,18 +89,18 @@ class ModelConsumer(SimulatedClient):
         self._beat_after(0)
 
     def subscribe(self, subscription: PromisedSubscription) -> None:
-        """Changes the subscription, which the next heartbeat tells."""
+        """Changes the subscription and sends it with the next heartbeat."""
         self.subscription = subscription
         self._is_full = True
         self._beat_after(0)
 
     def crash(self) -> None:
-        """The process ends without a word; a request that is under way may still arrive."""
+        """Ends the process without a leave. A request that is under way may still arrive."""
         self._stop()
         self.forget()
 
     def leave(self, *, stay_static: bool) -> None:
-        """Gives everything up first, then says so; an answer is not waited for (KIP-848: epoch -1, or -2 if static)."""
+        """Gives up everything, then sends the leave (KIP-848: epoch -1, or -2 if static); ignores its response."""
         self._stop()
         self.forget()
         if self.epoch > 0:
@@ -94,8 +108,9 @@ class ModelConsumer(SimulatedClient):
             self._send_heartbeat(ConsumerGroupHeartbeatRequest(member_epoch=epoch), lambda body: None)
 
     def freeze(self, pause_ms: int) -> None:
-        """The process stands still, and so owns nothing; it goes on as if nothing had happened, maybe with a late
-        commit.
+        """Lets the process stand still, so that it owns nothing, and then continue as if nothing had happened.
+
+        Afterwards it may send a late commit at its old epoch.
         """
         late, epoch = self.owned, self.epoch
         self._give_up("freeze")
@@ -130,7 +145,7 @@ class ModelConsumer(SimulatedClient):
         self._is_watching = False
 
     def _give_up(self, reason: str) -> None:
-        """Owns nothing until it has heard from the coordinator again, which may still take it for an owner."""
+        """Drops all partitions and sends a full heartbeat; for the coordinator the member may still be their owner."""
         self._promises.trace.add(reason, self.member_id)
         if reason == "freeze":
             self.forget()
@@ -142,7 +157,7 @@ class ModelConsumer(SimulatedClient):
         self._beat_after(1)
 
     def _rejoin(self, reason: str) -> None:
-        """Fenced, or to be assumed so: everything is given up, and the member joins again under its id."""
+        """Drops all partitions and joins again under the same member id."""
         self._promises.trace.add(reason, self.member_id)
         self._drop_everything()
         self.epoch = 0
@@ -173,7 +188,7 @@ class ModelConsumer(SimulatedClient):
             self._claimed = self.owned
             request.topic_partitions = _topic_partitions(self.owned)
         if self._unanswered_since_ms < 0:
-            # Its answer may ask for a revocation, the time for which runs from when the coordinator has sent it.
+            # The response may ask for a revocation. Its time counts from when the coordinator has sent the response.
             self._unanswered_since_ms = self.clock.now_ms
             self._watch_until(self._unanswered_since_ms + self.options.rebalance_timeout_ms)
         sent_ms = self.clock.now_ms
@@ -213,7 +228,7 @@ class ModelConsumer(SimulatedClient):
             self.is_fenced = True
         elif error == Errors.UNRELEASED_INSTANCE_ID:
             self._promises.trace.add("unreleased", self.member_id)
-            # A join that was sent twice is refused the second time, by the first: Kafka does the same.
+            # If a join is duplicated, the first copy makes the coordinator reject the second; Kafka does the same.
             if self.epoch == 0:
                 self._is_full = True
                 self._beat_after(self._interval_ms)
@@ -248,7 +263,7 @@ class ModelConsumer(SimulatedClient):
         if not self.is_waiting and self.random.random() < _COMMIT_PROBABILITY:
             self._commit(self.owned, self.epoch)
 
-    # Reconciliation: what is no longer assigned is revoked first, and only then is anything new taken.
+    # Reconciliation.
 
     def _reconcile(self, unanswered_since_ms: int) -> None:
         if self._is_revoking:
@@ -276,7 +291,7 @@ class ModelConsumer(SimulatedClient):
     def _take(self) -> None:
         new = self._target - self.owned
         if self._claimed is not None and not new <= self._claimed:
-            # The coordinator may believe what it was told, and give them to others; the answer will say so.
+            # The coordinator may believe the unanswered heartbeat and give them to others; its response will show that.
             return
         if new:
             self._promises.ownership.grant(self.group_id, self.member_id, new)
@@ -284,7 +299,7 @@ class ModelConsumer(SimulatedClient):
             self._owned_is_news = True
             self._beat_after(0)
 
-    # What the coordinator may have decided without an answer reaching this member.
+    # Deadlines.
 
     def _watch(self) -> None:
         self._watch_until(self._last_good_ms + self.options.session_timeout_ms)

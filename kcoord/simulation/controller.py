@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker that has the metadata log: the server's own broker with its metadata service, in a process of its own and
-with another clock than the coordinators' process, which follows it over Unix sockets.
+"""The worker that owns the metadata log.
 
-Topics and configs are changed by clients, at the broker. What a cluster does without being asked is done here: its
-brokers and first topics, and partitions of the coordinators that another broker leads for a while. One thing differs on
-purpose: new partitions wait for a process that stands still as long as that takes (`surroundings.py`).
+Theory of operation
+-------------------
+The controller is the server's own broker with its metadata service. It has its own process, disk and clock. Its clock
+may be ahead of or behind the broker's clock. The broker under test follows it over Unix sockets.
+
+Clients change topics and configs by requests to the broker, which forwards them to the controller. This module makes
+only the changes that a cluster makes by itself: it registers the brokers, creates the first topics, and moves leaders
+of the coordinators' partitions (`move`).
+
+Crash. `crash` ends the process, sometimes with its machine, and another one starts a little later. Messages of `write`
+that were not durable before the crash are written again by the next process (`_unwritten`), so that every move of a
+leader happens. The disk of the controller does not fail.
+
+One limit differs from production: new partitions wait for a follower that stands still as long as that takes
+(`surroundings`), because the checks of I-31 allow no exception.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any, Final, cast
 
@@ -40,17 +52,17 @@ from kcoord_protocol.messages import CreateTopicsRequest, Message, PartitionReco
 
 _LONGEST_ABSENCE_MS: Final = 3_000
 _LONGEST_PASS_MS: Final = 300
-"""Of the writer: long, so that groups are created while partitions are made."""
+"""Longest step of the log writer: long, so that groups are created while partitions are made."""
 
 
 class Controller:
-    """See the module's text. `image` is what the metadata log has durably."""
+    """The controller over all lives of its process. `image` is the metadata that its log holds durably."""
 
     def __init__(self, broker: SimulatedBroker, random: Random, trace: Trace) -> None:
         self.image = MetadataImage.empty()
         self.internal_ids: dict[str, bytes] = {}
         self.names: dict[bytes, str] = {}
-        """The name of every topic that there ever was."""
+        """Names of all topics that ever existed, by id."""
         self._broker = broker
         self._trace = trace
         options = replace(broker.options, disk_error_probability=0.0, disk_delay_ms=_LONGEST_PASS_MS)
@@ -58,15 +70,18 @@ class Controller:
         machine.config = options.broker_config(CONTROLLER_ID)
         self._loop = self._new_loop()
         self._ended: list[tuple[SimulatedLoop, Broker]] = []
-        """Kept, so that what they leave behind ends with the run, and not whenever Python collects it."""
+        """Processes that have ended. Kept so that Python collects them after the run, at a time that is the same in
+        every run.
+        """
         self._unwritten: list[Sequence[Message]] = []
         self._offset_ms = random.choice((0, 1_500, -1_500))
         self._composed: Broker
         broker.observer.image = lambda: self.image
 
     def begin(self, topics: Sequence[CreateTopicsRequest.CreatableTopic], then: Callable[[], None]) -> None:
-        """Starts the process; `then` follows when the topics, and those of the coordinators, are there."""
-        self._loop.enter(self._start)
+        """Starts the process and creates the cluster; calls `then` once all first topics exist."""
+        # A new cluster has no groups, and its worker starts after the first topics exist.
+        self._loop.enter(self._start, ())
         self._loop.enter(lambda: self._loop.create_task(self._make_cluster(topics, then)))
 
     def _new_loop(self) -> SimulatedLoop:
@@ -76,7 +91,7 @@ class Controller:
         return loop
 
     def crash(self, random: Random) -> None:
-        """Kills the process, sometimes with the whole machine, and starts another one a little later."""
+        """Kills the process, in half of the cases with its machine, and starts another one a little later."""
         if self._loop.has_ended:
             return
         whole_machine = random.random() < 0.5
@@ -88,7 +103,7 @@ class Controller:
 
     def _start_again(self) -> None:
         self._loop = self._new_loop()
-        self._loop.enter(self._start)
+        self._loop.enter(self._start, (self._broker.config.node_id,))
         self._loop.enter(lambda: self._loop.create_task(self._go_on()))
 
     async def _go_on(self) -> None:
@@ -98,7 +113,8 @@ class Controller:
         for messages in list(self._unwritten):
             self._loop.create_task(self._write(messages))
 
-    def _start(self) -> None:
+    def _start(self, worker_ids: Iterable[int]) -> None:
+        """Composes a process. `worker_ids` are the workers that may have groups."""
         machine, loop = self._machine, self._loop
 
         environment = Environment(
@@ -110,7 +126,8 @@ class Controller:
         folder = DataFolder(machine.config, environment.now_ms(), machine.disk, uuids=machine.uuids)
 
         def new_metadata(broker: Broker, group_times: GroupTimes) -> MetadataService:
-            return local_metadata(folder, broker, group_times, ControllerMetadataService)
+            new_service = partial(ControllerMetadataService, worker_ids=worker_ids)
+            return local_metadata(folder, broker, group_times, new_service)
 
         self._composed = compose(
             machine.config,
@@ -144,7 +161,7 @@ class Controller:
         then()
 
     def _internal_topics(self) -> Iterable[Message]:
-        """The topics of the coordinators, which are older than all groups."""
+        """Yields the records of the coordinators' topics. Without a creation time they are older than all groups."""
         options = self._broker.options
         own = {"groups": set(options.own_shards), "transactions": set(range(options.transaction_shards))}
         counts = {"groups": options.group_partitions, "transactions": options.transaction_shards}
@@ -164,13 +181,13 @@ class Controller:
         self._broker.observer.partitions_made(before, image)
 
     def move(self, topic: str, partition: int, leader: int) -> None:
-        """Another broker leads a partition of a coordinator's topic from now on."""
+        """Makes `leader` the leader of a partition of a coordinator's topic."""
         record = metadata_records.new_leader_record(self.internal_ids[topic], partition, [leader], leader)
         assert record.value is not None
         self.write([record.value])
 
     def write(self, messages: Sequence[Message]) -> None:
-        """Changes the metadata as nobody asks for; not for what makes partitions of topics."""
+        """Appends records to the metadata log without a request. Not for records that create partitions."""
         self._unwritten.append(messages)
         self._loop.enter(lambda: self._loop.create_task(self._write(messages)))
 
@@ -186,5 +203,5 @@ class Controller:
             self._unwritten.remove(messages)
 
     def end(self) -> None:
-        """The run is over."""
+        """Ends the process, because the run is over."""
         self._loop.end()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scenario `corners`: dialogues that chance hardly ever strikes up, each to one error branch or transition.
+"""The scenario `corners`: fixed dialogues that random clients hardly ever have, each to one error branch or transition.
 
-A script is a generator: it yields what to send, or how long to wait, and gets the answer back. Nothing fails around it,
-so every answer is known beforehand.
+A script is a generator. It yields a request or a time to wait in milliseconds, and receives the response's bytes (empty
+after a wait). The scenario has no faults, so a script knows every response in advance and checks it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _INIT: Final = 4
 _ADD: Final = 3
 _TXN_COMMIT: Final = 3
 _AGREED_TXN_COMMIT: Final = 5
-"""The first version that the transaction's coordinator has to agree to, whatever is configured (KIP-890)."""
+"""The first version that the transaction coordinator always verifies, whatever is configured (KIP-890)."""
 _END: Final = 3
 _OLD_INIT: Final = 3
 _OLD_ADD: Final = 1
 _OLD_END: Final = 1
 _BUMPING_END: Final = 5
-"""Every end bumps the epoch (KIP-890)."""
+"""The first version of EndTxn that bumps the producer epoch (KIP-890)."""
 _FIRST_MS: Final = 1_000
 _LATER_MS: Final = 3_000
 _NEVER: Final = 600_000
@@ -66,7 +66,7 @@ _TOO_LARGE: Final = 2 << 20
 
 
 class Actor(SimulatedClient):
-    """Plays one script, once."""
+    """Plays one script once."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Actor(SimulatedClient):
         self.clock.after(_FIRST_MS, lambda: self._take(next(self._script)))
 
     def settle(self) -> None:
-        """It goes on as before."""
+        """Does nothing: the script continues to its end."""
 
     def is_settled(self) -> bool:
         return self._has_ended
@@ -111,7 +111,7 @@ def actors(
     scene: Scene,
     shard_of: Callable[[str], int],
 ) -> Iterator[Actor]:
-    """All corners. `shard_of` tells the shard of a group: one of them is filled up."""
+    """Returns an actor per script. `shard_of` returns the shard of a group; one script fills up a shard."""
     producer: list[int] = []
     scripts = {
         "custom-assignor": _custom_assignor(),
@@ -134,9 +134,10 @@ def actors(
         yield Actor(script, f"corner-{name}", scene)
 
 
-def _expect(error: int, wanted: Errors, what: str) -> None:
-    if error != wanted:
-        raise ViolationError("I-0 no unexpected error", f"{what}: {Errors(error).name}, not {wanted.name}")
+def _expect(error: int, expected: Errors, request: str) -> None:
+    """Raises ViolationError if a response has another error than expected."""
+    if error != expected:
+        raise ViolationError("I-0 no unexpected error", f"{request}: {Errors(error).name}, not {expected.name}")
 
 
 # Groups.
@@ -166,7 +167,7 @@ def _joined(group_id: str, instance_id: str | None = None) -> Generator[Step, by
 def _synced(
     group_id: str, joined: JoinGroupResponse, user_data: bytes | None, protocol: str = "range"
 ) -> Generator[Step, bytes, int]:
-    """The leader's assignment is empty but for the user data."""
+    """Sends SyncGroup and returns its error. A leader assigns no partitions, only the user data."""
     data = b"\x00\x01" + ConsumerProtocolAssignment(user_data=user_data).encode(1)
     given = [SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=data)]
     request = SyncGroupRequest(
@@ -181,7 +182,7 @@ def _synced(
 
 
 def _converted(group_id: str) -> Generator[Step, bytes, int]:
-    """A member of the consumer protocol comes to a group of classic ones."""
+    """Joins a group of classic members with the consumer protocol, and returns the error."""
     request = ConsumerGroupHeartbeatRequest(
         group_id=group_id,
         member_id=f"{group_id}-new",
@@ -204,7 +205,7 @@ def _commit(group_id: str, member_id: str = "", generation: int = -1) -> Generat
 
 
 def _custom_assignor() -> Script:
-    """An assignment with user data is that of an assignor which nobody else can take over from."""
+    """An assignment with user data is of a custom assignor, so the group cannot be converted."""
     group_id = "corner-assignor"
     joined = yield from _joined(group_id)
     _expect((yield from _synced(group_id, joined, b"mine")), Errors.NONE, "SyncGroup")
@@ -212,7 +213,7 @@ def _custom_assignor() -> Script:
 
 
 def _large_assignment() -> Script:
-    """A generation that is larger than a record may be never begins."""
+    """A generation whose record would exceed the size limit fails to begin."""
     group_id = "corner-large"
     joined = yield from _joined(group_id)
     error = yield from _synced(group_id, joined, bytes(_TOO_LARGE))
@@ -220,7 +221,7 @@ def _large_assignment() -> Script:
 
 
 def _large_static_member() -> Script:
-    """A static member whose metadata fits into no record does not take its instance id over."""
+    """A static member whose metadata does not fit into a record does not take over its instance id."""
     group_id = "corner-static"
     joined = yield from _joined(group_id, "instance")
     _expect((yield from _synced(group_id, joined, None)), Errors.NONE, "SyncGroup")
@@ -230,7 +231,7 @@ def _large_static_member() -> Script:
 
 
 def _commit_before_sync() -> Script:
-    """Between its join and its assignment nobody knows what a member may commit."""
+    """Commits are rejected between a member's JoinGroup and its SyncGroup."""
     group_id = "corner-commit"
     joined = yield from _joined(group_id)
     error = yield from _commit(group_id, joined.member_id, joined.generation_id)
@@ -243,7 +244,7 @@ def _commit_before_sync() -> Script:
 
 
 def _strange_protocol() -> Script:
-    """A classic member of a group that was converted asks for the assignment of a protocol that it never offered."""
+    """A classic member of a converted group sends SyncGroup with a protocol that it never offered."""
     group_id = "corner-strange"
     joined = yield from _joined(group_id)
     _expect((yield from _synced(group_id, joined, None)), Errors.NONE, "SyncGroup")
@@ -253,7 +254,7 @@ def _strange_protocol() -> Script:
 
 
 def _unknown_topic() -> Script:
-    """A commit for a topic id that the broker does not know, as that of a deleted topic."""
+    """A commit for a topic id that the broker does not know, such as that of a deleted topic."""
     group_id = "corner-unknown"
     partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(topic_id=bytes(15) + b"\7", partitions=[partition])
@@ -267,12 +268,12 @@ _INTERRUPTED: Final = "corner-interrupted"
 
 
 def _leader() -> Script:
-    """Joins first, and never assigns."""
+    """Joins first, becomes the leader and never sends SyncGroup."""
     yield from _joined(_INTERRUPTED)
 
 
 def _follower() -> Script:
-    """Waits for its assignment when the group is converted."""
+    """Waits in SyncGroup while the group is converted."""
     yield 100
     joined = yield from _joined(_INTERRUPTED)
     error = yield from _synced(_INTERRUPTED, joined, None)
@@ -280,12 +281,13 @@ def _follower() -> Script:
 
 
 def _newcomer() -> Script:
+    """Joins with the consumer protocol, which converts the group."""
     yield _LATER_MS
     _expect((yield from _converted(_INTERRUPTED)), Errors.NONE, "ConsumerGroupHeartbeat")
 
 
 def _many_groups(shard_of: Callable[[str], int]) -> Script:
-    """Fills up one shard, which is none of those that other clients need."""
+    """Fills up a shard that no other client needs."""
     yield _LATER_MS
     used = {shard_of("committers"), shard_of("group-0")}
     names = (f"corner-many-{number}" for number in range(_LIMIT_OF_GROUPS * 100))
@@ -344,7 +346,7 @@ def _ended(transactional_id: str, producer: tuple[int, int], *, committed: bool)
 
 
 def _begins_again_after_a_commit() -> Script:
-    """A producer that is started anew after a transaction that was committed."""
+    """A producer restarts after a committed transaction."""
     transactional_id, group_id = "corner-tx-0", "corner-producer"
     producer = yield from _begun(transactional_id)
     yield from _added(transactional_id, producer, group_id)
@@ -354,7 +356,7 @@ def _begins_again_after_a_commit() -> Script:
 
 
 def _commits_with_an_old_epoch() -> Script:
-    """A producer that does not know that it has a successor, where nobody asks the transaction's coordinator."""
+    """A producer that was fenced commits offsets at its old epoch, in a version without verification."""
     transactional_id, group_id = "corner-tx-2", "corner-old"
     old = yield from _begun(transactional_id)
     producer = yield from _begun(transactional_id)
@@ -366,9 +368,7 @@ def _commits_with_an_old_epoch() -> Script:
 
 
 def _fenced_in_old_versions() -> Script:
-    """What a producer with a successor is told in versions that do not know PRODUCER_FENCED; then the successor aborts
-    a transaction that it has not begun.
-    """
+    """A fenced producer uses versions without PRODUCER_FENCED; then its successor aborts without a transaction."""
     transactional_id, group_id = "corner-tx-3", "corner-fenced"
     old = yield from _begun(transactional_id)
     producer = yield from _begun(transactional_id)
@@ -391,7 +391,7 @@ def _fenced_in_old_versions() -> Script:
 
 
 def _commits_late(shared: list[int]) -> Script:
-    """The transaction ends while its coordinator's agreement to the commit is on its way."""
+    """The transaction ends while the transaction coordinator's verification of a commit is under way."""
     transactional_id, group_id = "corner-tx-1", "corner-late"
     producer = yield from _begun(transactional_id)
     yield from _added(transactional_id, producer, group_id)
@@ -401,6 +401,7 @@ def _commits_late(shared: list[int]) -> Script:
 
 
 def _ends_early(shared: list[int]) -> Script:
+    """Ends the transaction of `_commits_late`, whose producer is in `shared`."""
     while not shared:
         yield 10
     yield 10

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to the world from outside, as a list that is drawn before anything runs.
+"""The disturbances of a run, as a list that is drawn before the run begins.
 
-Each entry has a time, a kind and a random seed of its own, so a run without some of them is the same run otherwise, as
-far as it can be: that is how a failure is shrunk.
+Each entry has its own time, kind and random seed. A run without some of them therefore keeps all others as they are,
+which is how `runner.shrink` shortens a failure.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "lull": ("lull",),
     "controller": ("controller-crash",),
 }
-"""What a family of faults consists of."""
+"""The kinds of disturbances of each family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """One thing to happen; `seed` decides its particulars."""
+    """One disturbance. `at_ms` counts from the beginning of the run; `seed` decides the details."""
 
     at_ms: int
     kind: str
@@ -42,7 +42,7 @@ class Disturbance:
 
 
 def draw(random: Random, options: Options, duration_ms: int) -> list[Disturbance]:
-    """All disturbances of a run, in the order of time; their times are relative to its beginning."""
+    """Returns all disturbances of a run, ordered by time."""
     drawn = []
     for family, every_ms in options.every_ms.items():
         at_ms = 0
@@ -57,4 +57,4 @@ def draw(random: Random, options: Options, duration_ms: int) -> list[Disturbance
         if at_ms >= duration_ms:
             break
         drawn.append(Disturbance(at_ms, "clean", random.getrandbits(32)))
-    return sorted(drawn, key=lambda one: one.at_ms)
+    return sorted(drawn, key=lambda disturbance: disturbance.at_ms)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of members that commit once more after they have left their group, in the very bytes of a commit before."""
+"""A model of members that commit again after they have left, with the same bytes as an earlier commit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _LONGEST_REST_MS: Final = 4_000
 
 
 class Leaver(SimulatedClient):
-    """One member after the other: it joins, commits twice, leaves, and commits again. Nothing is waited for but the
-    answer to the join.
+    """Runs one member after the other: join, two commits, leave, and one more commit.
+
+    After the response to the join it sends all other requests without waiting. Checks that the last commit fails if the
+    leave succeeded (I-13).
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -101,7 +103,7 @@ class Leaver(SimulatedClient):
                 return
             error = OffsetCommitResponse.decode(body, _COMMIT_VERSION).topics[0].partitions[0].error_code
             if self._has_left and not error:
-                raise ViolationError("I-13 no commit of a zombie", f"leaver-{self._member} had left")
+                raise ViolationError("I-13 no commit of a zombie", f"leaver-{self._member} committed after it had left")
             self.rounds += 1
             self._rest()
 

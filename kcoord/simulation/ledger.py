@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What producers were promised about records, and whether readers find it so: a plain book of offsets and values.
+"""The ledger: which records producers were promised, and whether readers see them.
 
-Every attempt to append has a value of its own. A record that was acknowledged stays at its offset. Only a power loss
-may take records away, always from some offset to the end: those that nobody was promised, and all of them in a topic
-that is not flushed with every append (L-1). A value stands in the log as often as it was sent, and where its producer
-is idempotent once, and in the order of its sequence (L-2). Readers of committed records see all records of a
-transaction that was committed, and none of another (L-3).
+Theory of operation
+-------------------
+The ledger maps offsets to values per partition. Every attempt to append has a value of its own, so a value identifies
+its attempt. Producers report attempts and acknowledgements, readers report values and log ends. The first report of an
+offset fills the entry; every later one has to agree with it.
+
+* L-1: an acknowledged record stays at its offset. Only a power loss may take records, and always from some offset to
+  the end. It may take unacknowledged records; in a topic that is not flushed at each append also acknowledged ones.
+* L-2: the log has a value at most as often as it was sent; once if its producer is idempotent, and in the order of the
+  producer's sequence.
+* L-3: a read_committed reader gets all records of a committed transaction, and none of any other transaction.
+
+Concurrency. Requests overlap with each other and with power losses. A response reflects the log when its request was
+sent or later. Each report therefore carries the numbers of power losses and of entries from when its request was sent
+(`Glance`): it cannot contradict an entry that is newer.
 """
 
 from __future__ import annotations
@@ -17,15 +27,15 @@ from typing import Final, NamedTuple
 from kcoord.simulation.trace import ViolationError
 
 FLUSHED_TOPIC: Final = "records-flushed"
-"""Every append is on the disk before it is acknowledged (`flush.messages=1`)."""
+"""A topic whose appends are on disk before they are acknowledged (`flush.messages=1`)."""
 CACHED_TOPIC: Final = "records-cached"
-"""Appends wait in the page cache, as they do by default."""
+"""A topic whose appends wait in the page cache, as is the default."""
 RECORD_TOPICS: Final = (FLUSHED_TOPIC, CACHED_TOPIC)
 RECORD_PARTITIONS: Final = 2
 
 _NEVER_LOST: Final = "L-1 no acknowledged record is lost"
-_ONCE: Final = "L-2 a record is there once, and in order"
-_WHOLE: Final = "L-3 a transaction counts as a whole"
+_ONCE: Final = "L-2 a record appears once and in order"
+_WHOLE: Final = "L-3 a transaction is atomic"
 
 
 class Place(NamedTuple):
@@ -37,7 +47,10 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """What its producer has asked for, and been told. One that it never asked to commit is never committed."""
+    """A transaction in the view of its producer.
+
+    `may_be_committed`: the producer has sent a commit. `is_committed`: the commit was acknowledged.
+    """
 
     may_be_committed: bool = False
     is_committed: bool = False
@@ -45,7 +58,10 @@ class Transaction:
 
 @dataclass(slots=True)
 class Attempt:
-    """A value that was sent to a partition. `sequence` counts the values of an idempotent producer there."""
+    """A value that was sent to a partition.
+
+    `copies` is how often it may appear. `sequence` counts the values of an idempotent producer in that partition.
+    """
 
     place: Place
     copies: int
@@ -56,18 +72,19 @@ class Attempt:
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """What is known to stand at an offset."""
+    """The value at an offset, according to a response."""
 
     value: bytes
     power_losses: int
-    """How many there had been when somebody asked who was told of it."""
+    """Number of power losses when the latest request was sent whose response had this value."""
     number: int
-    """Counts the entries as they were made."""
+    """Position of the entry in the order in which entries were made."""
     acknowledged_ms: int = -1
+    """Virtual time of the acknowledgement; -1 if there was none."""
 
 
 class Glance(NamedTuple):
-    """What was known when a request was sent: its answer tells of the log then, or later."""
+    """The state of the ledger when a request was sent. The response reflects the log at that time or later."""
 
     power_losses: int
     entries: int
@@ -81,7 +98,10 @@ class _Partition:
 
 
 class Ledger:
-    """See the module's text. `power_losses` counts them."""
+    """Takes reports of producers and readers, and raises ViolationError if they contradict each other.
+
+    `power_losses` returns the number of power losses so far.
+    """
 
     def __init__(self, power_losses: Callable[[], int], now_ms: Callable[[], int]) -> None:
         self._power_losses = power_losses
@@ -93,27 +113,27 @@ class Ledger:
         }
 
     def end_offset(self, place: Place) -> int:
-        """Where the partition ends at least, unless the power is lost."""
+        """Returns a lower bound of the partition's log end offset, unless the power is lost."""
         return max(self._partitions[place].entries, default=-1) + 1
 
     def glance(self) -> Glance:
         return Glance(self._power_losses(), self._entries)
 
-    # What producers do.
+    # Reports of producers.
 
     def attempt(self, value: bytes, attempt: Attempt) -> None:
         self._attempts[value] = attempt
 
     def acknowledge(self, place: Place, offset: int, value: bytes, power_losses: int) -> None:
-        """`power_losses` are those before the request was sent."""
+        """Takes an acknowledgement. `power_losses` is their number when the request was sent."""
         entry = self._note(place, offset, value, power_losses)
         if entry.acknowledged_ms < 0:
             entry.acknowledged_ms = self._now_ms()
 
-    # What readers see.
+    # Reports of readers.
 
     def ends_at(self, place: Place, end_offset: int, asked: Glance) -> None:
-        """A reader is told where a partition ends."""
+        """Takes a log end offset that a reader got: every entry from there on must have been lost."""
         entries = self._partitions[place].entries
         lost = (offset for offset, entry in entries.items() if offset >= end_offset and entry.number < asked.entries)
         for offset in sorted(lost):
@@ -129,7 +149,7 @@ class Ledger:
         *,
         committed: bool,
     ) -> None:
-        """A reader has gone over all offsets from the first to the next one, and found these values."""
+        """Takes the values that a reader got between `first_offset` and `next_offset` (exclusive)."""
         for offset, value in values.items():
             self._note(place, offset, value, asked.power_losses)
             transaction = self._attempts[value].transaction
@@ -145,10 +165,10 @@ class Ledger:
                 self._lose(place, offset, asked.power_losses, "a reader passed over it")
 
     def acknowledged_ms(self, place: Place, offset: int) -> int:
-        """When the record was acknowledged, -1 if it was not."""
+        """Returns the virtual time at which the record was acknowledged, or -1 if it was not."""
         return self._partitions[place].entries[offset].acknowledged_ms
 
-    # The book.
+    # Entries.
 
     def _note(self, place: Place, offset: int, value: bytes, power_losses: int) -> LedgerEntry:
         partition = self._partitions[place]
@@ -158,7 +178,7 @@ class Ledger:
         entry = partition.entries.get(offset)
         if entry is not None and entry.value != value:
             if entry.power_losses > power_losses:
-                # The answer is older than the power loss after which something else came there.
+                # The response is older than the power loss after which another record got this offset.
                 return LedgerEntry(value, power_losses, self._entries)
             self._cut(place, offset, power_losses, f"{value!r} is at {offset}")
             entry = None
@@ -173,7 +193,7 @@ class Ledger:
     def _check_place(
         self, place: Place, partition: _Partition, offset: int, attempt: Attempt, value: bytes, power_losses: int
     ) -> None:
-        """L-2: what stood elsewhere until now must have been lost."""
+        """L-2: earlier places of the value, and neighbours out of order, must have been lost."""
         offsets = partition.offsets.get(value, [])
         if len(offsets) >= attempt.copies:
             self._cut(place, min(offsets), power_losses, f"{value!r} is at {offset}, too", _ONCE)
@@ -192,8 +212,9 @@ class Ledger:
             self._lose(place, offset, power_losses, evidence, broken)
 
     def _lose(self, place: Place, offset: int, power_losses: int, evidence: str, broken: str = _NEVER_LOST) -> None:
-        """What was known of the offset must have been lost with the power, if that may be. `power_losses` are those
-        that the evidence is as old as, at most.
+        """Removes an entry that `evidence` contradicts. Raises ViolationError if no power loss explains it.
+
+        `power_losses` is the number of power losses when the request of the evidence was sent. A newer entry stays.
         """
         partition = self._partitions[place]
         entry = partition.entries.get(offset)

@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log writer of a simulated process, in the place of the server's thread and kernel queue.
+"""The log writer of a simulated process, in place of the server's writer thread and kernel queue.
 
-It goes through the same steps, by the same functions: what does not have to wait is written at once, then a pass makes
-all of it durable by the journal, or where that is refused by the logs, and renews the journal. Between any two steps
-time goes by, in which the process may end, and then only what the disk kept is left.
+Theory of operation
+-------------------
+The steps and their functions are those of `kcoord.server.disk.log_writer`; only the waiting is simulated.
+
+1. `submit` appends at once the batches that need no blocking work (`write_what_does_not_wait`), and queues the jobs.
+2. A pass takes all queued jobs. One pass runs at a time; jobs that are submitted meanwhile wait for the next pass.
+3. If all jobs of the pass are in their logs, the pass writes them to the journal and syncs the journal. If the journal
+   refuses them, if its sync fails, or if a job is not in its log yet, the logs themselves are written and synced
+   (`write_durably`).
+4. The pass delivers its results, renews the journal if that is due, and starts the next pass.
+
+Virtual time passes between any two steps. If the process ends there, the remaining steps never run, and only what the
+disk kept is left.
 """
 
 from __future__ import annotations
@@ -22,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedLogWriter:
-    """See the module's text. Where early replies are planted, writes count as durable while they are under way."""
+    """Makes batches durable step by step. With the fault `early_replies`, it reports success before the sync."""
 
     def __init__(
         self,
@@ -56,10 +66,10 @@ class SimulatedLogWriter:
         return not self._waiting and not self._under_way
 
     def lose(self, keys: Collection[object]) -> None:
-        """The worker that writes these logs dies: what has not reached them never will."""
+        """Fails all jobs of these logs that are not in their logs yet, as if their worker had died."""
         for job in (*self._under_way, *self._waiting):
             if job.key in keys and job.written is None:
-                job.error = OSError("the worker is gone")
+                job.error = OSError(f"the worker that writes {job.key} has ended")
 
     def _begin_pass(self) -> None:
         self._under_way, self._waiting = self._waiting, []
@@ -67,7 +77,7 @@ class SimulatedLogWriter:
             self._loop.after(self._delay_ms(), self._write)
 
     def _write(self) -> None:
-        """To the journal, where that takes it; what is not even in a log yet goes the long way."""
+        """Writes the batches to the journal if all of them are in their logs and the journal accepts them."""
         jobs = self._under_way
         appended = [Appended(job.log, job.written, job.data) for job in jobs if job.written is not None]
         if len(appended) == len(jobs) and self._appends.write(appended):

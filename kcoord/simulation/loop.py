@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event loop of one simulated process: an asyncio loop on virtual time, without threads. Its only sockets are
-those between processes of one cluster.
+"""The event loop of one simulated process: an asyncio loop on virtual time, and the sockets between processes.
 
-Callbacks run in the order in which they were given, one turn of the loop after the other. What comes from outside
-(arrivals, the disk, timers) enters by `enter`: where the process stands still it waits, in the order in which it came,
-and where the process has ended it never happens. Work for threads is done by the loop itself, some time later. Contexts
-(contextvars) are not kept apart: nothing that runs here uses them.
+Theory of operation
+-------------------
+Order. Callbacks run in the order in which they were scheduled, one turn of the loop after the other. A turn runs the
+callbacks that were ready when it began.
+
+Events from outside. Arrivals, completed disk operations and timers call `enter`. Three cases:
+
+* The process has ended: `enter` does nothing, so nothing happens in a process after its end.
+* The process stands still (`paused_until_ms`), is inside a turn, or batches arrivals (`turn_ms` above 0): the event
+  waits in the queue of ready callbacks, behind earlier events.
+* Otherwise the event runs at once, with all callbacks that follow from it, in the same step of the simulation.
+
+Time. `elapsed_ms` and `time` are the clock of the process, which runs at `clock_rate`. Delays given to `after`,
+`call_later` and `call_at` are by that clock; the virtual clock of the run orders the events.
+
+Threads. There are none. `run_in_executor` runs the function in the loop after a drawn time, or fails with a drawn
+error.
+
+asyncio's running loop is set only while a turn runs, so `asyncio.get_running_loop` fails elsewhere. Callbacks share one
+context (contextvars): no code that runs here uses them.
 """
 
 from __future__ import annotations
@@ -25,7 +40,7 @@ NewProtocol: TypeAlias = Callable[[], asyncio.Protocol]
 
 
 class Handle(asyncio.TimerHandle):
-    """A callback that can be cancelled; `when` matters to timers alone."""
+    """A callback that can be cancelled. `when` matters only to timers."""
 
     __slots__ = ()
 
@@ -47,9 +62,11 @@ class Handle(asyncio.TimerHandle):
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """See the module's text. `turn_ms` is how long the process is busy before it takes what came meanwhile; with 0 all
-    that follows from an event happens in the same step. `begin_work` draws how long work takes that is for an
-    executor, and the error that it ends with, and `on_error` is told of what nobody took care of.
+    """The event loop of one process.
+
+    `turn_ms` is the time between an arrival and the turn that handles it, together with all arrivals meanwhile; with 0
+    an arrival is handled in its own step. `begin_work` draws the duration of work for an executor, and its error if it
+    is to fail. `on_error` receives errors that asyncio would log: exceptions that no code has retrieved.
     """
 
     def __init__(
@@ -61,7 +78,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         on_error: Callable[[str, BaseException | None], None],
     ) -> None:
         self.sockets: UnixSockets | None = None
-        """For processes that reach others; set before the process begins."""
+        """The sockets to other processes of the cluster; set before the process begins."""
         self.has_ended = False
         self.paused_until_ms = 0
         self._clock = clock
@@ -75,23 +92,26 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._is_running = False
         self.turns = 0
         self.actions = 0
-        """How much has come from outside and was taken."""
+        """Number of events from outside that were handled."""
 
     # Time.
 
     def elapsed_ms(self) -> int:
-        """By the clock of the process, which may be a slow one."""
+        """Milliseconds since the loop began, by the clock of the process, which may be slow."""
         return int((self._clock.now_ms - self._started_ms) * self.clock_rate)
 
     def time(self) -> float:
         return self.elapsed_ms() / 1000
 
     def after(self, delay_ms: int, action: Callable[..., object], *args: object) -> None:
-        """The delay is by the clock of the process."""
+        """Runs `action` after a delay by the clock of the process."""
         self._clock.after(ceil(delay_ms / self.clock_rate), lambda: self.enter(action, *args))
 
     def end(self) -> None:
-        """The process is gone. Python would complain of coroutines that nobody has begun."""
+        """Ends the process: nothing runs in this loop any more.
+
+        Closes coroutines that never started, because Python warns about them.
+        """
         self.has_ended = True
         if self.sockets is not None:
             self.sockets.process_ended(self)
@@ -100,10 +120,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if isinstance(coroutine, CoroutineType) and getcoroutinestate(coroutine) == CORO_CREATED:
                 coroutine.close()
 
-    # What comes from outside.
+    # Events from outside.
 
     def enter(self, action: Callable[..., object], *args: object) -> None:
-        """Runs `action` as soon as the process can, and all that follows from it."""
+        """Runs `action`, and the callbacks that follow from it, as soon as the process can."""
         if self.has_ended:
             return
         if self._is_running or self._turn_ms or self._ready or self._clock.now_ms < self.paused_until_ms:
@@ -154,7 +174,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if self.has_ended:
                 return
 
-    # What asyncio asks of a loop.
+    # The interface of an asyncio loop.
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: object = None
@@ -236,7 +256,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
 
 class SocketEnd(asyncio.Transport):
-    """One end of a connection. `peer` and `protocol` are set when it is made."""
+    """One end of a connection between two processes. `peer` and `protocol` are set when it is opened."""
 
     peer: SocketEnd
     protocol: asyncio.Protocol
@@ -247,7 +267,7 @@ class SocketEnd(asyncio.Transport):
         self._sockets = sockets
         self._is_closing = False
         self._arrival_ms = 0
-        """Of what the other end has sent last."""
+        """Arrival time of the latest bytes from the other end."""
 
     def open(self, new_protocol: NewProtocol) -> None:
         self.protocol = new_protocol()
@@ -258,7 +278,7 @@ class SocketEnd(asyncio.Transport):
             self.peer.arrive(self.peer._receive, bytes(data))
 
     def arrive(self, action: Callable[..., object], *args: object) -> None:
-        """Something comes from the other end, behind what came before."""
+        """Schedules an event from the other end, after all earlier ones."""
         clock = self._sockets.clock
         self._arrival_ms = max(self._arrival_ms, clock.now_ms + self._sockets.way_ms())
         clock.at(self._arrival_ms, lambda: self.loop.enter(action, *args))
@@ -277,7 +297,7 @@ class SocketEnd(asyncio.Transport):
             self._is_closing = True
 
     def end(self) -> None:
-        """The connection is over, whoever ended it."""
+        """Ends the connection at this end; calls `connection_lost` once."""
         self._is_closing = True
         if self in self._sockets.ends:
             self._sockets.ends.remove(self)
@@ -294,8 +314,10 @@ class _Server:
 
 
 class UnixSockets:
-    """How the processes of one cluster reach each other: bytes take their time, stay in order, and are never lost. A
-    connection ends with the process at either end. `way_ms` draws how long bytes are on their way.
+    """The sockets between processes of one cluster.
+
+    Bytes are delayed, stay in order and are never lost. A connection ends with the process at either end. `way_ms`
+    draws the delay.
     """
 
     def __init__(self, clock: VirtualClock, way_ms: Callable[[], int]) -> None:
@@ -314,7 +336,7 @@ class UnixSockets:
         await asyncio.sleep(self.way_ms() / 1000)
         server = self.servers.get(path)
         if server is None:
-            raise ConnectionRefusedError(f"nobody listens at {path}")
+            raise ConnectionRefusedError(f"no process listens at {path}")
         near, far = SocketEnd(self, loop), SocketEnd(self, server[0])
         near.peer, far.peer = far, near
         self.ends += near, far

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What outlives the processes of the simulated broker: the disk with its faults, the configuration, the image of the
-cluster, and the random numbers, trace and observer that all parts of a run share.
-"""
+"""The parts of a simulated machine that outlive its processes."""
 
 from __future__ import annotations
 
@@ -21,11 +19,15 @@ from kcoord.storage.snapshot import SNAPSHOT_FILE
 
 
 class PowerLost(BaseException):
-    """The machine stops in the middle of a file operation."""
+    """Raised out of a file operation: the machine stops in the middle of it."""
 
 
 class Machine:
-    """See the module's text."""
+    """The disk with its faults, the configuration, the metadata image, random numbers, trace and observer.
+
+    `opening` is above 0 while logs are opened, which happens without disk faults. `operations_before_power_loss` counts
+    down file operations until `PowerLost`; None for never.
+    """
 
     def __init__(self, clock: VirtualClock, random: Random, options: Options, trace: Trace, fault: Fault) -> None:
         self.clock = clock

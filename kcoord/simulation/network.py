@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that keep order and fail as a whole, as TCP's do; what travels are frames of the Kafka protocol.
+"""The network between clients and the broker: connections that keep order and fail as a whole, as TCP's do.
 
-A dropped message takes everything after it on its connection along; the client finds out by its timeout and connects
-anew. A duplicated request is one that the client sent twice in a row; a held-up one arrives much later than its
-client's patience lasts. A client can be cut off in one direction, and its link can be slow, down to a byte per
-second; one that reads slowly is slow in one direction.
+Messages are frames of the Kafka protocol. Faults of the network:
+
+* A dropped message closes its connection: all later messages are lost, too. The client finds out by its timeout and
+  opens another connection.
+* A duplicated request arrives twice in a row, as if the client had sent it twice.
+* A held-up request arrives up to six seconds later, often after its client's timeout.
+* A client that is cut off loses its requests, its responses, or both, and neither side is notified.
+* A slow link carries down to one byte per second, in both directions or (a slow reader) only to the client.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ _LONGEST_HOLD_UP_MS = 6_000
 
 
 class SimulatedConnection:
-    """One connection of one client. `on_data` gets what the broker wrote; nothing arrives after `close`."""
+    """One connection of one client. `on_data` receives what the broker writes; nothing arrives after `close`."""
 
     __slots__ = (
         "_network",
@@ -41,17 +45,17 @@ class SimulatedConnection:
         self.on_data = on_data
         self.is_open = True
         self.accepted_by: object = None
-        """The process that has, or had, the other end."""
+        """The process that accepted the connection, if any; it may have ended since."""
         self._to_broker_ms = 0
         self._to_client_ms = 0
 
     def close(self) -> None:
-        """The broker hears of it later, behind what was sent before."""
+        """Closes the connection. The broker is notified later, after all earlier messages."""
         if self.is_open:
             self._network.close(self)
 
     def arrival_at_broker_ms(self, at_ms: int) -> int:
-        """No message overtakes an earlier one."""
+        """Returns the arrival time of a message that would arrive at `at_ms`: never before an earlier message."""
         self._to_broker_ms = max(self._to_broker_ms, at_ms)
         return self._to_broker_ms
 
@@ -61,16 +65,16 @@ class SimulatedConnection:
 
 
 class BrokerSide(Protocol):
-    """Whoever takes the requests."""
+    """The receiver of the clients' messages."""
 
     def receive(self, connection: SimulatedConnection, data: bytes) -> None: ...
 
     def hang_up(self, connection: SimulatedConnection) -> None:
-        """The client closed the connection."""
+        """The client has closed the connection."""
 
 
 class Network:
-    """Delivers, delays, drops and duplicates. `broker` has to be set before the first connection."""
+    """Delivers, delays, drops and duplicates messages. `broker` has to be set before the first connection."""
 
     broker: BrokerSide
 
@@ -91,23 +95,23 @@ class Network:
         return connection
 
     def cut_off(self, client_id: str, until_ms: int, *, requests: bool, responses: bool) -> None:
-        """What the client sends, or what is sent to it, gets lost until then, and the broker does not hear of it."""
+        """Loses the client's requests, its responses, or both until `until_ms`; neither side is notified."""
         self._trace.add("cut-off", f"{client_id} {requests} {responses}")
         self._cut_off[client_id] = until_ms, requests, responses
 
     def slow_down(self, client_id: str, until_ms: int, bytes_per_s: int, *, reads_only: bool) -> None:
-        """All that the client receives, and mostly what it sends, takes its time by its size until then."""
+        """Delays messages by their size until `until_ms`: responses, and requests unless `reads_only`."""
         self._trace.add("slow-reader" if reads_only else "slow-link", f"{client_id} {bytes_per_s}")
         self._slow[client_id] = until_ms, bytes_per_s, reads_only
 
     def reset_all(self) -> None:
-        """All connections break at once, and all clients come back at once."""
+        """Closes all connections at once, so that all clients reconnect together."""
         self._trace.add("reset-all")
         for connection in list(self._open.values()):
             self.close(connection)
 
     def send(self, connection: SimulatedConnection, data: bytes) -> int:
-        """Returns how many times it was sent."""
+        """Sends a request. Returns how many copies were sent: 1 or 2."""
         if self._is_lost(connection, is_request=True):
             return 1
         copies = 2 if self._happens(self._options.duplicate_probability, "duplicate", connection) else 1
@@ -136,12 +140,12 @@ class Network:
         self._clock.at(connection.arrival_at_client_ms(at_ms), deliver)
 
     def close(self, connection: SimulatedConnection) -> None:
-        """Nothing that is under way arrives any more, in either direction."""
+        """Closes the connection: messages under way are lost in both directions, and the broker is notified later."""
         self.lose(connection)
         self._clock.at(connection.arrival_at_broker_ms(self._arrival_ms()), lambda: self.broker.hang_up(connection))
 
     def lose(self, connection: SimulatedConnection) -> None:
-        """From here on everything is lost, and neither side hears of it."""
+        """Loses all messages of the connection from now on, without notice to either side."""
         connection.is_open = False
         self._open.pop(connection.number, None)
 
@@ -150,9 +154,7 @@ class Network:
             self.broker.receive(connection, data)
 
     def _is_lost(self, connection: SimulatedConnection, *, is_request: bool) -> bool:
-        """Where a client is cut off, all that follows on the connection is lost with the message, and nobody hears of
-        it.
-        """
+        """True if the message is lost because its client is cut off; the rest of the connection is lost with it."""
         until_ms, requests, responses = self._cut_off.get(connection.client_id, (0, False, False))
         if self.faults_on and self._clock.now_ms < until_ms and (requests if is_request else responses):
             self.lose(connection)

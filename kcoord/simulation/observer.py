@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees every record at the moment in which a live shard replays it, and checks what must be true of it there and then.
+"""Observes every record when a live shard replays it, and checks the invariants of single records.
 
-It also knows the order of the log: which commit of a partition came after which, and which were deleted or are pending.
+Theory of operation
+-------------------
+`watch_groups` and `watch_transactions` wrap `replay` of a state machine once its log is loaded. The wrapper runs before
+the real `replay`, so the checks see the state before the record. Commits of the fast path append no record objects;
+`watch_groups` wraps `commit_packed`, too, and derives their records from the request.
+
+The observer outlives processes. It numbers all records (`_place`), so it knows which commit of a partition is later,
+which was deleted, and which belongs to an open transaction. `checkers.AcknowledgedCommits` asks it for that order.
+
+A violation inside the server must not be swallowed by the server's own error handling: `guard` stores the first one,
+and `state_checks.BrokerChecks.after_step` raises it after the step.
 """
 
 from __future__ import annotations
@@ -44,7 +54,7 @@ _CELL: Final = Struct(">qi")
 
 
 class CommitKey(NamedTuple):
-    """What a committed offset belongs to."""
+    """Group, topic and partition of a committed offset."""
 
     group_id: str
     topic: str
@@ -56,30 +66,35 @@ class Commits:
     """The commits of one partition in the order of the log. Every commit has an offset of its own."""
 
     places: dict[int, int] = field(default_factory=dict)
-    """Offset -> the place of its last record."""
+    """Place of the last record by committed offset."""
     ends: dict[int, tuple[GroupCoordinatorShard, int]] = field(default_factory=dict)
-    """Offset -> who took it first, and how far its log has to be durable at least; not for transactions."""
+    """The state machine that took the commit first, and the log offset that has to be durable before it may be read; by
+    committed offset. Without commits of transactions.
+    """
     counted: set[int] = field(default_factory=set)
-    """Offsets that were committed, outside of a transaction or by the end of one."""
+    """Offsets that are committed: outside of a transaction, or by its commit marker."""
     latest: tuple[int, int] | None = None
-    """Commit and expire timestamp of the last one, if they are known."""
+    """Commit and expire timestamps of the last commit; None if they are not known."""
     deleted_at: int = -1
 
 
 class Observer:
-    """See the module's text. `image` and `now_ms` are the broker's."""
+    """Watches the state machines of all processes of one run.
+
+    `now_ms` is the clock of the broker, `image` the metadata of the controller.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.image: Callable[[], MetadataImage] = MetadataImage.empty
         self.now_ms: Callable[[], int] = lambda: 0
         self.log_offsets: Callable[[str], tuple[int, int]] = lambda group_id: (0, 0)
-        """Up to where the log of a group's shard is durable, and where it ends."""
+        """Returns the durable offset and the end offset of the log of a group's shard."""
         self.shard_of: Callable[[str], int] = lambda group_id: 0
         self.on_group_gone: Callable[[str], None] = lambda group_id: None
         self.transitions: Counter[str] = Counter()
         self.records: Counter[str] = Counter()
         self.violation: ViolationError | None = None
-        """The first one that a record has shown; it ends the run after the step."""
+        """The first violation inside the broker; it ends the run after the step."""
         self._trace = trace
         self._commits: dict[CommitKey, Commits] = {}
         self._place = 0
@@ -93,18 +108,19 @@ class Observer:
     # Watching shards.
 
     def violated(self, error: ViolationError) -> None:
+        """Stores the violation if it is the first one."""
         self.violation = self.violation or error
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """The server takes an exception of its parts for a broken part, and would go on."""
+        """Stores a violation instead of raising it into the server, which would handle it as an internal error."""
         try:
             yield
         except ViolationError as error:
             self.violated(error)
 
     def watch_groups(self, shard_id: int, machine: GroupCoordinatorShard) -> None:
-        """From here on the shard is live: its log was replayed."""
+        """Begins to watch a shard of the group coordinator that has just replayed its log."""
         replay = machine.replay
         self._creation_times = {
             group_id: time_ms
@@ -116,10 +132,10 @@ class Observer:
         offsets = machine.hard_state()["offsets"]
         assert isinstance(offsets, dict)
         for key, offset in offsets.items():
-            # The last commits may not have been durable.
+            # The log may end before the last observed commits, if those were not durable.
             commits = self._commits.setdefault(CommitKey(*key), Commits())
             commits.latest = offset.commit_timestamp_ms, offset.expire_timestamp_ms
-            # What was read from the log is durable, whoever commits the same offset again.
+            # An offset that was read from the log is durable, even if a client commits it again.
             commits.ends[offset.offset] = machine, 0
 
         def observed(record: CoordinatorRecord) -> None:
@@ -140,6 +156,7 @@ class Observer:
         setattr(machine, "commit_packed", observed_commit)  # noqa: B010
 
     def watch_transactions(self, shard_id: int, machine: TransactionCoordinatorShard) -> None:
+        """Begins to watch a shard of the transaction coordinator that has just replayed its log."""
         replay = machine.replay
         for transactional_id, metadata in machine.hard_state().items():
             self._transactions[transactional_id] = metadata.state
@@ -201,22 +218,22 @@ class Observer:
             ends[offset] = machine, end
 
     def check_durable(self, machine: GroupCoordinatorShard, key: CommitKey, offset: int) -> None:
-        """I-11: nothing is read that a crash would take away."""
+        """I-11: a fetched offset is durable, so that no crash can lose it."""
         commits = self._commits.get(key)
         taken_by, end = commits.ends.get(offset, (None, 0)) if commits is not None else (None, 0)
         durable = self.log_offsets(key.group_id)[0]
         if taken_by is machine and durable < end:
-            text = f"{key}: {offset} is answered, the log is durable up to {durable}, and has it before {end}"
+            text = f"{key}: {offset} was fetched; the log is durable to {durable}, and would have to be to {end}"
             raise ViolationError("I-11 what is read is durable", text)
 
     def _packed(self, machine: GroupCoordinatorShard, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> None:
-        """A commit that goes to the log without becoming records: those that it stands for."""
+        """Observes a commit of the fast path as the records that its handler would have written."""
         request = self._message
         assert isinstance(request, OffsetCommitRequest)
         numbers = iter(cells)
         for topic in request.topics:
-            known = machine.image.topics_by_id.get(topic.topic_id)
-            name = topic.name or (known.name if known is not None else "")
+            topic_by_id = machine.image.topics_by_id.get(topic.topic_id)
+            name = topic.name or (topic_by_id.name if topic_by_id is not None else "")
             image = machine.image.topics[name]
             for partition in topic.partitions:
                 offset, leader_epoch = _CELL.unpack(next(numbers))
@@ -229,7 +246,7 @@ class Observer:
                     expire_timestamp=-1,
                     topic_id=image.id,
                 )
-                # It is appended after this.
+                # The batch is appended after this.
                 end = self.log_offsets(request.group_id)[1] + 1
                 self._note_end(machine, CommitKey(request.group_id, name, partition.partition_index), offset, end)
                 self._before(machine, CoordinatorRecord(key, value))
@@ -262,7 +279,7 @@ class Observer:
         commits.latest = None
 
     def _check_expiry(self, machine: GroupCoordinatorShard, key: CommitKey, commits: Commits) -> None:
-        """KIP-211, as far as the record itself tells: not early, and not while somebody consumes the topic."""
+        """I-14: an offset does not expire early, nor while a member subscribes to its topic (KIP-211)."""
         self._trace.add("expired", f"{key}")
         if key.topic in self.subscribed_topics(machine, key.group_id):
             raise ViolationError("I-14 offsets do not expire early", f"{key} expired while it is subscribed to")
@@ -277,44 +294,50 @@ class Observer:
             raise ViolationError("I-14 offsets do not expire early", text)
 
     def subscribed_topics(self, machine: GroupCoordinatorShard, group_id: str) -> set[str]:
-        """Topics that a member of the consumer protocol names itself."""
+        """Returns the topics that members of the consumer protocol subscribe to by name."""
         group = machine.consumer_group_describe(OperationContext(0), [group_id]).response[0]
         return {name for member in group.members for name in member.subscribed_topic_names}
 
     # Groups.
 
     def _loaded(self, machine: GroupCoordinatorShard, group_id: str) -> None:
-        """I-21: a group comes back with a creation time that it was given; its last one may not have been durable."""
+        """I-21: a loaded group has a creation time that was written for it.
+
+        Not always the last one: a deletion and a new creation may not have been durable.
+        """
         group = machine.consumer_group_describe(OperationContext(0), [group_id]).response[0]
-        found = group.group_creation_time_ms
-        if found not in self._given_creation_times.get(group_id, set()):
-            text = f"{group_id} came back as created at {found}, not {self._given_creation_times.get(group_id)}"
+        created_ms = group.group_creation_time_ms
+        if created_ms not in self._given_creation_times.get(group_id, set()):
+            text = f"{group_id} was loaded as created at {created_ms}, not {self._given_creation_times.get(group_id)}"
             raise ViolationError("I-21 creation times are written once", text)
-        self._creation_times[group_id] = found
+        self._creation_times[group_id] = created_ms
 
     def _group_epoch(self, machine: GroupCoordinatorShard, group_id: str, value: ConsumerGroupMetadataValue) -> None:
-        """I-21: the creation time is written once per life of a group."""
+        """I-21: the creation time of a group does not change between its creation and its deletion."""
         if group_id not in self._creation_times:
             self._check_new_group(machine, group_id, value.creation_time_ms)
-        known = self._creation_times.setdefault(group_id, value.creation_time_ms)
+        created_ms = self._creation_times.setdefault(group_id, value.creation_time_ms)
         self._given_creation_times.setdefault(group_id, set()).add(value.creation_time_ms)
-        if known != value.creation_time_ms:
-            text = f"{group_id} was created at {known}, then at {value.creation_time_ms}"
+        if created_ms != value.creation_time_ms:
+            text = f"{group_id} was created at {created_ms}, then at {value.creation_time_ms}"
             raise ViolationError("I-21 creation times are written once", text)
 
     def _check_new_group(self, machine: GroupCoordinatorShard, group_id: str, created_ms: int) -> None:
-        """I-31: partitions that the coordinator knows when it creates a group are not new to it, all others are."""
-        known = machine.image.topics_by_id
+        """I-31: of all partitions, exactly those that the coordinator does not know yet are newer than a new group."""
+        coordinator_topics = machine.image.topics_by_id
         for topic in self.image().topics.values():
-            known_count = len(known[topic.id].partitions) if topic.id in known else 0
+            count = len(coordinator_topics[topic.id].partitions) if topic.id in coordinator_topics else 0
             for partition in topic.partitions:
                 is_new = partition.creation_time_ms > created_ms
-                if is_new == (partition.partition_id < known_count):
-                    text = f"{group_id} of {created_ms}, {topic.name}-{partition} of {partition.creation_time_ms}"
+                if is_new == (partition.partition_id < count):
+                    text = (
+                        f"group {group_id} was created at {created_ms}, {topic.name}-{partition} at "
+                        f"{partition.creation_time_ms}; the coordinator knew {count} partitions of the topic"
+                    )
                     raise ViolationError("I-31 new partitions are newer", text)
 
     def partitions_made(self, before: MetadataImage, image: MetadataImage) -> None:
-        """I-31: they are new to all groups that there are."""
+        """I-31: partitions that the controller has made are newer than all existing groups."""
         for topic in image.topics.values():
             old = before.topics_by_id.get(topic.id)
             if old is topic or topic.internal:
@@ -322,11 +345,14 @@ class Observer:
             for partition in topic.partitions[len(old.partitions) if old is not None else 0 :]:
                 for group_id, created_ms in self._creation_times.items():
                     if partition.creation_time_ms <= created_ms:
-                        text = f"{group_id} of {created_ms}, a partition of {partition.creation_time_ms}"
+                        text = (
+                            f"group {group_id} was created at {created_ms}, the new partition "
+                            f"{topic.name}-{partition.partition_id} at {partition.creation_time_ms}"
+                        )
                         self.violated(ViolationError("I-31 new partitions are newer", text))
 
     def _group_deleted(self, machine: GroupCoordinatorShard, group_id: str, reason: str) -> None:
-        """I-16: only an empty group is deleted; a conversion is no deletion."""
+        """I-16: only an empty group is deleted. A tombstone of a conversion is no deletion."""
         self.records[f"group tombstone: {reason}"] += 1
         self._creation_times.pop(group_id, None)
         self.on_group_gone(group_id)
@@ -340,7 +366,7 @@ class Observer:
     # Requests.
 
     def begin(self, message: object) -> None:
-        """A request is about to run."""
+        """Called before a connection gets a request: records belong to the request until `end`."""
         self._message = message
         self.written = []
 
@@ -348,7 +374,7 @@ class Observer:
         self._message = None
 
     def _check_zombie(self, machine: GroupCoordinatorShard, key: CommitKey, topic_id: bytes) -> None:
-        """I-13: who commits with an older epoch has had the partition ever since."""
+        """I-13: a member that commits at an older epoch has owned the partition since that epoch or longer."""
         request = self._message
         group = machine.group(key.group_id)
         if not isinstance(request, OffsetCommitRequest) or group is None:
@@ -368,10 +394,10 @@ class Observer:
                 raise ViolationError("I-13 no commit of a zombie", f"{text}: {member}")
 
     def check_repeated(self, api_key: ApiKey, again: Sequence[CoordinatorRecord]) -> None:
-        """I-9: the same request again, from a client that missed the answer, makes no difference."""
+        """I-9: a repeated request writes nothing more. `again` are the records that it would write."""
         more: Sequence[CoordinatorRecord]
         if api_key is ApiKey.CONSUMER_GROUP_HEARTBEAT:
-            # A member that left for a while may say so again, and gets the same record again.
+            # If a static member repeats its temporary leave (epoch -2), the same record is written again.
             more = [record for record in again if not isinstance(record.key, ConsumerGroupCurrentMemberAssignmentKey)]
         elif api_key is ApiKey.OFFSET_COMMIT:
             before = [_committed(record) for record in self.written]
@@ -379,13 +405,13 @@ class Observer:
         else:
             more = again
         if more:
-            text = f"{api_key.name} wrote {self.written}, and another time would write {more}"
+            text = f"{api_key.name} wrote {self.written}; a repeated request would write {more}"
             raise ViolationError("I-9 a repeated request makes no difference", text)
 
     # The order of the log.
 
     def place_of(self, key: CommitKey, offset: int) -> int | None:
-        """Where in the log the commit is; None where it never was, or was deleted since."""
+        """Returns the number of the commit's last record; None if it was never written or was deleted since."""
         commits = self._commits.get(key)
         place = commits.places.get(offset) if commits is not None else None
         return None if commits is None or place is None or place < commits.deleted_at else place
@@ -395,11 +421,11 @@ class Observer:
         return commits is not None and offset in commits.places
 
     def is_visible(self, key: CommitKey, offset: int) -> bool:
-        """Whether the commit may be answered: not if only transactions that are open or were aborted have it."""
+        """True if a fetch may return the commit: it is not only part of open or aborted transactions."""
         return offset in self._commits[key].counted
 
 
 def _committed(record: CoordinatorRecord) -> tuple[object, object]:
-    """What a commit is but for its time."""
+    """Returns a commit record without its timestamp."""
     value = record.value
     return record.key, (value.offset, value.metadata) if isinstance(value, OffsetCommitValue) else value

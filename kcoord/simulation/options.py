@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one seed decides before anything happens: the mix of faults and the size of the world (swarm testing)."""
+"""The options that a seed draws before a run: the mix of faults, the limits and the size of the world.
+
+Each seed draws its own mix (swarm testing), because a mix of all faults at once hides those that need quiet.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ PRODUCER_GROUP: Final = "producers"
 PIPELINE_GROUP: Final = "pipeline"
 LEAVER_GROUP: Final = "leavers"
 _GROUPS: Final = ("group-0", "group-1", COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP, LEAVER_GROUP, *RUDE_GROUPS)
-"""Groups whose coordinator has to be here."""
+"""The broker has to lead the shards of these groups."""
 _SHARED_SHARDS: Final = 6
 
 FAULTS: Final = (
@@ -44,7 +47,7 @@ class Options:
     """Probabilities are per message or per disk operation; 0 switches a fault off. Times are virtual milliseconds."""
 
     protocols: tuple[str, ...]
-    """One group per entry: "consumer", "classic", or "mixed" for a group whose members change their protocol."""
+    """One group per entry: "consumer", "classic", or "mixed" if its members change their protocol."""
     shards: int
     partitions: int
     segment_bytes: int
@@ -59,39 +62,41 @@ class Options:
     delay_probability: float
     disk_error_probability: float
     every_ms: Mapping[str, int]
-    """How often, on average, each kind of disturbance happens; see `disturbances`."""
+    """Mean time between disturbances, by family (`disturbances.KINDS`); 0 for never."""
     static_share: float
     producers: int
     clean_every_ms: int
     snapshot_bytes: int
-    """By how much a log grows from one snapshot to the next; 0 for none but at a stop."""
+    """Growth of a log between two snapshots; 0 writes snapshots only at an orderly stop."""
     most_members: int
     expiration_policy: str
     migration_policy: str
     verification: bool
-    """Whether transactional commits of older clients have to be agreed on (KIP-890)."""
+    """`transaction.partition.verification.enable`: the transaction coordinator verifies TxnOffsetCommit of older
+    versions, too (KIP-890).
+    """
     inline_ms: int
-    """Targets that take longer are computed in the background; 0 for all of them."""
+    """`kcoord.assignor.inline.ms`: slower assignments run in the background; 0 for all of them."""
     record_producers: int = 0
-    """How many clients append records; where there are some, others read them."""
+    """Number of clients that append records; if there are any, two readers run, too."""
     hop_ms: int = 0
-    """How long the answer of one coordinator takes to the other, which may be on another worker."""
+    """Delay of the transaction coordinator's answer to the group coordinator, as if on another worker."""
     most_groups: int = 100_000
-    """Of one shard."""
+    """Most groups of one shard (`kcoord.partition.max.groups`)."""
     migration_policies: tuple[str, ...] = ()
-    """The policies of successive processes in turn; none if all have `migration_policy`."""
+    """Migration policies of successive processes, by turns; empty if all have `migration_policy`."""
     turn_ms: int = 0
-    """How long a process takes what comes in together; with 0 everything is a turn of its own."""
+    """Length of a turn of the broker's event loop, which batches arrivals; with 0 each arrival has its own turn."""
     fast_paths: bool = True
     has_foreign_shards: bool = False
-    """Whether another broker leads some of the group coordinator's partitions: who asks here is misrouted."""
+    """Whether another broker leads some of the group coordinator's partitions; requests for them are misrouted."""
     transaction_shards: int = 2
     request_timeout_ms: int = 2_000
     retention_check_ms: int = 5_000
 
     @classmethod
     def draw(cls, random: Random, scenario: str = "", faults: frozenset[str] | None = None) -> Options:
-        """The mix of one seed. A scenario then decides some of it, and only the `faults` named are left on."""
+        """Draws the options of one seed. Then the scenario overrides some, and `faults` keeps the families named."""
         choice = random.choice
         options = cls(
             protocols=choice(
@@ -154,12 +159,12 @@ class Options:
 
     @property
     def group_partitions(self) -> int:
-        """Of the group coordinator's topic."""
+        """Number of partitions of __consumer_offsets."""
         return _SHARED_SHARDS if self.has_foreign_shards else self.shards
 
     @property
     def own_shards(self) -> list[int]:
-        """Those that the broker leads."""
+        """The shards of the group coordinator that the broker leads."""
         if not self.has_foreign_shards:
             return list(range(self.shards))
         return sorted({partition_for(group_id, _SHARED_SHARDS) for group_id in _GROUPS})
@@ -174,7 +179,7 @@ class Options:
         self.every_ms = {kind: every if kind in kept else 0 for kind, every in self.every_ms.items()}
 
     def broker_config(self, node_id: int = 1) -> BrokerConfig:
-        """Limits far below Kafka's defaults, so that timeouts happen within a short run."""
+        """Returns a configuration with limits far below Kafka's defaults, so that timeouts happen in a short run."""
         return BrokerConfig.from_properties(
             {
                 "node.id": str(node_id),
@@ -213,7 +218,7 @@ class Options:
 
 
 def _as_drawn(options: Options) -> None:
-    """Nothing is decided."""
+    """Changes nothing."""
 
 
 def _migration(options: Options) -> None:
@@ -222,7 +227,7 @@ def _migration(options: Options) -> None:
 
 
 def _rollback(options: Options) -> None:
-    """Static members change their protocol, processes die often, and only every other process converts groups back."""
+    """Static members change their protocol, processes crash often, and only every other process allows downgrades."""
     _migration(options)
     options.static_share, options.disk_delay_ms = 1.0, 200
     options.migration_policies = ("upgrade", "bidirectional")
@@ -248,29 +253,30 @@ def _expiration(options: Options) -> None:
 
 
 def _topics(options: Options) -> None:
-    """Topics come and grow while groups are deleted and made."""
+    """Topics are created and grow while groups are deleted and created."""
     options.protocols, options.clean_every_ms, options.snapshot_bytes = ("consumer", "consumer"), 0, 0
     options.every_ms = {**options.every_ms, "topic": 500, "admin": 500, "member": 3_000, "broker": 0}
 
 
 def _records(options: Options) -> None:
-    """Records are written and read all the time, the machine stops now and then, and the disk fails."""
+    """Clients write and read records all the time, processes and machines crash, and the disk fails."""
     options.record_producers, options.producers, options.disk_error_probability = 3, 2, 0.01
     options.every_ms = {**options.every_ms, "broker": 6_000}
 
 
 def _controller(options: Options) -> None:
-    """The controller crashes again and again, and topics and configs change all the time."""
+    """The controller crashes again and again while topics and configs change all the time."""
     options.every_ms = {**options.every_ms, "controller": 5_000, "topic": 800, "config": 2_000}
 
 
 def _configs(options: Options) -> None:
-    """Configs of groups change all the time, and heartbeats are answered from memory."""
+    """Configs of groups change all the time while the fast path answers heartbeats."""
     options.protocols, options.heartbeat_interval_ms, options.fast_paths = ("consumer", "consumer"), 500, True
     options.every_ms = {**options.every_ms, "config": 1_000}
 
 
 def _corners(options: Options) -> None:
+    """No faults, and limits that the scripts of `corners` rely on."""
     options._keep_only(frozenset())
     options.protocols, options.shards, options.producers, options.record_producers = ("consumer",), 3, 0, 0
     options.network_delay_ms, options.disk_delay_ms, options.hop_ms, options.most_groups = 2, 2, 200, 100

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a client that does not wait for answers: commits, fetches and metadata requests follow each other on one
-connection, equal ones again and again, as those of a busy consumer with manual assignment do.
+"""A model of a client that sends commits, fetches and metadata requests without waiting for responses.
+
+Equal requests follow each other on one connection, as those of a busy consumer with manual assignment do. This is the
+load of the fast paths.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _OF_THE_TOPIC: Final = frozenset({Errors.UNKNOWN_TOPIC_ID, Errors.UNKNOWN_TOPIC_
 
 
 class Pipeliner(SimulatedClient):
-    """Sends a burst, waits for all of its answers, rests, and sends the next one. One that `only_reads` meets commits
-    of another whose answers are still to come.
+    """Sends a burst, waits for all its responses, rests, and sends the next one.
+
+    With `only_reads` it sends no commits, and fetches offsets of commits of another client that are not answered yet.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Pipeliner(SimulatedClient):
         self._version = self.random.choice(_COMMIT_VERSIONS)
         self._by_id = self.random.random() < 0.5
         self._topics: dict[str, bytes] = {}
-        """As this client knows them, which may be out of date."""
+        """Topic ids by name, as this client last saw them; they may be out of date."""
         self._wanted = 0
         self._rest_number = 0
 
@@ -128,8 +131,8 @@ class Pipeliner(SimulatedClient):
         self.request(ApiKey.OFFSET_COMMIT, version, PIPELINE_GROUP, request, on_answer)
 
     def _fetch(self) -> None:
-        """By name or id, of the topics that it knows, or of all."""
-        # The later topic comes and goes, and not every client knows it.
+        """Fetches offsets by name or by id, of the topics that the client has seen or of all topics."""
+        # Only the first topic exists all the time, so only its commits are expected.
         commits = self._commits.of_group(PIPELINE_GROUP)
         expected = {key: offset for key, offset in commits.items() if key.topic == FIRST_TOPIC}
         version = _FIRST_VERSION_WITH_IDS if self._by_id else _FIRST_VERSION_WITH_IDS - 1
@@ -155,7 +158,7 @@ class Pipeliner(SimulatedClient):
         self.request(ApiKey.OFFSET_FETCH, version, PIPELINE_GROUP, request, on_answer)
 
     def _look(self) -> None:
-        """All topics, as every client asks again and again."""
+        """Asks for the metadata of all topics, as clients do periodically."""
 
         def on_answer(body: bytes) -> None:
             MetadataResponse.decode(body, _METADATA_VERSION)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults built in on purpose: a simulation that does not find them proves nothing.
+"""Planted faults: defects that the simulation has to find. A simulation that does not find them proves nothing.
 
-A fault is another state machine in the place of the real one, or an attribute of product code that is another one while
-the fault is planted. Product code knows nothing of it.
+A fault replaces the group coordinator's state machine, makes the log writer report success early, or replaces
+attributes of product code while a run lasts. Product code does not depend on this module.
 """
 
 from __future__ import annotations
@@ -64,15 +64,17 @@ _SKIPPED_OF: Final = 40
 
 @dataclass(slots=True)
 class Fault:
-    """A fault to plant; what is not given is as it should be."""
+    """A fault to plant. The defaults are the correct behaviour."""
 
     make_machine: Callable[[BrokerConfig, MetadataImage, GroupCounters], GroupCoordinatorShard] = GroupCoordinatorShard
     early_replies: bool = False
+    """The log writer reports success before the sync."""
     patches: Sequence[tuple[object, str, object]] = ()
-    """Attributes of product code, with what is in their place while the fault is planted."""
+    """Owner, name and replacement of attributes of product code."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
+        """Replaces the attributes, and restores them afterwards."""
         before = [getattr(owner, name) for owner, name, _ in self.patches]
         for owner, name, value in self.patches:
             setattr(owner, name, value)
@@ -87,7 +89,7 @@ NO_FAULT: Final = Fault()
 
 
 class ForgetfulShard(GroupCoordinatorShard):
-    """Skips some replays of live results; what it loads, it loads whole."""
+    """Skips the replay of some live records. A load replays all records."""
 
     def __init__(self, config: BrokerConfig, image: MetadataImage, counters: GroupCounters) -> None:
         super().__init__(config, image, counters)
@@ -105,7 +107,7 @@ class ForgetfulShard(GroupCoordinatorShard):
 
 
 class HastyShard(GroupCoordinatorShard):
-    """Forgets which partitions a member still has to revoke, and so gives them to the next one at once."""
+    """Forgets which partitions a member still has to revoke, and so assigns them to another member at once."""
 
     def replay(self, record: CoordinatorRecord) -> None:
         value = record.value
@@ -115,7 +117,7 @@ class HastyShard(GroupCoordinatorShard):
 
 
 class ClingingShard(GroupCoordinatorShard):
-    """Drops the tombstones of offsets: what was deleted is back after the next load."""
+    """Ignores the tombstones of offsets, so that deleted offsets stay."""
 
     def replay(self, record: CoordinatorRecord) -> None:
         if not isinstance(record.key, OffsetCommitKey) or record.value is not None:
@@ -128,7 +130,7 @@ class ClingingShard(GroupCoordinatorShard):
 def _deletes_subscribed(
     self: GroupCoordinatorShard, context: OperationContext, request: OffsetDeleteRequest
 ) -> CoordinatorResult[OffsetDeleteResponse]:
-    """Deletes offsets of topics that are subscribed to, too."""
+    """Deletes offsets even of subscribed topics."""
     result = _delete_offsets(self, context, request)
     group = self.group(request.group_id)
     for topic in request.topics:
@@ -145,17 +147,26 @@ def _deletes_subscribed(
 def _deletes_every_group(
     self: GroupCoordinatorShard, context: OperationContext, group_ids: list[str]
 ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
-    """Deletes groups that have members, too."""
+    """Deletes groups even if they have members."""
     result = _delete_groups(self, context, group_ids)
     for answer in result.response:
         group = self.group(answer.group_id)
         if group is not None and answer.error_code:
             answer.error_code = 0
-            result.records += self._deletion.of_group(group)
+            result.records += _tombstones_of(group)
     return result
 
 
+def _tombstones_of(group: Group) -> list[CoordinatorRecord]:
+    """Returns the group's tombstones. `Deletion` makes none for a group with members (G-12)."""
+    reason = records.TombstoneReason.GROUP_DELETE
+    if isinstance(group, ConsumerGroup):
+        return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes, reason)
+    return [records.new_classic_group_tombstone(group.group_id, reason)]
+
+
 def _every_commit(member: ConsumerGroupMember, epoch: int, stale: Errors | None = None) -> PartitionCheck | None:
+    """Accepts commits at every member epoch."""
     return None
 
 
@@ -167,19 +178,20 @@ def _no_bump(
     reason: records.EpochReason,
     now_ms: int,
 ) -> CoordinatorResult[None]:
-    """Members leave, and the group epoch stays."""
+    """Removes members without a bump of the group epoch."""
     result = _remove_members(config, image, group, members, reason, now_ms)  # type: ignore[arg-type]
     epochs = (ConsumerGroupMetadataValue, ConsumerGroupTargetAssignmentMetadataValue)
     return replace(result, records=[record for record in result.records if not isinstance(record.value, epochs)])
 
 
 def _one_ms_early(self: Aging, offset: CommittedOffset) -> int | None:
+    """Expires offsets one millisecond early."""
     expires_at_ms = _expires_at_ms(self, offset)
     return None if expires_at_ms is None else expires_at_ms - 1
 
 
 def _lost_newest(self: OffsetMap, key: bytes) -> int:
-    """Takes every seventh last offset for superseded."""
+    """Treats every seventh last value of a key as superseded."""
     offset = _get(self, key)
     return offset + (offset % 7 == 0)
 
@@ -189,12 +201,12 @@ def _lost_newest_of_all(self: OffsetMap, keys: Sequence[bytes]) -> list[int]:
 
 
 def _gives_everything(self: CurrentAssignmentBuilder, member_epoch: int) -> ConsumerGroupMember:
-    """Does not ask whether a partition is free."""
+    """Assigns partitions that other members have not released."""
     return _next(replace(self, is_free=lambda topic_id, partition: True), member_epoch)
 
 
 def _from_one(*arguments: object) -> CoordinatorResult[None]:
-    """A group that becomes a classic one begins to count anew."""
+    """Resets the epoch of a group that is converted to a classic group to 1."""
     result = _downgrade(*arguments)  # type: ignore[arg-type]
     for record in result.records:
         if isinstance(record.value, GroupMetadataValue):
@@ -203,41 +215,42 @@ def _from_one(*arguments: object) -> CoordinatorResult[None]:
 
 
 def _rebalances_only(config: BrokerConfig, group: object, now_ms: int) -> Schedule | None:
-    """A load forgets that a group with classic members only is to become a classic group."""
+    """Forgets at a load that a group with classic members only has to become a classic group."""
     return _unfinished(config, group, now_ms) if isinstance(group, ClassicGroup) else None
 
 
 def _converts_only(config: BrokerConfig, group: object, now_ms: int) -> Schedule | None:
-    """A load forgets that a group that has become a classic group is to rebalance."""
+    """Forgets at a load that a group that became a classic group has to rebalance."""
     return _unfinished(config, group, now_ms) if isinstance(group, ConsumerGroup) else None
 
 
 def _keeps_predecessor(self: MemberTransition, copy: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
-    """The member that had the instance id before stays."""
+    """Keeps the previous member with the same instance id."""
     before = len(self.records)
     _replace_static_member(self, copy, updated)
     self.records[before:] = [record for record in self.records[before:] if record.value is not None]
 
 
 def _at_once(self: TransactionalOffsets, group_id: str, topic: str, partition: int) -> bool:
-    """Offsets in open transactions count as stable."""
+    """Treats offsets of open transactions as stable."""
     return False
 
 
 def _aborted_too(
     self: TransactionalOffsets, producer_id: int, *, committed: bool
 ) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
+    """Commits the offsets of aborted transactions, too."""
     return _end(self, producer_id, committed=True)
 
 
-def _joins_anew(self: ConsumerHeartbeat) -> ConsumerGroupMember:
-    """Takes whoever joins for somebody whose subscription is new."""
+def _joins_again(self: ConsumerHeartbeat) -> ConsumerGroupMember:
+    """Treats every join as a change of the subscription."""
     member = _find_member(self)
     return replace(member, subscribed_topic_names=()) if self.request.member_epoch == 0 else member
 
 
 def _no_hash(image: MetadataImage, topic_names: object) -> int:
-    """Takes no notice of partitions that topics have grown by."""
+    """Ignores that subscribed topics have grown."""
     return 7
 
 
@@ -254,18 +267,18 @@ def _restores_nothing(*arguments: object) -> int:
 
 
 def _flushes_nothing(self: DurableAppends) -> bool:
-    """Begins the journal anew, though the logs are not on the disk."""
+    """Restarts the journal before the logs are on disk."""
     self._journal.begin_anew()
     return True
 
 
 def _hears_nothing(self: CreationOrder[object], worker: object, ticket: int, newest_ms: int, heard_ms: int) -> None:
-    """Takes the answer, and forgets what it says."""
+    """Ignores the creation time that a worker reports."""
     _answer(self, worker, ticket, -1, heard_ms)
 
 
 def _nothing(*arguments: object) -> None:
-    """Checks nothing."""
+    """Does nothing."""
 
 
 def _outlives(
@@ -276,7 +289,7 @@ def _outlives(
     cells: Sequence[bytes],
     now_ms: int,
 ) -> bool:
-    """Once accepted, a member may commit as long as its group is there."""
+    """Accepts commits of a member that was accepted once, as long as its group exists."""
     group = groups.get(self.group_id)
     if group is not None and group is self._group:
         self._group_version = group.version
@@ -286,12 +299,12 @@ def _outlives(
 def _of_first_image(
     self: PackedFetch, group: Group | None, offsets: CommittedOffsets, image: MetadataImage
 ) -> bytes | None:
-    """Looks topics up in the image that it saw first."""
+    """Looks topics up in the first metadata image that it got."""
     return _encode(self, group, offsets, _first_images.setdefault(self, image))
 
 
 def _overtakes(self: RequestPath, frame: bytes, answer: bytes | DeferredResponse) -> None:
-    """What is known leaves at once."""
+    """Sends responses that are ready before earlier ones that are not."""
     if isinstance(answer, bytes):
         self._output.append(answer)
     else:
@@ -299,36 +312,36 @@ def _overtakes(self: RequestPath, frame: bytes, answer: bytes | DeferredResponse
 
 
 def _forgets_the_image(self: SteadyHeartbeat, image_epoch: int) -> bool:
-    """Takes no notice of topics and configs."""
+    """Ignores changes of topics and configs."""
     return self.group.version == self.version
 
 
-def _of_any_image(self: MetadataAnswers, frame: bytes, image: MetadataImage) -> bytes | None:
-    """Repeats what was answered out of the image before, too."""
-    return _metadata_answer(self, frame, self._image or image)
+def _of_any_image(self: MetadataAnswers, frame: bytes, image: MetadataImage, owner: bytes) -> bytes | None:
+    """Repeats a response that was made from an earlier metadata image."""
+    return _metadata_answer(self, frame, self._image or image, owner)
 
 
 def _knows_no_aborted(self: ProducerState, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
-    """Readers of committed records are not told what to leave out."""
+    """Omits the aborted transactions from Fetch responses."""
     return []
 
 
 def _takes_every_batch(self: ProducerState, facts: BatchFacts) -> None:
-    """Takes a batch that is there already for a new one."""
+    """Accepts a duplicated batch as a new one."""
 
 
 def _flushes_later(self: Partition, opened: OpenLog, now_ms: int) -> None:
-    """What is to be on the disk before it is acknowledged stays in the page cache."""
+    """Acknowledges records that are only in the page cache although the topic demands a flush."""
     opened.unflushed_records = 0
 
 
 def _up_to_the_end(self: OpenLog) -> int:
-    """Records of open transactions count as committed."""
+    """Treats records of open transactions as committed."""
     return self.log.end_offset
 
 
 def _waits_for_nobody(self: MetadataFollowers) -> None:
-    """Answers that a topic is there before the other workers know."""
+    """Acknowledges a change of metadata before the other workers have applied it."""
 
 
 _first_images: Final[dict[PackedFetch, MetadataImage]] = {}
@@ -371,10 +384,13 @@ FAULTS: Final = {
     "dropped-tombstone": Fault(ClingingShard),
     "epoch-not-bumped": Fault(patches=[(removal, "remove_members", _no_bump)]),
     "expiry-one-ms-early": Fault(patches=[(Aging, "expires_at_ms", _one_ms_early)]),
-    "grant-before-release": Fault(patches=[(CurrentAssignmentBuilder, "_next", _gives_everything)]),
+    # Without the assertion G-4, which would see the fault before the checks of the simulation.
+    "grant-before-release": Fault(
+        patches=[(CurrentAssignmentBuilder, "_next", _gives_everything), (MemberTransition, "_check_step", _nothing)]
+    ),
     "grant-before-revocation": Fault(HastyShard),
     "growth-not-noticed": Fault(patches=[(heartbeat, "metadata_hash", _no_hash)]),
-    "join-counts-twice": Fault(patches=[(ConsumerHeartbeat, "_find_member", _joins_anew)]),
+    "join-counts-twice": Fault(patches=[(ConsumerHeartbeat, "_find_member", _joins_again)]),
     "journal-begun-anew-too-early": Fault(patches=[(DurableAppends, "renew", _flushes_nothing)]),
     "journal-not-read": Fault(patches=[(journal, "_restore", _restores_nothing)]),
     "memo-not-invalidated": Fault(patches=[(SteadyHeartbeat, "is_current", _always)]),

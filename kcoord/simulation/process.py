@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One life of the broker: the server's own process, composed as a real one is, on simulated time and disk.
+"""One life of the broker: the server's own process, composed as in production, on simulated time and disk.
 
-What a crash takes away is here. What differs from a real process: frames come from the simulated network, the log
-writer is the simulated one. The metadata log is at the controller, which is another process; this one follows it.
+A crash loses all that these classes hold; `machine.Machine` holds what survives. A real process differs in two parts:
+frames come from its own sockets, and it has a writer thread. The controller, another process, owns the metadata log;
+this process follows it.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ _MAP_BYTES: Final = 64 << 10
 CONTROLLER_ID: Final = 2
 CONTROLLER_PATH: Final = "controller.sock"
 AWAY_ID: Final = 3
-"""A broker that leads partitions for a while, and never answers."""
+"""A broker that leads partitions for a while and never answers."""
 
 
 class SimulatedLogDir(LogDir):
-    """A data folder whose logs are opened without faults: a failed sync would leave nobody who knows what reached the
-    disk. What cannot be opened all the same is damaged, and no crash may do that.
+    """A data folder whose logs are opened without disk faults, and which reports damage (D-1).
+
+    After a failed sync during an open, no part of the simulation could know which bytes are on the disk. A log that
+    cannot be opened without faults is damaged, and no crash may damage a log.
     """
 
     machine: Machine
@@ -72,7 +75,7 @@ class SimulatedLogDir(LogDir):
 
 
 class Threads:
-    """Where the server asks for a thread of its own."""
+    """A thread pool of the server; its work runs in the loop."""
 
     def __init__(self, loop: SimulatedLoop, name: str) -> None:
         self.name = name
@@ -82,11 +85,11 @@ class Threads:
         return self._loop.run_in_executor(self, work, *args)
 
     def shutdown(self, **how: object) -> None:
-        """There is no thread to be ended."""
+        """Does nothing: there is no thread to end."""
 
 
 class SimulatedProcess(BrokerProcess):
-    """See the module's text."""
+    """One life of the broker under test, from start to crash or orderly stop."""
 
     group_times: GroupTimes
 
@@ -94,7 +97,7 @@ class SimulatedProcess(BrokerProcess):
         self.simulated = simulated
         self.loop = loop
         self.is_open = False
-        """Whether clients may come."""
+        """Whether the process accepts connections of clients."""
         started_ms = simulated.clock.now_ms + offset_ms
 
         def now_ns() -> int:
@@ -169,7 +172,7 @@ class SimulatedProcess(BrokerProcess):
         return machine
 
     def _over_a_hop(self, agree: Callable[..., Reply[Any]]) -> Callable[..., Reply[Any]]:
-        """The transaction's coordinator may be on another worker: its answer takes its way."""
+        """Delays the transaction coordinator's answers by `hop_ms`, as if it were on another worker."""
 
         def agree_there(*args: Any, **more: Any) -> Reply[Any]:
             reply, future = agree(*args, **more), self.loop.create_future()
@@ -194,7 +197,7 @@ class SimulatedProcess(BrokerProcess):
     # Its life.
 
     async def begin(self) -> None:
-        """Takes the shards over as soon as it knows the metadata; after that clients may come."""
+        """Loads the metadata from the controller, then takes over its shards, then accepts clients."""
         for address in self.broker.config.open_listeners:
             self.broker.endpoints[address.name] = address
         await self._metadata.start()
@@ -207,28 +210,30 @@ class SimulatedProcess(BrokerProcess):
 
     def connect(self) -> KafkaConnection:
         (listener,) = self.listeners
-        return cast("KafkaConnection", listener.connections.open())
+        return listener.connections.open()
 
-    # What the simulation looks at.
+    # For the checks.
 
     def machine_of(self, group_id: str) -> GroupCoordinatorShard | None:
-        """The state machine that has the group, if it is active."""
+        """Returns the state machine of the group's shard, or None if the shard is not active."""
         return self.broker.groups.shards.machine(self.simulated.group_shard(group_id))
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the logs hold all that the shards do."""
+        """True if no write is in flight, so that the logs hold all state of the shards."""
         return self.broker.pump.is_quiet and all(
             service.shards.is_idle() for service in (self.broker.groups, self.broker.transactions)
         )
 
     def clean(self, topic: str, shard_id: int) -> str:
-        """One pass of the real cleaner over the closed segments of a shard, after the active one is closed."""
+        """Rolls the active segment of a shard's log and runs one pass of the real cleaner over the closed segments.
+
+        Returns a text for the trace, or "" if there was nothing to clean.
+        """
         logs = self.folder.coordinator_logs[topic]
-        found = cleanable_logs.of_coordinator(
+        for cleanable in cleanable_logs.of_coordinator(
             topic, logs, self.broker.config, self.broker.image, lambda shard, offsets: None
-        )
-        for cleanable in found:
+        ):
             log = cleanable.log
             if cleanable.partition != shard_id or log.is_closed or log.failure is not None:
                 continue
@@ -249,7 +254,7 @@ class SimulatedProcess(BrokerProcess):
 
 
 def _on_loaded(machine: Any, watch: Callable[[], None]) -> None:
-    """Calls `watch` when the machine holds what its log does, and begins to live."""
+    """Calls `watch` once the machine has replayed its whole log, before it takes requests."""
     on_loaded = machine.on_loaded
 
     def loaded(context: OperationContext) -> CoordinatorResult[None]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a transactional producer that commits offsets of a group and writes records (consume, transform, produce),
-in both generations of the protocol; some of its transactions are aborted, and some it forgets.
+"""A model of a transactional producer that commits offsets of a group and writes records (consume, transform, produce).
+
+It uses transactions version 1 or 2 (KIP-890). Some transactions it aborts, and some it abandons.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _START_ANEW: Final = frozenset(
 
 
 class TransactionalProducer(SimulatedClient):
-    """One transactional id; it begins anew with InitProducerId whenever it does not know where it stands."""
+    """A producer with one transactional id. It starts again with InitProducerId after an error that ends its epoch."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class TransactionalProducer(SimulatedClient):
         self._commits = promises.commits
         self._promises = promises
         self._ledger = ledger
-        """None where nobody reads records."""
+        """None if the run has no producers and readers of records."""
         self._transaction = Transaction()
         self._place = Place(FLUSHED_TOPIC, self.random.randrange(RECORD_PARTITIONS))
         self._sequence = 0
@@ -96,11 +97,11 @@ class TransactionalProducer(SimulatedClient):
         self._committed_before_settling = self.committed
 
     def is_settled(self) -> bool:
-        """A transaction that was begun after the faults ended was committed."""
+        """True once a transaction that began after the end of the faults is committed."""
         return self.committed > self._committed_before_settling + 1
 
     def on_timeout(self) -> None:
-        """The same request again: each of them may be repeated."""
+        """Sends the same request again; all requests of a producer may be repeated."""
         self._after(RETRY_MS, self._step)
 
     def _after(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -133,7 +134,7 @@ class TransactionalProducer(SimulatedClient):
         self.request(ApiKey.INIT_PRODUCER_ID, _INIT_VERSION, self.group_id, request, on_answer)
 
     def _become(self, producer_id: int, epoch: int) -> None:
-        """With a new epoch a producer counts its batches from 0."""
+        """Takes a producer id and epoch. With a new epoch the sequence begins at 0."""
         if self._producer != (producer_id, epoch):
             self._producer, self._sequence = (producer_id, epoch), 0
 
@@ -204,7 +205,7 @@ class TransactionalProducer(SimulatedClient):
     # Records.
 
     def _write(self) -> None:
-        """One record; a producer of the old generation has its partition added first."""
+        """Writes one record. With transactions version 1 the producer sends AddPartitionsToTxn first."""
         assert self._ledger is not None
         value = f"{self.name}/{self._values}".encode()
         self._values += 1
@@ -300,8 +301,8 @@ class TransactionalProducer(SimulatedClient):
         self.request(ApiKey.END_TXN, version, self.group_id, request, on_answer)
 
     def _read(self, expected: dict[CommitKey, int]) -> None:
-        """I-11 for transactions: what a stable read gives after the end was acknowledged."""
-        # By name: who asks for everything is not told of partitions that have nothing but a pending offset.
+        """I-11 for transactions: a stable fetch after the acknowledged commit returns its offsets."""
+        # By name: a fetch of all topics omits partitions that have only a pending offset.
         topic = OffsetFetchRequest.OffsetFetchRequestTopics(
             name=self._topic, partition_indexes=sorted({key.partition for key in expected})
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What members, and the checkers behind them, know together; and the topics, as a client's metadata shows them."""
+"""The checkers that members report to, and the topics as a client's metadata shows them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMMIT_REFUSED: Final = frozenset(
 
 @dataclass(slots=True)
 class PromisedSubscription:
-    """Topic names, or a regular expression ("" for none)."""
+    """A subscription of a member: topic names, or a regular expression ("" for none)."""
 
     names: list[str]
     regex: str = ""
@@ -42,7 +42,10 @@ class PromisedSubscription:
 
 @dataclass(slots=True)
 class Promises:
-    """What members, and the checkers behind them, know together; and the topics, as a client's metadata shows them."""
+    """The checkers that members report to, and the topics as a client's metadata shows them.
+
+    Members read topics from the broker's image instead of sending Metadata requests.
+    """
 
     trace: Trace
     ownership: Ownership
@@ -50,7 +53,7 @@ class Promises:
     commits: AcknowledgedCommits
     image: Callable[[], MetadataImage]
     names: dict[bytes, str] = field(default_factory=dict)
-    """The name of every topic that there ever was."""
+    """Names of all topics that ever existed, by id."""
 
     def topic_name(self, topic_id: bytes) -> str:
         return self.names[topic_id]
@@ -64,12 +67,12 @@ class Promises:
         return len(topic.partitions) if topic is not None else 0
 
     def topics_of(self, subscription: PromisedSubscription) -> dict[str, int]:
-        """The existing topics that it covers, with their numbers of partitions."""
+        """Returns the existing topics that the subscription covers, with their numbers of partitions."""
         topics = self.image().topics
         return {name: len(topic.partitions) for name, topic in sorted(topics.items()) if subscription.covers(name)}
 
     def on_committed(self, client: SimulatedClient, group_id: str, response: OffsetCommitResponse, offset: int) -> None:
-        """Takes the answer to a member's commit of that offset."""
+        """Takes the response to a member's commit of `offset`. Raises ViolationError on an unexpected error."""
         for topic in response.topics:
             for partition in topic.partitions:
                 error = partition.error_code

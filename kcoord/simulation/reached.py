@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""'Sometimes' assertions: which error branches a run has been through: of the coordinators, of the handlers
-for groups, offsets and transactions, and of their services.
+"""Counts which error branches of the server the runs reach ("sometimes" assertions).
 
-An error branch is an expression `Errors.X` inside a function of these, other than in a comparison. While
-`Reached` is in use, the functions that have such branches run code in which each of them reports itself; production
-code knows nothing of it, and gets its own code back at the end.
+Covered are the coordinators, the handlers for groups, offsets and transactions, their services and the fast paths. An
+error branch is an expression `Errors.X` inside one of their functions, other than in a comparison or a pattern.
+
+While `Reached` is in use, functions with such branches run a compiled copy in which each branch reports itself. At the
+end they get their own code back, so production code does not depend on this module.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from collections import Counter
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -26,7 +28,7 @@ HANDLERS: Final = (
     *("offset_commit", "offset_fetch", "offset_delete", "delete_groups", "list_groups", "describe_groups", "metadata"),
     *("init_producer_id", "add_offsets_to_txn", "txn_offset_commit", "end_txn", "describe_transactions"),
 )
-"""Of the APIs for groups, offsets and transactions, and Metadata."""
+"""Handlers of the APIs for groups, offsets and transactions, and of Metadata."""
 MODULES: Final = (
     *(f"kcoord.server.api.handlers.{name}" for name in HANDLERS),
     *("kcoord.server.api.fan_out", "kcoord.server.api.known_partitions"),
@@ -34,34 +36,35 @@ MODULES: Final = (
     "kcoord.server.shards.transaction_service",
 )
 EXCUSED: Final = {
-    "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
-    "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
-    "group.classic.operations.sync UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
+    "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could send",
+    "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could send it",
+    "group.classic.operations.sync UNKNOWN_MEMBER_ID": "an Empty group has no member that could send it",
     "group.consumer.assignment.CurrentAssignmentBuilder.build FENCED_MEMBER_EPOCH": (
-        "a state that only a later version writes"
+        "needs a member state that only a later version writes"
     ),
-    "kcoord.runtime.shard_context.ShardContext.run NOT_COORDINATOR": "a broken invariant of the product itself",
-    "kcoord.runtime.shard_context.ShardContext.run UNKNOWN_SERVER_ERROR": "an unexpected exception of the product",
-    "kcoord.runtime.shard_context.ShardContext._append_and_replay NOT_COORDINATOR": "a replay that fails",
+    "kcoord.runtime.shard_context.ShardContext.run NOT_COORDINATOR": "needs a broken invariant of the broker",
+    "kcoord.runtime.shard_context.ShardContext.defer NOT_COORDINATOR": "needs a broken invariant of the broker",
+    "kcoord.runtime.shard_context.ShardContext.run UNKNOWN_SERVER_ERROR": "needs an unexpected exception",
+    "kcoord.runtime.shard_context.ShardContext._append_and_replay NOT_COORDINATOR": "needs a replay that fails",
     "group.consumer.classic_members._subscription UNKNOWN_SERVER_ERROR": "the error of Kafka 4.3; runs are of 4.4",
     "group.offsets.operations._may_commit_in_transaction GROUP_ID_NOT_FOUND": "members of runs send TxnOffsetCommit v5",
-    "kcoord.runtime.shard_context.ShardContext.expire_replies COORDINATOR_NOT_AVAILABLE": "a disk that hangs",
+    "kcoord.runtime.shard_context.ShardContext.expire_replies COORDINATOR_NOT_AVAILABLE": "needs a disk that hangs",
     "group.shard.GroupCoordinatorShard.end_transaction INVALID_PRODUCER_EPOCH": (
-        "a marker of an epoch before: no transaction begins before the markers of the last one are written, so only "
-        "WriteTxnMarkers from elsewhere brings one"
+        "needs a marker of an earlier epoch: no transaction begins before the markers of the last one are written, so "
+        "only a WriteTxnMarkers request from another broker has one"
     ),
-    "api.handlers.consumer_group_heartbeat.check_consumer_protocol UNSUPPORTED_VERSION": "the protocol is on",
-    "api.handlers.init_producer_id.handle TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "of version 6, which is not served",
-    "api.handlers.init_producer_id.handle UNSUPPORTED_VERSION": "of version 6, which is not served",
+    "api.handlers.consumer_group_heartbeat.check_consumer_protocol UNSUPPORTED_VERSION": "the protocol is enabled",
+    "api.handlers.init_producer_id.handle UNSUPPORTED_VERSION": "version 6 only, which is not served",
     "api.handlers.metadata._partition LEADER_NOT_AVAILABLE": "every partition has a leader",
-    "api.handlers.txn_offset_commit.error_response COORDINATOR_NOT_AVAILABLE": "of version 1, while a shard is loaded",
-    "group.offsets.operations.delete_offsets UNKNOWN_TOPIC_OR_PARTITION": "the handler answers it",
-    "kcoord.runtime.serde.check_size MESSAGE_TOO_LARGE": "more offsets in one commit than a run has partitions",
+    "api.handlers.txn_offset_commit.error_response COORDINATOR_NOT_AVAILABLE": "version 1 only, while a shard loads",
+    "group.offsets.operations.delete_offsets UNKNOWN_TOPIC_OR_PARTITION": "the handler rejects the topic first",
+    "kcoord.runtime.serde.check_size MESSAGE_TOO_LARGE": "needs more offsets in one commit than a run has partitions",
     "api.handlers.offset_commit.error_response INVALID_COMMIT_OFFSET_SIZE": (
-        "more partitions than a topic of a run has"
+        "needs more partitions than a topic of a run has"
     ),
 }
-"""Branches that no run can be asked to reach, and why; unit tests reach them."""
+"""Branches that no run can reach, with the reason. Unit tests reach them."""
+_NEEDS_AUTHORIZER: Final = re.compile(r"[A-Z_]+_AUTHORIZATION_FAILED( #\d+)?$")
 _REPORTER: Final = "__reached__"
 _PREFIXES: Final = ("kcoord.coordinator.", "kcoord.server.")
 
@@ -101,15 +104,20 @@ class _Instrument(ast.NodeTransformer):
         if not is_error or node.attr == "NONE" or not self._functions:
             return self.generic_visit(node)
         place = f"{self._module}.{'.'.join(self._path)} {node.attr}"
-        count = sum(known == place or known.startswith(f"{place} #") for known in self.places)
+        count = sum(earlier == place or earlier.startswith(f"{place} #") for earlier in self.places)
         place = f"{place} #{count + 1}" if count else place
         self.places.append(place)
         call = ast.Call(ast.Name(_REPORTER, ast.Load()), [ast.Constant(place), node], [])
         return ast.copy_location(call, node)
 
 
+def _reason(place: str) -> str | None:
+    """Returns why no run can reach a branch, None if runs can."""
+    return "runs have no authorizer" if _NEEDS_AUTHORIZER.search(place) else EXCUSED.get(place)
+
+
 class Reached:
-    """A context manager; `places` are all error branches, `counts` how often each was gone through."""
+    """A context manager that counts error branches. `places` are all branches, `counts` how often runs reached them."""
 
     def __init__(self) -> None:
         self.places: list[str] = []
@@ -127,16 +135,16 @@ class Reached:
         self._originals.clear()
 
     def never(self) -> list[str]:
-        """The branches that should have been reached, and were not."""
-        return [place for place in self.places if not self.counts[place] and place not in EXCUSED]
+        """Returns the branches that no run has reached, without the excused ones."""
+        return [place for place in self.places if not self.counts[place] and _reason(place) is None]
 
     def lines(self) -> Iterator[str]:
-        """The report."""
+        """Yields the report: all branches with their counts, and the reasons of excused ones."""
         reached = sum(1 for place in self.places if self.counts[place])
         yield f"{reached} of {len(self.places)} error branches reached, {len(self.never())} missing"
         for place in sorted(self.places):
-            reason = f" ({EXCUSED[place]})" if place in EXCUSED else ""
-            yield f"  {self.counts[place]:>8} {place}{reason}"
+            reason = _reason(place)
+            yield f"  {self.counts[place]:>8} {place}{'' if reason is None else f' ({reason})'}"
 
     def _report(self, place: str, value: T) -> T:
         self.counts[place] += 1
@@ -163,14 +171,14 @@ def _modules() -> Iterator[ModuleType]:
     for package in PACKAGES:
         root = importlib.import_module(package)
         yield root
-        for found in pkgutil.walk_packages(root.__path__, f"{package}."):
-            yield importlib.import_module(found.name)
+        for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+            yield importlib.import_module(module.name)
     for name in MODULES:
         yield importlib.import_module(name)
 
 
 def _functions_of(code: CodeType) -> Iterator[tuple[str, CodeType]]:
-    """The code of every function and method, by its qualified name; those inside functions go with the outer one."""
+    """Yields the code of every function and method with its qualified name, without functions inside functions."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             if constant.co_flags & inspect.CO_NEWLOCALS:

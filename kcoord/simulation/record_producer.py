@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a producer of records: one that numbers its batches and sends several at a time (idempotent), or one that
-sends each value once and does not look back.
-"""
+"""A model of a producer of records, and helpers for Produce requests."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _VERSIONS: Final = (7, 11, 13)
 _FIRST_VERSION_WITH_IDS: Final = 13
 _LONGEST_REST_MS: Final = 1_500
 _LAST_REST_MS: Final = 10_000
-"""When it has shown that it gets on."""
+"""Longest rest once the producer has settled."""
 _MOST_AT_A_TIME: Final = 3
 _MOST_RECORDS: Final = 3
 REFUSED: Final = frozenset(
@@ -33,7 +31,7 @@ REFUSED: Final = frozenset(
         Errors.KAFKA_STORAGE_ERROR,
     }
 )
-"""Answers after which a producer or a reader tries again."""
+"""Errors after which a producer or a reader retries."""
 
 
 def produce_request(
@@ -57,7 +55,11 @@ class _Batch:
 
 
 class RecordProducer(SimulatedClient):
-    """See the module's text."""
+    """An idempotent producer, or one that sends each value once.
+
+    An idempotent producer writes to one partition, sends several batches without waiting, and sends batches that were
+    not acknowledged again, in the same order. The other kind writes to random partitions and never retries.
+    """
 
     def __init__(
         self,
@@ -74,11 +76,11 @@ class RecordProducer(SimulatedClient):
         self._is_idempotent = is_idempotent
         self._version = self.random.choice(_VERSIONS)
         self._place = Place(FLUSHED_TOPIC, self.random.randrange(RECORD_PARTITIONS))
-        """Where an idempotent producer writes to."""
+        """The partition of an idempotent producer."""
         self._producer = -1, -1
         self._sequence = 0
         self._lives = 0
-        """How often it has become another producer."""
+        """Number of producer ids that it has had."""
         self._values = 0
         self._unanswered: deque[_Batch] = deque()
         self._bursts = 0
@@ -96,7 +98,7 @@ class RecordProducer(SimulatedClient):
         return self._bursts >= self._goal > 0
 
     def on_timeout(self) -> None:
-        """An idempotent producer sends what was not acknowledged again, in the same order."""
+        """Continues after a pause; an idempotent producer then sends its unacknowledged batches again, in order."""
         self._rest(RETRY_MS)
 
     def _rest(self, delay_ms: int) -> None:
@@ -182,8 +184,11 @@ class RecordProducer(SimulatedClient):
             self._rest(self.random.randint(1, longest_ms) if not error else RETRY_MS)
 
     def _out_of_order(self, batch: _Batch) -> None:
-        """A batch behind one that failed is refused until that one is there. A first one is refused where it is in the
-        log, others are behind it, and the broker was restarted: it remembers the last one then (as Kafka does).
+        """Handles OUT_OF_ORDER_SEQUENCE_NUMBER.
+
+        A batch behind a failed one is rejected until the failed one is in the log; the producer just retries. The first
+        unacknowledged batch is rejected if it is in the log already, later ones are behind it, and the broker has
+        restarted: like Kafka, it then remembers only the last batch. The producer starts with another producer id.
         """
         if self._unanswered and batch is self._unanswered[0]:
             if batch.times_sent == 1:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a reader of records: it fetches from all partitions where it left off, and waits at the broker for more.
-
-It reads with or without a session, topics by name or by id, everything or only what is committed. It does for itself
-what a client does: skips what lies before its position, and records of transactions that the answer says were aborted.
-"""
+"""A model of a reader of records, which checks each Fetch response against the ledger."""
 
 from __future__ import annotations
 
@@ -34,7 +30,12 @@ _L4: Final = "L-4 a fetch waits for data, and no longer"
 
 
 class RecordReader(SimulatedClient):
-    """See the module's text."""
+    """Fetches all partitions from its positions, and waits at the broker for more.
+
+    It fetches with or without a session, topics by name or by id, at isolation level read_uncommitted or
+    read_committed. Like a client library, it skips records before its position, and records of transactions that the
+    response lists as aborted.
+    """
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class RecordReader(SimulatedClient):
         self._session = 0, 0 if self._has_sessions else -1
         self._positions = dict.fromkeys(_PLACES, 0)
         self._told: dict[Place, int] = {}
-        """What the session knows: the position that it was told last."""
+        """Positions as the fetch session has them: those that the last requests have sent."""
         self._ends: dict[Place, int] = {}
-        """The last high watermarks that an answer told."""
+        """High watermarks by partition, from the last response that had one."""
         self._goal: dict[Place, int] = {}
         self._is_settling = False
         self._rest_number = 0
@@ -68,13 +69,13 @@ class RecordReader(SimulatedClient):
     def settle(self) -> None:
         self._goal = {place: self._ledger.end_offset(place) for place in _PLACES}
         self._is_settling = True
-        # On a new connection nothing is held up behind what was sent before.
+        # On a new connection no request waits behind an earlier, held-up one.
         self.reconnect()
         self._begin_session()
         self._rest(0)
 
     def is_settled(self) -> bool:
-        """It has read all that there was when the faults ended, unless that was lost with the power."""
+        """True if the reader has read all records from before the end of the faults that no power loss took."""
         return all(
             self._positions[place] >= end or self._positions[place] >= self._ledger.end_offset(place)
             for place, end in self._goal.items()
@@ -118,7 +119,7 @@ class RecordReader(SimulatedClient):
         def on_answer(body: bytes) -> None:
             self._answered(FetchResponse.decode(body, version), asked, sent_ms, wait_ms)
 
-        # A broker whose clock is slow waits longer.
+        # A broker whose clock runs at half speed waits twice as long.
         patience_ms = 2 * wait_ms + self.options.request_timeout_ms
         self.request(ApiKey.FETCH, version, "", request, on_answer, timeout_ms=patience_ms)
         self._told.update({place: self._positions[place] for place in asked_for})
@@ -172,7 +173,7 @@ class RecordReader(SimulatedClient):
             self._ledger.ends_at(place, end_offset, asked)
         waited_ms = self.clock.now_ms - sent_ms
         if not count and not errors and waited_ms < wait_ms:
-            raise ViolationError(_L4, f"{self.name} was answered nothing after {waited_ms} of {wait_ms} ms")
+            raise ViolationError(_L4, f"{self.name} got an empty response after {waited_ms} of {wait_ms} ms")
         self._trace.add("fetched", f"{self.name} {count} {waited_ms}")
         self._rest(RETRY_MS if errors else self.random.randint(1, _LONGEST_REST_MS >> 3 * self._is_settling))
 
@@ -182,7 +183,7 @@ class RecordReader(SimulatedClient):
 
     def _refused(self, place: Place, error: int) -> None:
         if error == Errors.OFFSET_OUT_OF_RANGE:
-            # The power was lost, and records with it: what is at which offset has to be learned anew.
+            # A power loss has taken records. Offsets may have other records now, so all have to be read again.
             self._positions[place] = 0
         elif error not in REFUSED:
             raise self.unexpected(error, f"Fetch of {place}")
@@ -196,7 +197,7 @@ class RecordReader(SimulatedClient):
             raise ViolationError("L-1 no acknowledged record is lost", f"{self.name}, {place}: {partition}")
 
     def _take(self, place: Place, partition: FetchResponse.PartitionData, asked: Glance, sent_ms: int) -> int:
-        """Reads the batches of a partition, as a client does; returns how many there were."""
+        """Reads the batches of a partition like a client library. Returns the number of batches."""
         data = partition.records or b""
         first = position = self._positions[place]
         aborted = sorted((abort.first_offset, abort.producer_id) for abort in partition.aborted_transactions or ())
@@ -222,9 +223,10 @@ class RecordReader(SimulatedClient):
         return count
 
     def _check_promptness(self, place: Place, values: dict[int, bytes], sent_ms: int) -> None:
-        """Without faults a reader that waits at the broker has a record as soon as its producer is answered."""
+        """L-4: without faults a waiting reader gets a record at most `_PROMPTLY_MS` after its acknowledgement."""
         for offset in values:
             acknowledged_ms = self._ledger.acknowledged_ms(place, offset)
             if sent_ms <= acknowledged_ms < self.clock.now_ms - _PROMPTLY_MS:
-                text = f"{self.name} had {place}, {offset} only {self.clock.now_ms - acknowledged_ms} ms later"
+                late_ms = self.clock.now_ms - acknowledged_ms
+                text = f"{self.name} got offset {offset} of {place} {late_ms} ms after it was acknowledged"
                 raise ViolationError(_L4, text)

@@ -1,9 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds every answer to what the state allowed when its request arrived: in order, true if it was from memory, without
-effect if it refused, from an owner of the shard, and by the configs of the group.
+"""Checks every response against the state of the broker when its request arrived.
 
-The broker is not asked how it came to an answer. What another way would have answered is asked of the state machine
-itself, right after the request was taken; nothing of what that says is carried out.
+Theory of operation
+-------------------
+For each request of a connection, in this order:
+
+1. `AnswerChecks.ask` decodes it, notes what its response has to agree with (`Asked`), and gives its bytes to the
+   server's connection. The observer collects the records that the server writes meanwhile.
+2. `AnswerChecks.ask_again` gives the same request directly to its handler, with services that ask the state machines
+   and apply nothing (`_Alone`). If the request wrote records, the repetition must have none to write; this is checked
+   for a share of the requests. If it wrote none and its API has a fast path, the handler's response is kept as the
+   expected one.
+3. `AnswerChecks.answer` gets the response, possibly much later. It compares order, owner of the shard, effect of a
+   rejection, configs of the group, durability, and the expected bytes.
+
+The broker cannot influence the expected response: it is computed by the handler, and compared with whatever a fast
+path, a memo or the handler has sent.
 """
 
 from __future__ import annotations
@@ -73,32 +85,32 @@ Operation: TypeAlias = Callable[[GroupCoordinatorShard, OperationContext, Any], 
 
 _HEARTBEAT: Final = ApiKey.CONSUMER_GROUP_HEARTBEAT
 _REPEATABLE: Final = frozenset({_HEARTBEAT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS})
-"""Operations that change nothing but by their records, so that asking again costs nothing."""
+"""APIs that change state only by their records, so that they can be repeated without effect."""
 _FROM_MEMORY: Final = frozenset({_HEARTBEAT, ApiKey.HEARTBEAT, ApiKey.OFFSET_FETCH, ApiKey.METADATA})
-"""What may be answered on a short cut."""
+"""APIs that a fast path may answer."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request that was taken and is not answered yet."""
+    """A request that the connection has taken and not answered yet."""
 
     correlation_id: int
     api_key: ApiKey
     version: int
     message: Message
     is_active: bool
-    """Whether the shard was there."""
+    """Whether the group's shard was active."""
     has_written: bool = False
     interval_ms: int = 0
     expected: bytes | None = None
-    """The answer that its handler would give; None if nobody asked it."""
+    """The response of the handler; None if it was not computed."""
     image: MetadataImage | None = None
-    """The topics that `expected` rests on."""
+    """The metadata that `expected` was computed from."""
     would_write: Sequence[CoordinatorRecord] = ()
 
 
 class Dialogue:
-    """The requests of one connection that are not answered yet."""
+    """One connection, and its requests that are not answered yet."""
 
     def __init__(self, process: SimulatedProcess, protocol: KafkaConnection, client_id: str) -> None:
         self.process = process
@@ -108,7 +120,10 @@ class Dialogue:
 
 
 class AnswerChecks:
-    """`ask` hands a request to its connection, `ask_again` tries it again, `answer` takes what the broker writes."""
+    """The checks of requests and responses of one run.
+
+    `ask` gives a request to its connection, `ask_again` repeats it without effect, `answer` takes the broker's bytes.
+    """
 
     def __init__(self, broker: Machine) -> None:
         self._broker = broker
@@ -142,11 +157,11 @@ class AnswerChecks:
         own = process.broker.image.group_configs(group_id).get("consumer.heartbeat.interval.ms")
         return self._broker.options.heartbeat_interval_ms if own is None else int(own)
 
-    # The same request again.
+    # Repeated requests.
 
     def ask_again(self, dialogue: Dialogue, asked: Asked) -> None:
-        """I-9. What wrote records must have nothing more to write; what wrote none must be answered the same again."""
-        # Who leaves the choice of its member id to the coordinator joins twice (version 0).
+        """I-9: a repeated request writes nothing more, and its response is the same if the first one wrote nothing."""
+        # If the coordinator chooses the member id (version 0), a repeated join is another member.
         if asked.api_key is _HEARTBEAT and not getattr(asked.message, "member_id", ""):
             return
         if asked.has_written:
@@ -157,7 +172,7 @@ class AnswerChecks:
             asked.image = dialogue.process.broker.image
 
     def _handled_alone(self, dialogue: Dialogue, asked: Asked) -> tuple[bytes, list[CoordinatorRecord]]:
-        """The answer of the handler, were it alone with the state machines, and what it would write."""
+        """Returns the response of the handler, and the records that it would write. Applies nothing."""
         path = dialogue.protocol.path
         bound = path.apis.bound(KEY_AND_VERSION.pack(asked.api_key, asked.version))
         assert bound is not None
@@ -171,14 +186,16 @@ class AnswerChecks:
             "User:ANONYMOUS",
             dialogue.process.broker.now_ms(),
             path.client,
+            rights=None,
         )
         alone = _Alone(dialogue.process)
         response = bound.respond(cast("Broker", alone), context, asked.message)
         return bound.encode(asked.correlation_id, response, asked.message), alone.groups.records
 
-    # Answers.
+    # Responses.
 
     def answer(self, dialogue: Dialogue, data: bytes) -> None:
+        """Checks the responses in the bytes that the broker writes. Raises ViolationError."""
         position = 0
         while position < len(data):
             end = position + 4 + int.from_bytes(data[position : position + 4], "big")
@@ -189,7 +206,7 @@ class AnswerChecks:
         correlation_id = int.from_bytes(frame[:4], "big")
         if not dialogue.asked or dialogue.asked[0].correlation_id != correlation_id:
             asked_ids = [asked.correlation_id for asked in dialogue.asked]
-            text = f"{dialogue.client_id} is answered {correlation_id}, asked were {asked_ids}"
+            text = f"{dialogue.client_id} got a response to request {correlation_id}; unanswered are {asked_ids}"
             raise ViolationError("I-27 answers come in order", text)
         asked = dialogue.asked.popleft()
         _, body_at = decode_response_header(frame, asked.api_key, asked.version)
@@ -197,27 +214,27 @@ class AnswerChecks:
         error = _error_of(response)
         self._check_owner(asked, error)
         if error in _REFUSALS and asked.has_written and asked.api_key in _REPEATABLE:
-            text = f"{asked.api_key.name} was refused with {error} and wrote records"
+            text = f"{asked.api_key.name} was rejected with error {error} and wrote records"
             raise ViolationError("I-13 a refused request leaves no trace", text)
         self._check_interval(asked, response)
         if isinstance(response, OffsetFetchResponse):
             self._check_durable(dialogue.process, response)
-        # Names become ids when an answer that had to wait leaves.
+        # A parked OffsetFetch response resolves topic names and ids when it is sent, not when the request arrived.
         is_of_other_topics = asked.api_key is ApiKey.OFFSET_FETCH and asked.image is not dialogue.process.broker.image
         if asked.expected is not None and error not in _UNAVAILABLE and not is_of_other_topics:
             self._check_expected(dialogue, asked, frame, response)
 
     def _check_owner(self, asked: Asked, error: int) -> None:
-        """I-19: who does not own a shard, or has not loaded it, does not answer for it."""
+        """I-19: a broker that has not loaded a shard does not answer for its groups."""
         if asked.api_key in _OF_A_GROUP and not asked.is_active and error == Errors.NONE:
             raise ViolationError("I-19 no answer without the shard", f"{asked.message}")
 
     def _check_interval(self, asked: Asked, response: Message) -> None:
-        """I-25: a config of the group is what its members are told."""
+        """I-25: the heartbeat interval in the response is that of the group's configs."""
         if not isinstance(response, ConsumerGroupHeartbeatResponse) or response.error_code or response.member_epoch < 0:
             return
         if response.heartbeat_interval_ms != asked.interval_ms:
-            text = f"{response.heartbeat_interval_ms} ms are told, {asked.interval_ms} are configured"
+            text = f"the response has heartbeat interval {response.heartbeat_interval_ms}, not {asked.interval_ms} ms"
             raise ViolationError("I-25 group configs take effect", text)
 
     def _check_durable(self, process: SimulatedProcess, response: OffsetFetchResponse) -> None:
@@ -226,27 +243,27 @@ class AnswerChecks:
             if machine is None:
                 continue
             for topic in group.topics:
-                known = process.broker.image.topics_by_id.get(topic.topic_id)
-                name = topic.name or (known.name if known is not None else "")
+                topic_by_id = process.broker.image.topics_by_id.get(topic.topic_id)
+                name = topic.name or (topic_by_id.name if topic_by_id is not None else "")
                 for partition in topic.partitions:
                     key = CommitKey(group.group_id, name, partition.partition_index)
                     self._broker.observer.check_durable(machine, key, partition.committed_offset)
 
     def _check_expected(self, dialogue: Dialogue, asked: Asked, frame: bytes, response: Message) -> None:
-        """I-9: whatever way a request took, the answer is the one that its handler would give."""
+        """I-9: the response has the bytes that the handler computed, whatever path answered the request."""
         assert asked.expected is not None
         if asked.would_write:
-            text = f"{asked.message} wrote nothing, and another time would write {asked.would_write}"
+            text = f"{asked.message} wrote nothing; a repeated request would write {asked.would_write}"
             raise ViolationError("I-9 a repeated request makes no difference", text)
         if frame != asked.expected[4:]:
             body_at = decode_response_header(asked.expected[4:], asked.api_key, asked.version)[1]
             expected = response_class(asked.api_key).decode(asked.expected[4 + body_at :], asked.version)
-            text = f"{dialogue.client_id} is told {response}, not {expected}"
+            text = f"{dialogue.client_id} got {response}, the handler computes {expected}"
             raise ViolationError("I-9 a repeated answer is still true", text)
 
 
 class _Alone:
-    """A broker whose groups are asked directly, and change nothing."""
+    """The broker, with a group service that applies nothing."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._broker = process.broker
@@ -257,6 +274,8 @@ class _Alone:
 
 
 class _GroupsAlone:
+    """The group service, except that `call` runs an operation directly on the state machine and drops its records."""
+
     def __init__(self, process: SimulatedProcess) -> None:
         self.records: list[CoordinatorRecord] = []
         self._process = process
@@ -278,7 +297,7 @@ class _GroupsAlone:
 
 
 def _error_of(response: Message) -> int:
-    """The first error that it tells."""
+    """Returns the first error code in a response; 0 if there is none."""
     error = getattr(response, "error_code", 0)
     parts = getattr(response, "groups", ()) or getattr(response, "results", ()) or getattr(response, "topics", ())
     for part in parts:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that obeys nothing: wrong epochs, foreign ids, halves of dialogues, what no client library would send.
+"""A client that breaks the protocols: wrong epochs, ids of other members, incomplete dialogues, invalid values.
 
-In the groups of others it does only what must not harm them; in its own anything. No answer surprises it, but there has
-to be one that can be decoded.
+In its own groups (`RUDE_GROUPS`) it sends anything. In groups of other clients it sends only requests that must not
+harm them. It accepts every response that decodes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ Trick: TypeAlias = tuple[ApiKey, int, Message]
 
 
 class RudeClient(SimulatedClient):
-    """`trick` does one thing; it may be asked for the next while an answer is still to come, and then sometimes starts
-    anew.
+    """Sends one random request per call of `trick`.
+
+    If an earlier response is still to come, it sometimes reconnects first.
     """
 
     def __init__(
@@ -61,17 +62,18 @@ class RudeClient(SimulatedClient):
         super().__init__(f"rude-{number}", scene)
         self._groups = groups
         self._members_of = members_of
-        self._known: dict[str, list[tuple[str, int]]] = {group_id: [] for group_id in RUDE_GROUPS}
+        self._members: dict[str, list[tuple[str, int]]] = {group_id: [] for group_id in RUDE_GROUPS}
+        """Member ids and epochs that responses have given, by group; the last five of each group."""
         self._committed: dict[str, tuple[int, OffsetCommitRequest]] = {}
-        """The last commit without metadata, by group."""
+        """Version and request of the last commit without metadata, by group."""
         self._producer = -1, -1
         self.asked = 0
 
     def on_timeout(self) -> None:
-        """It does not care."""
+        """Does nothing: the next disturbance sends another request."""
 
     def trick(self, seed: int) -> None:
-        """Sends one request, which the seed decides."""
+        """Sends one request, drawn from the seed."""
         self.random = Random(seed)
         if self.is_waiting and self.random.random() < _IMPATIENT:
             self.reconnect()
@@ -117,8 +119,8 @@ class RudeClient(SimulatedClient):
         return self.random.choice((*self._groups, "no-group", ""))
 
     def _learn(self, api_key: ApiKey, version: int, group_id: str, body: bytes) -> None:
-        """Keeps what helps to misbehave further."""
-        if group_id not in self._known:
+        """Keeps member ids, epochs and producer ids of a response for later requests."""
+        if group_id not in self._members:
             return
         if api_key is ApiKey.JOIN_GROUP:
             joined = JoinGroupResponse.decode(body, version)
@@ -132,16 +134,16 @@ class RudeClient(SimulatedClient):
             self._producer = rude_transactions.producer_of(body) or self._producer
 
     def _remember(self, group_id: str, member_id: str, epoch: int) -> None:
-        self._known[group_id] = [known for known in self._known[group_id] if known[0] != member_id][-4:]
-        self._known[group_id].append((member_id, epoch))
+        self._members[group_id] = [member for member in self._members[group_id] if member[0] != member_id][-4:]
+        self._members[group_id].append((member_id, epoch))
 
     def _member(self, group_id: str) -> tuple[str, int]:
-        """A member id and an epoch: known and right, known and wrong, or of nobody."""
-        if group_id not in self._known:
+        """Returns a member id and an epoch: of a member, of a member but with a wrong epoch, or of no member."""
+        if group_id not in self._members:
             return self.random.choice([*self._members_of(group_id), "nobody"]), 10_000
-        if not self._known[group_id] or self.random.random() < 0.15:
+        if not self._members[group_id] or self.random.random() < 0.15:
             return self.random.choice(("nobody", "")), self.random.choice((-1, 0, 3))
-        member_id, epoch = self.random.choice(self._known[group_id])
+        member_id, epoch = self.random.choice(self._members[group_id])
         return member_id, epoch + self.random.choice((0,) * 12 + (-1, -2, 7))
 
     def _instance(self) -> str | None:
@@ -150,7 +152,7 @@ class RudeClient(SimulatedClient):
     # The classic protocol.
 
     def _join(self, group_id: str) -> Trick:
-        if group_id not in self._known and not group_id.startswith(("rude-new", "ggg")):
+        if group_id not in self._members and not group_id.startswith(("rude-new", "ggg")):
             return self._look(group_id)
         random = self.random
         version = random.choice((2, 5, 9))
@@ -187,8 +189,8 @@ class RudeClient(SimulatedClient):
             protocol_type=self.random.choice((None, "consumer", "consumer", "consumer", "connect", "connect")),
             protocol_name=self.random.choice((None, "range", "range", "range", "sticky", "sticky")),
             assignments=[
-                SyncGroupRequest.SyncGroupRequestAssignment(member_id=known, assignment=data)
-                for known, _ in self._known.get(group_id, [])
+                SyncGroupRequest.SyncGroupRequestAssignment(member_id=assigned_id, assignment=data)
+                for assigned_id, _ in self._members.get(group_id, [])
             ],
         )
         return ApiKey.SYNC_GROUP, 5, request
@@ -202,7 +204,7 @@ class RudeClient(SimulatedClient):
         return ApiKey.HEARTBEAT, 4, request
 
     def _leave(self, group_id: str) -> Trick:
-        if group_id not in self._known:
+        if group_id not in self._members:
             group_id = self.random.choice(("no-group", ""))
         members = [
             LeaveGroupRequest.MemberIdentity(member_id=self._member(group_id)[0], group_instance_id=self._instance())
@@ -215,10 +217,10 @@ class RudeClient(SimulatedClient):
     def _heartbeat(self, group_id: str) -> Trick:
         random = self.random
         if group_id == RUDE_GROUPS[-1] and random.random() < 0.95:
-            # One of its groups mostly stays a classic one.
+            # The last of its groups mostly stays a classic group.
             return random.choice((self._join, self._sync, self._commit))(group_id)
         member_id, epoch = self._member(group_id)
-        is_own = group_id in self._known or group_id.startswith(("rude-new", "ggg"))
+        is_own = group_id in self._members or group_id.startswith(("rude-new", "ggg"))
         if is_own and random.random() < 0.4:
             epoch, member_id = 0, member_id or f"rude-member-{random.randint(0, 6)}"
         request = ConsumerGroupHeartbeatRequest(
@@ -248,7 +250,7 @@ class RudeClient(SimulatedClient):
     def _commit(self, group_id: str) -> Trick:
         random = self.random
         member_id, epoch = self._member(group_id)
-        if group_id in self._known and random.random() < 0.3:
+        if group_id in self._members and random.random() < 0.3:
             member_id, epoch = "", -1
         elif random.random() < 0.1:
             epoch = -1
@@ -262,19 +264,19 @@ class RudeClient(SimulatedClient):
             for number in range(300 if is_large else random.randint(1, 3))
         ]
         topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=random.choice(_TOPICS), partitions=partitions)
-        if group_id not in self._known and (epoch < 0 or (member_id == "nobody" and not self._members_of(group_id))):
+        if group_id not in self._members and (epoch < 0 or (member_id == "nobody" and not self._members_of(group_id))):
             epoch = 10_000
         request = OffsetCommitRequest(
             group_id=group_id, generation_id_or_member_epoch=epoch, member_id=member_id, topics=[topic]
         )
         if version >= 7:
             request.group_instance_id = self._instance()
-        if group_id in self._known and version >= 8 and not metadata:
+        if group_id in self._members and version >= 8 and not metadata:
             self._committed[group_id] = version, request
         return ApiKey.OFFSET_COMMIT, version, request
 
     def _commit_again(self, group_id: str) -> Trick:
-        """The same as before, whatever has become of the member meanwhile."""
+        """Repeats the last commit of the group, even if its member has left or was fenced meanwhile."""
         if group_id not in self._committed:
             return self._commit(group_id)
         version, request = self._committed[group_id]
@@ -305,10 +307,10 @@ class RudeClient(SimulatedClient):
         ]
         return ApiKey.OFFSET_DELETE, 0, OffsetDeleteRequest(group_id=group_id, topics=topics)
 
-    # Looking, and groups as a whole.
+    # Deletions of groups, and requests that only read.
 
     def _delete_groups(self, group_id: str) -> Trick:
-        names = [group_id] if group_id in self._known else ["no-group", *self._members_of(group_id)[:0]]
+        names = [group_id] if group_id in self._members else ["no-group", *self._members_of(group_id)[:0]]
         return ApiKey.DELETE_GROUPS, 2, DeleteGroupsRequest(groups_names=names)
 
     def _look(self, group_id: str) -> Trick:
@@ -335,7 +337,7 @@ class RudeClient(SimulatedClient):
         return ApiKey.METADATA, version, MetadataRequest(topics=topics)
 
     def _transaction(self, group_id: str) -> Trick:
-        if group_id not in self._known:
+        if group_id not in self._members:
             group_id = self.random.choice(RUDE_GROUPS)
         member_id, epoch = self._member(group_id)
         return rude_transactions.trick(self.random, group_id, member_id, epoch, self._producer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rude client sends as a transactional producer."""
+"""The requests that a rude client sends as a transactional producer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDS: Final = ("rude-tx", "rude-tx", "rude-tx", "no-tx", "")
 
 
 def producer_of(body: bytes) -> tuple[int, int] | None:
-    """The producer that an answer to InitProducerId gives."""
+    """Returns producer id and epoch of an InitProducerId response, or None if it is an error."""
     response = InitProducerIdResponse.decode(body, _INIT_VERSION)
     return None if response.error_code else (response.producer_id, response.producer_epoch)
 
@@ -31,7 +31,7 @@ def producer_of(body: bytes) -> tuple[int, int] | None:
 def trick(
     random: Random, group_id: str, member_id: str, epoch: int, producer: tuple[int, int]
 ) -> tuple[ApiKey, int, Message]:
-    """One request of some producer."""
+    """Returns one random request: API key, version and message."""
     transactional_id = random.choice(_IDS)
     producer_id, producer_epoch = producer
     producer_id += random.choice((0,) * 9 + (1,))

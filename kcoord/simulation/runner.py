@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs setups and says what came of them. A failure is given with its seed and options, the disturbances that are left
-of it after shrinking, and the latest events: that is all that is needed to run it again.
+"""Runs setups, shrinks failures and reports them.
+
+The report of a failure has the seed and options, the disturbances that are left after shrinking, the latest events and
+the command that runs it again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _MOST_SHRINK_RUNS = 120
 
 @dataclass(slots=True)
 class Outcome:
-    """What one setup gave; `failure` is empty where all invariants held."""
+    """The result of one run. `failure` is empty if all invariants held."""
 
     setup: Setup
     options: str
@@ -41,7 +43,7 @@ class Outcome:
 
 
 def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
-    """Runs one setup to its end, or to the first violation. Any other exception counts as one."""
+    """Runs one setup to its end or to the first violation. Any other exception counts as a violation of I-0."""
     world = World(setup, fault)
     failure = invariant = ""
     with fault.planted(), world.surroundings():
@@ -68,9 +70,9 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
         world.broker.observer.transitions,
         world.trace.latest(),
         [
-            f"{number}: {one}"
-            for number, one in enumerate(world.disturbances)
-            if number not in setup.without and one.at_ms <= elapsed_ms
+            f"{number}: {disturbance}"
+            for number, disturbance in enumerate(world.disturbances)
+            if number not in setup.without and disturbance.at_ms <= elapsed_ms
         ],
     )
 
@@ -78,7 +80,10 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
 def shrink(
     failed: Outcome, fault: Fault = NO_FAULT, on_run: Callable[[Outcome], None] = lambda outcome: None
 ) -> Outcome:
-    """Leaves out as many disturbances as possible, in ever smaller portions, while the same invariant still fails."""
+    """Returns a run that breaks the same invariant with fewer disturbances.
+
+    Leaves disturbances out in ever smaller portions, for at most `_MOST_SHRINK_RUNS` runs.
+    """
     best = failed
     runs = 0
     portion = max(len(best.disturbances) // 2, 1)
@@ -104,7 +109,7 @@ def shrink(
 
 
 def report(outcome: Outcome) -> str:
-    """The whole story of a failed setup."""
+    """Returns the text that describes a failed run, and the command that repeats it."""
     setup = outcome.setup
     lines = [f"seed {outcome.seed} failed at step {outcome.steps}, after {outcome.virtual_ms} virtual ms"]
     lines.append(f"  {outcome.options}")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The invariants that can be seen inside the broker, by the names of the reliability list; looked at after every step,
-as far as a group has changed since the last look.
+"""The invariants of the broker's state, checked after every step of a run.
+
+`BrokerChecks.after_step` checks a group only if its shard's log or the group's version has changed since the last
+check. Every `_REBUILD_EVERY_STEPS` steps it also compares the state machines with what their logs replay to (I-17).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _Seen: TypeAlias = tuple[SimulatedProcess, int, int]
 
 
 class BrokerChecks:
-    """See the module's text. `group_ids` are looked at one by one, all others as parts of their shards."""
+    """The checks of one run. `group_ids` are checked group by group, all other groups as parts of their shards."""
 
     def __init__(self, broker: SimulatedBroker, group_ids: list[str], commits: AcknowledgedCommits) -> None:
         self._broker = broker
@@ -48,9 +50,10 @@ class BrokerChecks:
         self._actions = 0
         self._has_acted_once = True
         self._activity: tuple[SimulatedProcess, int, int] | None = None
-        """What the process had done at the last look."""
+        """The process and its counts of actions and turns at the last check."""
 
     def after_step(self) -> None:
+        """Raises ViolationError if an invariant does not hold after a step."""
         self._steps += 1
         if self._broker.observer.violation is not None:
             raise self._broker.observer.violation
@@ -58,8 +61,9 @@ class BrokerChecks:
         if process is None:
             return
         runtime = process.broker.groups.shards
-        if runtime.statistics.operations_failed or process.broker.transactions.shards.statistics.operations_failed:
-            raise ViolationError("I-0 no unexpected error", "an operation, timer or task raised an exception")
+        for statistics in (runtime.statistics, process.broker.transactions.shards.statistics):
+            if statistics.operations_failed or statistics.invariants_broken:
+                raise ViolationError("I-0 no unexpected error", "an operation, timer or task raised an exception")
         self._has_acted_once = process.loop.actions <= self._actions + 1
         self._actions = process.loop.actions
         activity = process, process.loop.actions, process.loop.turns
@@ -84,7 +88,7 @@ class BrokerChecks:
                 self._check_group(machine, group, group_id)
 
     def group(self, group_id: str) -> Group | None:
-        """The group as its shard has it, None while that is not active."""
+        """Returns the group from its shard; None if there is no such group or the shard is not active."""
         process = self._broker.process
         machine = process.machine_of(group_id) if process is not None else None
         return machine.group(group_id) if machine is not None else None
@@ -107,7 +111,7 @@ class BrokerChecks:
             check_classic_group(group, self._broker.config.group_max_size)
 
     def _note_state(self, group_id: str, group: Group | None) -> None:
-        """For the report of what was reached."""
+        """Counts the transition if the group's type or state has changed since the last check."""
         state = f"{group.type.value} {group.state.value}" if group is not None else "none"
         before = self._states.get(group_id, "none")
         if before != state:
@@ -115,14 +119,14 @@ class BrokerChecks:
             self._broker.observer.transitions[f"group: {before} -> {state}"] += 1
 
     def _check_life(self, machine: GroupCoordinatorShard, group_id: str, group: Group) -> None:
-        """I-20: a group that is converted with its members goes on counting."""
+        """I-20: a group that is converted with its members continues at its epoch or a later one."""
         epoch = group.group_epoch if isinstance(group, ConsumerGroup) else getattr(group, "generation", 0)
         before = self._lives.get(group_id)
         self._lives[group_id] = machine, group.type.value, epoch, group.is_empty()
         if before is None or before[0] is not machine or before[1] == group.type.value or before[3]:
             return
         if not self._has_acted_once:
-            # The group may have been emptied and made anew since the last look.
+            # With several actions since the last check, the group may have been deleted and created again.
             return
         self._broker.trace.add("converted", f"{group_id} {before[1]} {before[2]} to {group.type.value} {epoch}")
         if not group.is_empty() and epoch < before[2]:
@@ -130,9 +134,9 @@ class BrokerChecks:
             raise ViolationError("I-20 a conversion keeps the epoch", text)
 
     def _check_downgrade(self, group: Group) -> None:
-        """I-20: a group with classic members only becomes a classic group, and rebalances if it has to.
+        """I-20: a downgrade is carried out. A timer for its next step is armed until it is complete, even after a load.
 
-        Until then a timer is armed for the next step, also after a crash.
+        A consumer group with classic members only becomes a classic group, which rebalances if it has to.
         """
         process = self._broker.process
         shard = (
@@ -144,27 +148,31 @@ class BrokerChecks:
             return
         timer = unfinished(self._broker.config, group, 0)
         if timer is not None and shard.timers.deadline_ms(timer.key) is None:
-            text = f"{group.type.value} group {group.group_id} waits for {timer.key.kind}, which no timer brings"
+            text = f"{group.type.value} group {group.group_id} has no timer {timer.key.kind}"
             raise ViolationError("I-20 a downgrade is carried out", text)
 
     def _check_epochs(self, machine: GroupCoordinatorShard, group: ConsumerGroup) -> None:
-        """I-5: the epochs of a group do not go back while it lives. I-6: an empty group has nothing to assign."""
+        """I-5: the epochs of a group never decrease while it exists. I-6: an empty group has no outdated target."""
         if self._broker.config.is_kafka_4_4 and group.is_empty() and group.assignment_epoch != group.group_epoch:
             text = f"{group.group_id} is empty at group epoch {group.group_epoch}, assignment {group.assignment_epoch}"
-            raise ViolationError("I-6 nothing in an empty group", text)
+            raise ViolationError("I-6 an empty group has nothing left", text)
         before = self._epochs.get(group.group_id)
         self._epochs[group.group_id] = group, group.group_epoch, group.assignment_epoch
         if before is None or before[0] is not group:
             return
         if group.group_epoch < before[1] or group.assignment_epoch < before[2]:
-            text = f"{group.group_id} went from {before[1:]} to {group.group_epoch}, {group.assignment_epoch}"
+            text = (
+                f"{group.group_id}: group and assignment epoch went from {before[1:]} to "
+                f"{(group.group_epoch, group.assignment_epoch)}"
+            )
             raise ViolationError("I-5 epochs grow", text)
 
     # The log.
 
     def rebuild(self) -> None:
-        """I-17: the state in memory is what the log, compacted or not, replays to; also from a snapshot. Looked at only
-        where nothing is being written.
+        """I-17: the state in memory is what the log, compacted or not, and the snapshot replay to.
+
+        Does nothing while the process has writes in flight.
         """
         process = self._broker.process
         if process is None or not process.is_quiet:
@@ -185,7 +193,7 @@ class BrokerChecks:
                 raise ViolationError("I-17 live state is the log's state", f"transactions {shard_id}")
 
     def _check_counts(self, process: SimulatedProcess, shard_id: int, machine: GroupCoordinatorShard) -> None:
-        """I-29: the counts that metrics show add up."""
+        """I-29: without writes in flight, the offsets of shard and log are equal, and groups by type add up."""
         durable, following = process.broker.groups.shards.offsets(shard_id)
         log = process.folder.internal_log(TOPICS["groups"], shard_id)
         end_offset = log.end_offset if log is not None else 0
@@ -199,7 +207,10 @@ class BrokerChecks:
             raise ViolationError("I-29 counts add up", f"{len(groups)} groups, by type {list(map(len, by_type))}")
 
     def _rebuilt(self, process: SimulatedProcess, shard_id: int) -> list[tuple[str, GroupCoordinatorShard]]:
-        """Fresh state machines, without any planted fault: of the whole log, and of the snapshot where there is one."""
+        """Returns fresh state machines with their names: one from the whole log, one from the snapshot if it is usable.
+
+        They are the real state machine even if a fault has planted another one.
+        """
         log = process.folder.internal_log(TOPICS["groups"], shard_id)
         if log is None:
             return []
@@ -208,7 +219,7 @@ class BrokerChecks:
             lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde()
         )
         runtime.load(0, log.batches(log.start_offset), 0, log.end_offset)
-        found = [("the log", runtime.machine(0))]
+        machines = [("the log", runtime.machine(0))]
         try:
             snapshot = read_snapshot(self._broker.disk, log.directory)
         except (OSError, SnapshotError):
@@ -216,8 +227,8 @@ class BrokerChecks:
         fits = snapshot is not None and log.start_offset <= snapshot.offset <= snapshot.end_offset <= log.end_offset
         if snapshot and fits and not may_miss_deletions(snapshot, log, process.broker.now_ms(), TOMBSTONES_KEPT_MS):
             runtime.load(1, log.batches(snapshot.offset), 0, log.end_offset, snapshot.chunks)
-            found.append(("the snapshot", runtime.machine(1)))
-        return [(f"shard {shard_id}, {name}", machine) for name, machine in found if machine is not None]
+            machines.append(("the snapshot", runtime.machine(1)))
+        return [(f"shard {shard_id}, {name}", machine) for name, machine in machines if machine is not None]
 
     def _rebuilt_transactions(self, process: SimulatedProcess, shard_id: int) -> Mapping[str, object]:
         log = process.folder.internal_log(TOPICS["transactions"], shard_id)
@@ -235,8 +246,9 @@ class BrokerChecks:
 
 
 def check_expiry(machine: GroupCoordinatorShard) -> None:
-    """I-14 at its edge: an offset with a time of its own, of a group without members, is there until just before that
-    time and goes with it. Nothing of what the shard says is carried out.
+    """I-14 at its limit: an offset with an expire timestamp expires at that millisecond and not before.
+
+    Asks the shard to expire its offsets and applies nothing. Checks the first such offset of a simple group.
     """
     offsets = machine.hard_state()["offsets"]
     assert isinstance(offsets, dict)
@@ -253,23 +265,24 @@ def check_expiry(machine: GroupCoordinatorShard) -> None:
                 if isinstance(record.key, OffsetCommitKey)
             )
             if is_gone != (now_ms == expires_ms):
-                text = f"{key} expires at {expires_ms}, at {now_ms} it is {'gone' if is_gone else 'there'}"
+                text = f"{key} expires at {expires_ms}; at {now_ms} it {'has' if is_gone else 'has not'} expired"
                 raise ViolationError("I-14 offsets do not expire early", text)
         return
 
 
 def _difference(name: str, live: Mapping[str, object], rebuilt: GroupCoordinatorShard) -> str:
-    other = rebuilt.hard_state()
+    """Returns the differences between the state in memory and a rebuilt state machine as text."""
+    rebuilt_state = rebuilt.hard_state()
     lines = [name]
     for part in live:
-        one, two = live[part], other[part]
-        if one == two:
+        old, new = live[part], rebuilt_state[part]
+        if old == new:
             continue
-        if isinstance(one, dict) and isinstance(two, dict):
-            keys = [key for key in {**one, **two} if one.get(key) != two.get(key)]
-            lines += [f"  {part} {key}:\n    in memory {one.get(key)}\n    rebuilt   {two.get(key)}" for key in keys]
+        if isinstance(old, dict) and isinstance(new, dict):
+            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+            lines += [f"  {part} {key}:\n    in memory {old.get(key)}\n    rebuilt   {new.get(key)}" for key in keys]
         else:
-            lines.append(f"  {part}: {one} rebuilt {two}")
+            lines.append(f"  {part}: in memory {old}, rebuilt {new}")
     return "\n".join(lines)
 
 
@@ -281,26 +294,26 @@ def partitions_of(assignment: Mapping[bytes, Collection[int]]) -> set[TopicParti
 
 
 def check_consumer_group(group: ConsumerGroup, image: MetadataImage, most_members: int) -> None:
-    """I-1 from the coordinator's side, I-2, I-3, I-5 to I-8, I-26."""
+    """Checks I-1 in the view of the coordinator, I-2, I-3, I-5 to I-8 and I-26."""
     if group.assignment_epoch > group.group_epoch:
         raise ViolationError("I-5 epochs are ordered", _text(group))
     if len(group.members) > most_members:
         raise ViolationError("I-26 limits hold", f"{len(group.members)} members, {most_members} are allowed")
     if not group.members and (group.target_assignment or group.resolved_regexes or group.static_members):
-        raise ViolationError("I-6 nothing is left of the members of an empty group", _text(group))
+        raise ViolationError("I-6 an empty group has nothing left", _text(group))
     owners: dict[TopicPartition, str] = {}
     for member in group.members.values():
         _check_member(group, member)
         for partition in partitions_of(member.assigned) | partitions_of(member.pending_revocation):
             if owners.setdefault(partition, member.member_id) != member.member_id:
-                raise ViolationError("I-1 one owner", f"{partition} twice in {_text(group)}")
+                raise ViolationError("I-1 one owner", f"{partition} has two owners in {_text(group)}")
     _check_target(group, image)
 
 
 def _check_member(group: ConsumerGroup, member: ConsumerGroupMember) -> None:
     assigned, pending = partitions_of(member.assigned), partitions_of(member.pending_revocation)
     if assigned & pending:
-        raise ViolationError("I-3 assigned and pending are apart", f"{member} of {_text(group)}")
+        raise ViolationError("I-3 assigned and pending are disjoint", f"{member} of {_text(group)}")
     if member.member_epoch > group.assignment_epoch:
         raise ViolationError("I-5 epochs are ordered", f"{member} of {_text(group)}")
     if bool(pending) != (member.state is MemberState.UNREVOKED_PARTITIONS):
@@ -308,30 +321,33 @@ def _check_member(group: ConsumerGroup, member: ConsumerGroupMember) -> None:
     target = partitions_of(group.target_assignment_of(member.member_id))
     is_there = member.member_epoch == group.assignment_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS
     if is_there and not assigned <= target:
-        raise ViolationError("I-8 nothing of another's target", f"{member} of {_text(group)}")
+        raise ViolationError("I-8 a settled member owns only its target", f"{member} of {_text(group)}")
     if group.state.value == "Stable" and (not is_there or group.group_epoch != group.assignment_epoch):
         raise ViolationError("I-7 stable means settled", f"{member} of {_text(group)}")
 
 
 def _check_target(group: ConsumerGroup, image: MetadataImage) -> None:
-    """I-2: as soon as the target is that of the group epoch, and the group has seen the topics as they are."""
-    meant: dict[TopicPartition, str] = {}
+    """I-2: the target has every subscribed partition once.
+
+    Completeness is checked only if the target is of the current group epoch and of the current topics.
+    """
+    target: dict[TopicPartition, str] = {}
     for member_id, assignment in group.target_assignment.items():
         if member_id not in group.members:
             raise ViolationError("I-2 the target is for members", f"{member_id} in {_text(group)}")
         for partition in partitions_of(assignment):
-            if meant.setdefault(partition, member_id) != member_id:
-                raise ViolationError("I-2 everything is meant for one member", f"{partition} in {_text(group)}")
+            if target.setdefault(partition, member_id) != member_id:
+                raise ViolationError("I-2 a partition has one target member", f"{partition} in {_text(group)}")
     names = group.subscribed_topic_names()
-    # A group that was converted begins with what its classic leader had assigned, which may be anything.
+    # The first target of a converted group is the assignment of its classic leader, which may be anything.
     is_computed = group.assignment_timestamp_ms > 0
     is_current = group.members and is_computed and group.group_epoch == group.assignment_epoch
     if not is_current or group.metadata_hash != metadata_hash(image, names):
         return
     topics = [image.topics[name] for name in names if name in image.topics]
-    wanted = {(topic.id, partition.partition_id) for topic in topics for partition in topic.partitions}
-    if meant.keys() != wanted:
-        text = f"{len(meant.keys() ^ wanted)} partitions differ in {_text(group)}"
+    subscribed = {(topic.id, partition.partition_id) for topic in topics for partition in topic.partitions}
+    if target.keys() != subscribed:
+        text = f"target and subscribed partitions differ in {len(target.keys() ^ subscribed)}: {_text(group)}"
         raise ViolationError("I-2 every subscribed partition is in the target", text)
 
 
@@ -347,18 +363,18 @@ def _text(group: ConsumerGroup) -> str:
 
 
 def check_classic_group(group: ClassicGroup, most_members: int) -> None:
-    """I-26, and what the barriers count on."""
+    """Checks I-26, I-29 (the counters that end the phases of a rebalance) and I-7 (the leader)."""
     parked = sum(member.is_awaiting_join for member in group.members.values())
     if parked != group.awaiting_join:
-        text = f"{group.group_id}: {parked} wait to join, {group.awaiting_join} are counted"
+        text = f"{group.group_id}: {parked} members await JoinGroup, the counter is {group.awaiting_join}"
         raise ViolationError("I-29 counts add up", text)
     if not group.pending_sync <= group.members.keys() or not set(group.static_members.values()) <= group.members.keys():
         raise ViolationError("I-29 counts add up", f"{group.group_id}: {group.pending_sync} {group.static_members}")
-    # Static members stay in a generation that they have not joined, beyond the limit, as in Kafka.
+    # As in Kafka, static members stay in a generation that they have not joined, even above the limit.
     dynamic = sum(not member.is_static for member in group.members.values())
     if group.state.value in ("Stable", "CompletingRebalance") and dynamic > most_members:
         raise ViolationError("I-26 limits hold", f"{dynamic} members, {most_members} are allowed")
-    # A group that was downgraded has none until it rebalances (`BrokerChecks._check_downgrade`).
+    # A downgraded group has no leader until it rebalances (`BrokerChecks._check_downgrade`).
     leaders = {None, *group.members} if group.state.value == "Stable" else group.members.keys()
     if group.members and group.state.value in ("Stable", "CompletingRebalance") and group.leader not in leaders:
-        raise ViolationError("I-7 a generation has a leader", f"{group.group_id} {group.leader}")
+        raise ViolationError("I-7 a generation has a leader", f"{group.group_id} has leader {group.leader}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs came to, added up: events, faults, states that groups and transactions went through, rare branches."""
+"""The sums over several runs: events, faults, and state transitions of groups and transactions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FAULT_EVENTS: Final = frozenset(
         *("member-crash", "member-leave", "member-pause", "subscribe", "freeze", "lull"),
     }
 )
-"""Events that are faults, or their direct effects."""
+"""Kinds of events that are faults or their direct effects."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """Sums over outcomes. `failures` are the outcomes that failed."""
+    """Sums over outcomes, and the outcomes that failed."""
 
     runs: int = 0
     steps: int = 0
@@ -42,7 +42,7 @@ class Summary:
             self.failures.append(outcome)
 
     def to_json(self) -> dict[str, object]:
-        """What `lines` say, and the failures, for programs."""
+        """Returns the sums and the failures for programs."""
         return {
             "runs": self.runs,
             "steps": self.steps,
@@ -56,6 +56,7 @@ class Summary:
         }
 
     def lines(self) -> Iterator[str]:
+        """Yields the sums as text."""
         yield f"{self.runs} runs, {self.steps} steps, {self.virtual_ms / 1000:.1f} s of virtual time"
         yield "events: " + _listed({kind: n for kind, n in self.events.items() if kind not in FAULT_EVENTS})
         yield "faults: " + _listed({kind: n for kind, n in self.events.items() if kind in FAULT_EVENTS})

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds the server in a run: an ear for its log, in which a defect would show that it survives, and an eye on
-its short cuts, of which nothing else tells.
+"""Changes to the server's modules that last as long as a run.
+
+* A handler of the server's log: an unexpected exception that the server survives and logs is a violation (I-0).
+* Counters around the fast paths: nothing else shows whether a fast path or a handler answered a request.
+* Limits far below those of production, so that a small world reaches them.
 """
 
 from __future__ import annotations
@@ -30,20 +33,20 @@ _EVENTS: Final = {
     "Writing to the log of %s failed: %s": "failed",
     "Loading shard %d of %s failed: %s": "open-failed",
 }
-"""Lines that count as events."""
+"""Kinds of events in the trace, by the format of the server's log line; all other lines are events of kind "log"."""
 _SHORT_CUTS: Final[Mapping[type[FastPath], str]] = {
     HeartbeatFastPath: "steady",
     CommitFastPath: "packed-commit",
     FetchFastPath: "packed-fetch",
     MetadataFastPath: "same-metadata",
 }
-"""Events that say which way a request took."""
+"""Kinds of events in the trace, by the fast path that answered a request."""
 _SIMULATED: Final = (OSError, StorageError, KafkaError)
-"""Errors that have their reason in the world around."""
+"""Errors that simulated faults cause; all others in the server's log are violations."""
 
 
-class _Ear(logging.Handler):
-    """Hears what the server logs."""
+class _LogObserver(logging.Handler):
+    """Adds the server's log lines to the trace, and reports unexpected exceptions."""
 
     def __init__(self, trace: Trace, observer: Observer) -> None:
         super().__init__()
@@ -59,18 +62,23 @@ class _Ear(logging.Handler):
             self._observer.violated(violation)
 
 
-def _told(trace: Trace, event: str, answer: Callable[..., FastAnswer]) -> Callable[..., FastAnswer]:
-    def told(self: FastPath, frame: bytes, now_ms: int) -> FastAnswer:
-        found = answer(self, frame, now_ms)
-        if found is not None:
-            trace.add(event)
-        return found
+def _counted(trace: Trace, event: str, answer: Callable[..., FastAnswer]) -> Callable[..., FastAnswer]:
+    """Wraps the `answer` method of a fast path: each answer adds an event to the trace."""
 
-    return told
+    def counted(self: FastPath, frame: bytes, now_ms: int) -> FastAnswer:
+        fast_answer = answer(self, frame, now_ms)
+        if fast_answer is not None:
+            trace.add(event)
+        return fast_answer
+
+    return counted
 
 
 def _limits(options: Options) -> list[tuple[object, str, object]]:
-    """Limits far below those of the server, so that they are reached in a small world."""
+    """Returns (module, name, value) of the limits that differ from production.
+
+    ORDER_SECONDS is the exception: it is far above production, see `controller`.
+    """
     limits: list[tuple[object, str, object]] = [
         (shard_snapshots, "LEAST_GROWTH_AT_STOP_BYTES", 500),
         (shard_logs, "LOAD_SLICE_BYTES", 2_048),
@@ -85,17 +93,17 @@ def _limits(options: Options) -> list[tuple[object, str, object]]:
 
 @contextmanager
 def around(options: Options, trace: Trace, observer: Observer) -> Iterator[None]:
-    """As long as a run lasts."""
+    """Applies the changes while a run lasts, and restores the modules afterwards."""
     logger = logging.getLogger("kcoord")
-    ear = _Ear(trace, observer)
+    log_observer = _LogObserver(trace, observer)
     before = logger.level, logger.propagate
     limits = [(owner, name, getattr(owner, name)) for owner, name, _ in _limits(options)]
     answers = [(fast_path, fast_path.answer) for fast_path in _SHORT_CUTS]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    logger.addHandler(ear)
+    logger.addHandler(log_observer)
     for fast_path, answer in answers:
-        fast_path.answer = _told(trace, _SHORT_CUTS[fast_path], answer)  # type: ignore[method-assign]
+        fast_path.answer = _counted(trace, _SHORT_CUTS[fast_path], answer)  # type: ignore[method-assign]
     for owner, name, value in _limits(options):
         setattr(owner, name, value)
     try:
@@ -107,4 +115,4 @@ def around(options: Options, trace: Trace, observer: Observer) -> Iterator[None]
             fast_path.answer = answer  # type: ignore[method-assign]
         level, logger.propagate = before
         logger.setLevel(level)
-        logger.removeHandler(ear)
+        logger.removeHandler(log_observer)

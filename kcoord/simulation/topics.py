@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of an operator of topics and configs: topics come, grow, go and come again, and groups get configs. All by
-requests to the broker, which asks the controller.
+"""A model of an operator who creates, grows, deletes and recreates topics, and alters configs of groups.
 
-What an answer has told is so from then on (M-1): the topic, its partitions and configs are shown, or are gone, until
-the operator changes them again, also after a crash. Where an answer does not come nobody knows for a while.
+All changes are requests to the broker, which forwards them to the controller. Once the broker has acknowledged a
+change, its describe APIs must show the change until the operator makes another one, also after a crash (M-1). If a
+response does not come, both outcomes are possible for `_UNSURE_MS`. After that time the operator has to describe the
+topic or group before it is sure again.
 """
 
 from __future__ import annotations
@@ -45,14 +46,20 @@ _MOST_PARTITIONS: Final = 12
 _MOST_WAITING: Final = 5
 _PATIENCE_MS: Final = 30_000
 _UNSURE_MS: Final = 60_000
-"""How long a request that was not answered may still take effect."""
+"""How long a request without a response may still take effect."""
 _SET, _DELETE = 0, 1
+_GROWN_OR_DELETED: Final = frozenset(
+    {Errors.INVALID_PARTITIONS, Errors.INVALID_REPLICA_ASSIGNMENT, Errors.UNKNOWN_TOPIC_OR_PARTITION}
+)
+"""Errors of CreatePartitions if an earlier request has taken effect. INVALID_REPLICA_ASSIGNMENT: the topic has grown by
+less than this request asks for, so the request assigns replicas of too many partitions.
+"""
 _TRY_AGAIN: Final = frozenset({Errors.NOT_CONTROLLER, Errors.REQUEST_TIMED_OUT})
-_TOLD: Final = "M-1 what was told of the metadata is so"
+_ACKNOWLEDGED: Final = "M-1 acknowledged changes of metadata are visible"
 
 
 def new_topic(name: str, partitions: int, **configs: str) -> CreateTopicsRequest.CreatableTopic:
-    """A topic that the broker of the simulation leads. In names of configs "_" stands for "."."""
+    """Returns a topic whose partitions the broker under test leads. In names of configs "_" stands for "."."""
     return CreateTopicsRequest.CreatableTopic(
         name=name,
         num_partitions=-1,
@@ -69,7 +76,7 @@ def new_topic(name: str, partitions: int, **configs: str) -> CreateTopicsRequest
 
 
 def first_topics(options: Options) -> list[CreateTopicsRequest.CreatableTopic]:
-    """Those that are there before the first client."""
+    """Returns the topics that exist before the first client starts."""
     topics = [new_topic(FIRST_TOPIC, options.partitions)]
     if options.record_producers:
         topics.append(new_topic(FLUSHED_TOPIC, RECORD_PARTITIONS, flush_messages="1"))
@@ -78,13 +85,13 @@ def first_topics(options: Options) -> list[CreateTopicsRequest.CreatableTopic]:
 
 
 class TopicAdmin(SimulatedClient):
-    """See the module's text. One request at a time; what is to be done meanwhile waits."""
+    """Sends one request at a time and checks M-1. Changes wait while a request is under way, a few at most."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__("topic-admin", scene)
         self._trace = scene.trace
         self._partitions = {FIRST_TOPIC: self.options.partitions, LATER_TOPIC: 0}
-        """As many as the last answer told."""
+        """Partitions by topic, as the last response has shown or acknowledged them."""
         self._configs: dict[tuple[str, str], str | None] = {}
         self._unsure_until_ms: dict[str, int] = {}
         self._subject = ""
@@ -96,7 +103,12 @@ class TopicAdmin(SimulatedClient):
         self._next()
 
     def _is_sure(self, subject: str) -> bool:
-        return self.clock.now_ms >= self._unsure_until_ms.get(subject, 0)
+        return subject not in self._unsure_until_ms
+
+    def _described(self, subject: str, asked_ms: int) -> None:
+        """Makes the operator sure of a subject if no earlier request could take effect after it was described."""
+        if asked_ms >= self._unsure_until_ms.get(subject, 0):
+            self._unsure_until_ms.pop(subject, None)
 
     def _do(self, action: Callable[[], None]) -> None:
         if len(self._waiting) < _MOST_WAITING:
@@ -108,12 +120,16 @@ class TopicAdmin(SimulatedClient):
             self._waiting.popleft()()
 
     def _take(self, error: int, expected: frozenset[Errors] = frozenset()) -> bool:
-        """Whether the change was made. An error that is not `expected` shows that the broker knows other topics."""
+        """Returns whether the change was made.
+
+        Raises ViolationError if the error shows that the broker has other topics than it acknowledged. `expected` are
+        the errors that are possible while an earlier request may still have taken effect.
+        """
         self._trace.add("topic-admin", f"{self._subject} {Errors(error).name}")
         if not error:
             return True
         if error in _TRY_AGAIN:
-            # The answer of the controller may have been lost on its way to the broker.
+            # The controller may have made the change, and its response was lost on the way to the broker.
             self._unsure_until_ms[self._subject] = self.clock.now_ms + _UNSURE_MS
         elif self._is_sure(self._subject) or error not in expected:
             raise self.unexpected(error, f"a change of {self._subject}")
@@ -122,7 +138,7 @@ class TopicAdmin(SimulatedClient):
     # Topics.
 
     def change(self, random: Random) -> None:
-        """The first topic only grows; the later one comes, grows, goes and comes again."""
+        """Changes or describes a topic. The first topic only grows; the later one is also created and deleted."""
         self._do(lambda: self._change(random))
 
     def _change(self, random: Random) -> None:
@@ -175,7 +191,7 @@ class TopicAdmin(SimulatedClient):
     def _grow(self, name: str, count: int) -> None:
         def on_answer(body: bytes) -> None:
             error = CreatePartitionsResponse.decode(body, 3).results[0].error_code
-            if self._take(error, frozenset({Errors.INVALID_PARTITIONS, Errors.UNKNOWN_TOPIC_OR_PARTITION})):
+            if self._take(error, _GROWN_OR_DELETED):
                 self._partitions[name] = count
                 self._look()
 
@@ -188,10 +204,12 @@ class TopicAdmin(SimulatedClient):
         self._ask(name, ApiKey.CREATE_PARTITIONS, 3, request, on_answer)
 
     def _look(self) -> None:
-        """What was told must be shown, a few partitions at a time."""
-        self._look_from(None, {})
+        """Describes all topics, page by page, and compares them with what was acknowledged (M-1)."""
+        self._look_from(None, {}, self.clock.now_ms)
 
-    def _look_from(self, cursor: DescribeTopicPartitionsRequest.Cursor | None, seen: dict[str, int]) -> None:
+    def _look_from(
+        self, cursor: DescribeTopicPartitionsRequest.Cursor | None, seen: dict[str, int], asked_ms: int
+    ) -> None:
         def on_answer(body: bytes) -> None:
             response = DescribeTopicPartitionsResponse.decode(body, 0)
             for topic in response.topics:
@@ -202,12 +220,14 @@ class TopicAdmin(SimulatedClient):
                 cursor = DescribeTopicPartitionsRequest.Cursor(
                     topic_name=after.topic_name, partition_index=after.partition_index
                 )
-                self._waiting.appendleft(lambda: self._look_from(cursor, seen))
+                self._waiting.appendleft(lambda: self._look_from(cursor, seen, asked_ms))
                 return
             for name, count in self._partitions.items():
                 if self._is_sure(name) and seen[name] != count:
-                    raise ViolationError(_TOLD, f"{name} has {seen[name]} partitions, {count} were told")
+                    text = f"{name} has {seen[name]} partitions, {count} were acknowledged"
+                    raise ViolationError(_ACKNOWLEDGED, text)
                 self._partitions[name] = seen[name]
+                self._described(name, asked_ms)
 
         names = [DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in self._partitions]
         request = DescribeTopicPartitionsRequest(
@@ -219,14 +239,14 @@ class TopicAdmin(SimulatedClient):
         def on_answer(body: bytes) -> None:
             response = DescribeClusterResponse.decode(body, 1)
             if response.error_code or response.controller_id != CONTROLLER_ID or len(response.brokers) < 2:
-                raise ViolationError(_TOLD, f"the cluster is {response}")
+                raise ViolationError(_ACKNOWLEDGED, f"the cluster is {response}")
 
         self._ask("", ApiKey.DESCRIBE_CLUSTER, 1, DescribeClusterRequest(), on_answer)
 
     # Configs.
 
     def configure(self, random: Random, group_ids: list[str]) -> None:
-        """Sessions only get longer: clients here do not ask for them, and rely on the broker's."""
+        """Alters one config of a group. Session timeouts only grow, because the model clients count on the broker's."""
         self._do(lambda: self._configure(random, group_ids))
 
     def _configure(self, random: Random, group_ids: list[str]) -> None:
@@ -256,12 +276,19 @@ class TopicAdmin(SimulatedClient):
         self._ask(group_id, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, request, on_answer)
 
     def _look_at_configs(self, group_id: str) -> None:
+        asked_ms = self.clock.now_ms
+
         def on_answer(body: bytes) -> None:
             (result,) = DescribeConfigsResponse.decode(body, 4).results
             shown = {config.name: config.value for config in result.configs}
             for (group, name), value in self._configs.items():
-                if group == group_id and value is not None and self._is_sure(group_id) and shown.get(name) != value:
-                    raise ViolationError(_TOLD, f"{group_id} has {name}={shown.get(name)}, {value} was told")
+                if group != group_id:
+                    continue
+                if value is not None and self._is_sure(group_id) and shown.get(name) != value:
+                    text = f"{group_id} has {name}={shown.get(name)}, {value} was acknowledged"
+                    raise ViolationError(_ACKNOWLEDGED, text)
+                self._configs[group, name] = shown.get(name)
+            self._described(group_id, asked_ms)
 
         resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=GROUP_RESOURCE, resource_name=group_id, configuration_keys=None

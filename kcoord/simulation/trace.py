@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened, as a hash of everything and as text of the latest events; and the error that ends a run."""
+"""The trace of a run: a hash over all events, the text of the latest ones, and the error that ends a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEPT_EVENTS: Final = 60
 
 
 class ViolationError(Exception):
-    """An invariant does not hold; `invariant` is its name."""
+    """Raised if an invariant does not hold. `invariant` is its name, such as "I-1 one owner"."""
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -21,7 +21,7 @@ class ViolationError(Exception):
 
 
 class Trace:
-    """Every event of a run goes through `add`, so that equal hashes mean equal runs."""
+    """Counts, hashes and keeps events. Every event of a run goes through `add`, so equal hashes mean equal runs."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.counts: Counter[str] = Counter()

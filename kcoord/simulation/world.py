@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One simulated cluster: a broker, groups of model members, other clients, and what goes wrong around them.
+"""One simulated cluster: a broker, a controller, groups of model members, other clients, and their disturbances.
 
-A run has two phases. In the first, everything fails as the options say, and safety is checked after every step. In the
-second nothing fails any more, and all clients have to settle within a time that follows from their timeouts.
+A run has two phases. In the first, faults happen as the options say, and the invariants are checked after every step.
+In the second no faults happen, and all clients have to settle within a time that follows from their timeouts (I-28).
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ _RUDE_CLIENTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """All that a run depends on; two runs of equal setups are the same run. `without` leaves disturbances out by their
-    number, to shrink a failure. `make_clients` adds clients of a user's own.
+    """Everything that a run depends on: two runs of equal setups are the same run.
+
+    `faults` are the families of faults to keep; None keeps all. `without` leaves disturbances out by their number, to
+    shrink a failure. `make_clients` adds the user's own clients.
     """
 
     seed: int
@@ -75,7 +77,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Slot:
-    """A place for a member of a group; its incarnations follow each other."""
+    """A place for a member of a group. A new incarnation joins after the previous one has stopped."""
 
     group_id: str
     number: int
@@ -87,7 +89,7 @@ class Slot:
 
 
 class World:
-    """Everything that one setup makes. Each part has a random stream of its own."""
+    """All parts of one run, and the loop that runs its steps. Each part has a random stream of its own."""
 
     def __init__(self, setup: Setup, fault: Fault = NO_FAULT) -> None:
         self.setup = setup
@@ -132,7 +134,7 @@ class World:
         self._faults_on = True
 
     def stream(self, name: str) -> Random:
-        """A random stream of its own, so that what one part draws does not change another."""
+        """Returns the random generator of one part, so that its draws do not change those of another part."""
         return Random(f"{self.setup.seed}/{name}")
 
     def _make_slots(self) -> list[Slot]:
@@ -147,7 +149,7 @@ class World:
         return slots
 
     def _make_record_clients(self, ledger: Ledger) -> Iterator[ModelClient]:
-        """The first producer is not idempotent, the others are."""
+        """Yields the producers and readers of records. The first producer is not idempotent, all others are."""
         for number in range(self.options.record_producers):
             name = f"record-producer-{number}"
             yield RecordProducer(name, self.scene, self.promises, ledger, is_idempotent=number > 0)
@@ -166,7 +168,7 @@ class World:
         return around(self.options, self.trace, self.broker.observer)
 
     def run(self) -> None:
-        """Raises ViolationError where an invariant does not hold."""
+        """Runs both phases. Raises ViolationError if an invariant does not hold."""
         self._begin()
         while self.steps < self.setup.steps and self.clock.now_ms < START_MS + _LONGEST_FAULT_PHASE_MS:
             self._step()
@@ -175,7 +177,7 @@ class World:
         self.checks.rebuild()
 
     def _step(self) -> None:
-        assert self.clock.step(), "there is always somebody who wants something"
+        assert self.clock.step(), "the clients always have an event in the queue"
         self.steps += 1
         self.checks.after_step()
 
@@ -191,7 +193,7 @@ class World:
         self.controller.begin(first_topics(self.options), self._open)
 
     def _open(self) -> None:
-        """The cluster is there: the broker starts, and clients come."""
+        """Starts the broker and the clients, and schedules the disturbances; the controller has made the topics."""
         random = self.stream("begin")
         self.broker.image = self.controller.image
         self.clock.after(0, self.broker.start_again)
@@ -201,7 +203,10 @@ class World:
             self.clock.after(random.randint(0, 2_000), lambda slot=slot: self._join(slot))  # type: ignore[misc]
         for number, disturbance in enumerate(self.disturbances):
             if number not in self.setup.without:
-                self.clock.after(disturbance.at_ms, lambda one=disturbance: self._disturb(one))  # type: ignore[misc]
+                self.clock.after(
+                    disturbance.at_ms,
+                    lambda disturbance=disturbance: self._disturb(disturbance),  # type: ignore[misc]
+                )
 
     def _disturb(self, disturbance: Disturbance) -> None:
         if not self._faults_on:
@@ -243,7 +248,7 @@ class World:
         if self.broker.process is None:
             return
         offset_ms = random.choice((0, 0, 0, 1_500, -1_500))
-        # A clock that runs fast would end sessions before clients can know: no protocol with timeouts stands that.
+        # A fast clock would end sessions before the clients' own deadlines, which both protocols rely on.
         clock_rate = random.choice((1.0, 1.0, 1.0, 0.5))
         pause_ms = random.randint(1, _LONGEST_BROKER_PAUSE_MS)
 
@@ -258,7 +263,7 @@ class World:
             self.clock.after(pause_ms, start)
 
     def _give_up_shard(self, random: Random) -> None:
-        """Another broker leads the shard for a while: this one says so, and leaves the log to it."""
+        """Makes another broker the leader of one shard for a while; this broker then answers NOT_COORDINATOR."""
         name = random.choice(("groups", "groups", "transactions"))
         shard_id = random.choice(self._shards(name))
         self.trace.add("give-up-shard", f"{name} {shard_id}")
@@ -288,18 +293,18 @@ class World:
         self.network.slow_down(slot.member.name, until_ms, bytes_per_s, reads_only=reads_only)
 
     def _lose_worker(self, random: Random) -> None:
-        """One of two workers is gone: all its shards stop in the middle of what they did, and the other takes them."""
+        """Ends one of two imagined workers: its unwritten batches are lost, and its shards return after a while."""
         if self.broker.process is None:
             return
         number = random.randrange(2)
         self.trace.add("worker-loss", str(number))
-        lost = [(name, each) for name in TOPICS for each in self._shards(name) if each % 2 == number]
+        lost = [(name, shard_id) for name in TOPICS for shard_id in self._shards(name) if shard_id % 2 == number]
         self.broker.lose_worker(lost)
         for name, shard_id in lost:
             self._lead_elsewhere(name, shard_id, random.randint(1, 2_000))
 
     def _lull(self, random: Random) -> None:
-        """Everybody rests for longer than offsets are kept."""
+        """Stops members and committing clients for longer than the broker retains offsets."""
         self.trace.add("lull")
         self.committer.resting_until_ms = self.clock.now_ms + _LULL_MS
         for pipeliner in self.pipeliners:
@@ -379,7 +384,7 @@ class World:
             self._join(slot)
 
     def _settle(self) -> None:
-        """I-28: all groups settle, and all clients get on."""
+        """I-28: all groups settle and all clients make progress. Raises ViolationError after the longest time."""
         options = self.options
         began_ms = self.clock.now_ms
         longest_ms = (
@@ -400,11 +405,15 @@ class World:
                 return
         unsettled = [type(client).__name__ for client in self.clients if not client.is_settled()]
         groups = [group_id for group_id in self.group_ids if not self._is_settled(group_id)]
-        text = f"not within {longest_ms} ms: {unsettled} {groups} {[self.checks.group(one) for one in groups]}"
+        states = [self.checks.group(group_id) for group_id in groups]
+        text = f"not settled {longest_ms} ms after the last fault: clients {unsettled}, groups {groups} {states}"
         raise ViolationError("I-28 groups settle", text)
 
     def _is_settled(self, group_id: str) -> bool:
-        """Coordinator and members agree, and every partition that somebody subscribes to has an owner."""
+        """True if coordinator and members agree, and every subscribed partition has an owner.
+
+        Also replaces members that were fenced as another incarnation of their instance id.
+        """
         group = self.checks.group(group_id)
         for slot in self.slots:
             if slot.group_id == group_id and slot.member is not None and slot.member.is_fenced:
@@ -417,8 +426,8 @@ class World:
             return False
         if isinstance(group, ConsumerGroup):
             for member in members:
-                known = group.members[member.member_id]
-                if known.member_epoch != member.epoch or partitions_of(known.assigned) != member.owned:
+                group_member = group.members[member.member_id]
+                if group_member.member_epoch != member.epoch or partitions_of(group_member.assigned) != member.owned:
                     return False
         return self.ownership.owned(group_id).keys() == self._subscribed(members)
 

@@ -25,8 +25,10 @@ def as_of(spells: DataFrame, moment: datetime | None) -> DataFrame:
 
 
 def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None = None) -> DataFrame:
-    """Returns one row per existing group: group, incarnation, kind, epoch, members, protocol_type, protocol,
-    empty_since, creation_timestamp, state (`Empty` or `Stable`).
+    """Returns one row per existing group.
+
+    The columns are group, incarnation, kind, epoch, members, protocol_type, protocol, empty_since, creation_timestamp,
+    state (`Empty` or `Stable`).
     """
     rows = epochs.where("`kind` != 'target'")
     if moment is not None:

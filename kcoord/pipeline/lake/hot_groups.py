@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.hot_groups: the commits of each group per hour. One group can make its log partition hot, since all its commits
-go there.
+"""gold.hot_groups: the commits of each group per hour.
+
+One group can make its log partition hot, since all its commits go there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.storms, gold.convergence and gold.churn: how often groups rebalance, how long rebalances take, and which members
-join and leave.
+"""gold.storms, gold.convergence and gold.churn.
+
+They show how often groups rebalance, how long rebalances take, and which members join and leave.
 """
 
 from __future__ import annotations

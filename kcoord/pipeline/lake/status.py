@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.status: Burrow's rules over the last ten commits of each partition. The first rule that holds counts:
+"""gold.status: Burrow's rules over the last ten commits of each partition.
+
+The first rule that holds counts:
 
 1. OK: the lag is 0 now, or was 0 at one of the commits.
 2. REWIND: a committed offset is smaller than the previous one.

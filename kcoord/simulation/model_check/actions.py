@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can happen next, and to what state it leads. A client obeys KIP-848: it revokes before it takes, and gives
-everything up when it is fenced, and before the coordinator can time it out.
+"""The steps from a state: steps of a client, of the coordinator, and faults.
+
+A client obeys KIP-848: it revokes partitions before it takes new ones, and gives up all of them if it is fenced and
+before the coordinator can remove it for a timeout.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ CURRENT = "ConsumerGroupCurrentMemberAssignmentKey"
 
 
 class Step(NamedTuple):
-    """An action by name and client, whether it happens without anything going wrong, and where it leads."""
+    """A step: its action, the number of its client (-1 for none), and the state after it.
+
+    A fair step spends no budget: it is no fault, join, leave or growth. Fair steps alone have to lead to convergence.
+    """
 
     action: str
     client: int
@@ -37,7 +42,7 @@ class Step(NamedTuple):
 
 
 def steps(state: State, shard: GroupCoordinatorShard) -> Iterator[Step]:
-    """All steps from the state; `shard` is what its log replays to."""
+    """Yields all steps from a state. `shard` is the state machine of the state's log."""
     for number, client in enumerate(state.clients):
         yield from _own_steps(state, number, client)
         yield from _coordinator_steps(state, shard, number, client)
@@ -56,7 +61,7 @@ def _spent(budget: Budget, name: str) -> Budget:
     return budget._replace(**{name: getattr(budget, name) - 1})
 
 
-# What a client does by itself.
+# Steps of a client.
 
 
 def _own_steps(state: State, number: int, client: CheckedClient) -> Iterator[Step]:
@@ -79,8 +84,10 @@ def _own_steps(state: State, number: int, client: CheckedClient) -> Iterator[Ste
 
 
 def _contradicts(client: CheckedClient) -> bool:
-    """Whether the client has said that it owns less than it would then, without a good answer since. The coordinator
-    may believe it and give the rest to others, so a client takes nothing before that answer (docs/simulation.md).
+    """True if the client's last unanswered heartbeat does not name all partitions of its target.
+
+    The coordinator may believe that heartbeat and assign the others to another member. The client therefore takes
+    nothing before the response (docs/simulation.md).
     """
     return client.claimed is not None and not client.target <= client.claimed
 
@@ -95,12 +102,12 @@ def _sending(client: CheckedClient) -> CheckedClient:
 def _received(client: CheckedClient, response: Response) -> CheckedClient:
     if response.error in (Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND):
         return CheckedClient(Status.IN, late=client.late)
-    assert response.error is Errors.NONE, f"a client that obeys is answered {response.error.name}"
+    assert response.error is Errors.NONE, f"a client that obeys KIP-848 got {response.error.name}"
     target = client.target if response.assignment is None else response.assignment
     return client._replace(epoch=response.epoch, target=target, response=None, claimed=None)
 
 
-# What the coordinator does.
+# Steps of the coordinator.
 
 
 def _coordinator_steps(
@@ -109,7 +116,7 @@ def _coordinator_steps(
     name = member_id(number)
     if client.request is not None:
         response, log = coordinator.heartbeat(shard, name, client.request, state.log)
-        # What is older than a request that was processed does not come any more: see the limits in docs/simulation.md.
+        # A request that is older than a processed one does not arrive any more: see the limits in docs/simulation.md.
         answered = client._replace(request=None, response=response, late=None)
         yield Step("process", number, True, with_client(state, number, answered, log=log))
     if client.late is not None:
@@ -128,7 +135,7 @@ def _coordinator_steps(
 
 
 def _expiry(action: str, state: State, number: int, log: Log, is_gone: bool) -> Step:
-    """A live client whose time has run out has given everything up before, by the same clock."""
+    """Returns the expiry of a timer. By the same clock, a running client has given up everything before."""
     client = state.clients[number]
     if is_gone:
         return Step(action, number, True, state._replace(log=log))
@@ -137,7 +144,7 @@ def _expiry(action: str, state: State, number: int, log: Log, is_gone: bool) -> 
 
 
 def _gave_up(client: CheckedClient) -> CheckedClient:
-    """Owns nothing and starts a new connection; what it had sent may still arrive."""
+    """Returns the client without partitions and on a new connection. Its last request may still arrive."""
     late = client.request if client.late is None else client.late
     return client._replace(
         owned=NOTHING,
@@ -151,7 +158,7 @@ def _gave_up(client: CheckedClient) -> CheckedClient:
     )
 
 
-# What goes wrong.
+# Faults.
 
 
 def _faults(state: State, number: int, client: CheckedClient) -> Iterator[Step]:

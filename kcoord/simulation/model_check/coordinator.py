@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real shard, made from a state's compacted log for each step, and asked with real requests.
+"""The real state machine of a shard, made from the compacted log of a state for each step.
 
-So every state that is explored is also one that a restart after a compaction has to bring back.
+Every explored state is therefore also a state after a compaction and a restart.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def _image(partitions: int) -> MetadataImage:
 
 @cache
 def metadata_hash_of(partitions: int) -> int:
-    """What the group's record says of the topic once the group knows that many partitions."""
+    """Returns the metadata hash in the group's record once the group has seen that many partitions."""
     return metadata_hash(_image(partitions), [TOPIC])
 
 
 def restore(log: Log, partitions: int) -> GroupCoordinatorShard:
-    """The state machine that the log replays to."""
+    """Returns the state machine that the log replays to."""
     shard = GroupCoordinatorShard(_config(), _image(partitions))
     for entry in log.values():
         shard.replay(entry.record)
@@ -73,7 +73,7 @@ def restore(log: Log, partitions: int) -> GroupCoordinatorShard:
 
 
 def heartbeat(shard: GroupCoordinatorShard, member_id: str, request: ModelRequest, log: Log) -> tuple[Response, Log]:
-    """The answer, and the log after it."""
+    """Sends a heartbeat. Returns the response and the log after it."""
     message = ConsumerGroupHeartbeatRequest(group_id=GROUP_ID, member_id=member_id, member_epoch=request.epoch)
     if request.full:
         message.rebalance_timeout_ms = _REBALANCE_TIMEOUT_MS
@@ -110,7 +110,7 @@ def _response(response: ConsumerGroupHeartbeatResponse) -> Response:
 
 
 def appended(log: Log, records: list[CoordinatorRecord]) -> Log:
-    """The log after these records, compacted at once."""
+    """Returns the log with these records appended and compacted."""
     if not records:
         return log
     after = dict(log)
@@ -124,7 +124,10 @@ def appended(log: Log, records: list[CoordinatorRecord]) -> Log:
 
 
 def _canon(value: Message) -> tuple[object, ...]:
-    """What of a record can make a difference. Small numbers are shifted: -1 and -2 have the same hash in Python."""
+    """Returns the fields of a record that can matter.
+
+    Member epochs are shifted, because -1 and -2 have the same hash in Python.
+    """
     match value:
         case ConsumerGroupCurrentMemberAssignmentValue():
             return (
@@ -147,7 +150,7 @@ def _canon(value: Message) -> tuple[object, ...]:
 def with_epochs(
     topics: list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions],
 ) -> tuple[tuple[int, int], ...]:
-    """Pairs of partition and the epoch since which it is the member's."""
+    """Returns pairs of a partition and the epoch at which it was assigned to the member."""
     return tuple(
         pair
         for topic in topics

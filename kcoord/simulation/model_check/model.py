@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state of the whole system as a value: what the coordinator's log holds, what each client believes, what is on its
-way between them, and how often each thing may still happen.
-"""
+"""The state of the whole system as a value."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.errors import Errors
 
 Partitions: TypeAlias = frozenset[int]
-"""Partitions of the one topic there is."""
+"""Partitions of the only topic."""
 NOTHING: Partitions = frozenset()
 
 GROUP_ID = "g"
@@ -22,7 +20,7 @@ TOPIC_ID = bytes(range(1, 17))
 
 
 class Status(IntEnum):
-    """The life of a client: OUT until it joins, and again after it has left; a crash is for ever."""
+    """The status of a client: OUT before it joins and after it has left. A crashed client never returns."""
 
     OUT = 0
     IN = 1
@@ -30,7 +28,7 @@ class Status(IntEnum):
 
 
 class ModelRequest(NamedTuple):
-    """A heartbeat on its way. `owned` is None where the client does not say; `full` repeats the whole subscription."""
+    """A heartbeat under way. `owned` is None if it does not name partitions; `full` repeats the subscription."""
 
     epoch: int
     full: bool
@@ -38,7 +36,7 @@ class ModelRequest(NamedTuple):
 
 
 class Response(NamedTuple):
-    """An answer on its way; `assignment` is None where the coordinator does not say."""
+    """A response under way. `assignment` is None if the response has none."""
 
     error: Errors
     epoch: int
@@ -46,7 +44,7 @@ class Response(NamedTuple):
 
 
 class CheckedClient(NamedTuple):
-    """One incarnation of a member. `late` is a request that it no longer waits for, but which may still arrive."""
+    """One incarnation of a member. `late` is a request whose response it ignores, and which may still arrive."""
 
     status: Status = Status.OUT
     epoch: int = 0
@@ -55,7 +53,7 @@ class CheckedClient(NamedTuple):
     is_full: bool = True
     has_news: bool = False
     claimed: Partitions | None = None
-    """What it has said it owns, until a good answer comes."""
+    """The partitions that its last heartbeat named, until a successful response arrives."""
     request: ModelRequest | None = None
     response: Response | None = None
     late: ModelRequest | None = None
@@ -66,7 +64,7 @@ class CheckedClient(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How often each thing may still happen."""
+    """How often each event may still happen."""
 
     joins: int
     leaves: int
@@ -77,18 +75,18 @@ class Budget(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The last record of a key; `canon` are its contents as nested tuples without the member's id."""
+    """The last record of a key. `canon` is its content as nested tuples, without the member's id."""
 
     record: CoordinatorRecord
     canon: tuple[object, ...]
 
 
 Log: TypeAlias = Mapping[tuple[str, str], Entry]
-"""The compacted log: (record type, member id) -> the last record. The coordinator's state is what it replays to."""
+"""The compacted log: the last record by record type and member id. The coordinator's state is what it replays to."""
 
 
 class State(NamedTuple):
-    """See the module's text."""
+    """The coordinator's log, the clients with their messages under way, and how often each event may still happen."""
 
     log: Log
     clients: tuple[CheckedClient, ...]
@@ -101,7 +99,7 @@ def member_id(client: int) -> str:
 
 
 def fingerprint(state: State, *, symmetric: bool) -> int:
-    """A 64-bit hash of the state. With `symmetric`, clients that differ by their ids alone are the same."""
+    """Returns a 64-bit hash of the state. With `symmetric`, states that differ only by member ids have the same."""
     log = state.log
     members = []
     for number, client in enumerate(state.clients):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The properties of the published TLA+ model of KIP-848, by their names there; each raises ViolationError."""
+"""The properties of the published TLA+ model of KIP-848, with their names. A broken one raises ViolationError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES: Final = frozenset(int(state) for state in MemberState) - {int(MemberSta
 
 
 class MemberView:
-    """What the log says of a member."""
+    """A member as the log has it."""
 
     __slots__ = ("assigned", "epoch", "pending", "state", "target")
 
@@ -37,14 +37,14 @@ class MemberView:
 
 
 def epochs_of(log: Log) -> tuple[int, int]:
-    """Group epoch and assignment epoch; 0 where there is no record."""
+    """Returns group epoch and assignment epoch; 0 if there is no record."""
     group, target = (entry.canon[0] if (entry := log.get((kind, ""))) else 0 for kind in GROUP_RECORDS)
     assert isinstance(group, int) and isinstance(target, int)
     return group, target
 
 
 def members_of(state: State) -> dict[int, MemberView]:
-    """By the number of the client."""
+    """Returns the members by the number of their client."""
     return {
         number: MemberView(state.log, member_id(number))
         for number in range(len(state.clients))
@@ -53,7 +53,7 @@ def members_of(state: State) -> dict[int, MemberView]:
 
 
 def check_state(state: State) -> None:
-    """All that holds in every state."""
+    """Checks the properties that hold in every state."""
     group_epoch, assignment_epoch = epochs_of(state.log)
     members = members_of(state)
     _check_types(state, members, group_epoch, assignment_epoch)
@@ -64,7 +64,7 @@ def check_state(state: State) -> None:
 
 
 def _check_types(state: State, members: dict[int, MemberView], group_epoch: int, assignment_epoch: int) -> None:
-    """TypeOK. A client is between joining and being fenced, and epochs are in the order member, assignment, group."""
+    """TypeOK: values are in their ranges, and member epoch <= group epoch, assignment epoch <= group epoch."""
     if not assignment_epoch <= group_epoch:
         raise ViolationError("TypeOK", f"assignment epoch {assignment_epoch} is beyond group epoch {group_epoch}")
     for number, member in members.items():
@@ -80,15 +80,16 @@ def _check_types(state: State, members: dict[int, MemberView], group_epoch: int,
 
 
 def _check_target(state: State, members: dict[int, MemberView], group_epoch: int, assignment_epoch: int) -> None:
-    """LegalTargetAssignment: every partition is meant for exactly one member, unless a new target is due."""
+    """LegalTargetAssignment: every partition is in the target of exactly one member, unless a new target is due."""
     seen: set[int] = set()
     for member in members.values():
         if not seen.isdisjoint(member.target):
-            raise ViolationError("LegalTargetAssignment", f"meant for two members: {sorted(seen & member.target)}")
+            text = f"partitions in two targets: {sorted(seen & member.target)}"
+            raise ViolationError("LegalTargetAssignment", text)
         seen |= member.target
     stale_targets = [name for kind, name in state.log if kind == _TARGET and (_METADATA, name) not in state.log]
     if stale_targets:
-        raise ViolationError("LegalTargetAssignment", f"meant for {stale_targets}, who are no members")
+        raise ViolationError("LegalTargetAssignment", f"targets of {stale_targets}, which are not members")
     is_up_to_date = members and group_epoch == assignment_epoch
     if is_up_to_date and not seen <= set(range(state.partitions)):
         raise ViolationError("LegalTargetAssignment", f"{sorted(seen)} of {state.partitions} partitions")
@@ -97,7 +98,7 @@ def _check_target(state: State, members: dict[int, MemberView], group_epoch: int
 
 
 def _grown(state: State) -> bool:
-    """Whether the topic has partitions that the group has not been told of by a heartbeat yet."""
+    """True if the topic has partitions that the group has not seen yet: it looks at a heartbeat."""
     entry = state.log.get((GROUP_RECORDS[0], ""))
     return entry is not None and entry.canon[1] != metadata_hash_of(state.partitions)
 
@@ -113,13 +114,13 @@ def _check_clients(state: State) -> None:
 
 
 def _check_partition_epochs(members: dict[int, MemberView], group_epoch: int) -> None:
-    """ValidPartitionEpoch: a partition is with one member at most, since an epoch that has been."""
+    """ValidPartitionEpoch: a partition has at most one owner, since an epoch that is not above the group epoch."""
     seen: set[int] = set()
     for number, member in members.items():
         for partition, epoch in (*member.assigned.items(), *member.pending.items()):
             if partition in seen:
                 raise ViolationError(
-                    "ValidPartitionEpoch", f"partition {partition} is with member {number} and another"
+                    "ValidPartitionEpoch", f"member {number} and another one own partition {partition}"
                 )
             if not 0 < epoch <= group_epoch:
                 raise ViolationError("ValidPartitionEpoch", f"partition {partition} of {number} since epoch {epoch}")
@@ -127,7 +128,7 @@ def _check_partition_epochs(members: dict[int, MemberView], group_epoch: int) ->
 
 
 def _check_member_epochs(members: dict[int, MemberView], assignment_epoch: int) -> None:
-    """ValidMemberEpoch: a member at the target's epoch owns nothing that is meant for another."""
+    """ValidMemberEpoch: a member at the target's epoch owns only partitions of its target."""
     for number, member in members.items():
         if member.epoch > assignment_epoch:
             raise ViolationError("ValidMemberEpoch", f"member {number} is at {member.epoch} of {assignment_epoch}")
@@ -138,7 +139,7 @@ def _check_member_epochs(members: dict[int, MemberView], assignment_epoch: int) 
 
 
 def check_step(before: State, step: Step) -> None:
-    """MonotonicEpochs: of the group, of the coordinator's view of a member, and of a client until it is fenced."""
+    """MonotonicEpochs: epochs of the group, of members in the log, and of clients never decrease, except by a fence."""
     after = step.state
     if after.log is not before.log:
         for name, old, new in zip(("group", "assignment"), epochs_of(before.log), epochs_of(after.log), strict=True):
@@ -156,9 +157,9 @@ def check_step(before: State, step: Step) -> None:
 
 
 def has_converged(state: State) -> bool:
-    """Coordinator and clients agree, every partition has an owner, and nobody who is gone is still a member.
+    """True if coordinator and clients agree, every partition has an owner, and every member has a running client.
 
-    An empty group computes no target, but since Kafka 4.4 it has nothing left to assign.
+    An empty group computes no target. Since Kafka 4.4 its assignment epoch still reaches its group epoch.
     """
     group_epoch, assignment_epoch = epochs_of(state.log)
     members = members_of(state)

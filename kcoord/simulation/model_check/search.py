@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Breadth-first search over all states, with the properties checked in each, and the way to a state that breaks one.
+"""Breadth-first search over all states: it checks the properties in each, and reports the steps to a violation.
 
-EventuallyConverges is decided on the graph that was explored: from every state, steps in which nothing goes wrong must
-lead to one where all agree. States at the bound, whose steps were not explored, count as on their way; a sample of all
-states is followed through by fair turns beyond the bound.
+EventuallyConverges is decided on the explored graph: from every state, fair steps must lead to a state in which
+coordinator and clients agree. States at the bound, whose steps were not explored, count as converging. A sample of all
+states is followed by fair steps beyond the bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROGRESS_EVERY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The size of a search. `max_states` bounds it; a smaller graph is explored whole."""
+    """The size of a search. It ends at `max_states`; a smaller graph is explored completely."""
 
     clients: int = 3
     partitions: int = 2
@@ -41,7 +41,7 @@ class Configuration:
 
 @dataclass(slots=True)
 class Report:
-    """What a search found. `violation` and `trace` are empty where every property holds."""
+    """The result of a search. `violation` and `trace` are empty if every property holds."""
 
     configuration: Configuration
     states: int = 0
@@ -57,12 +57,12 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the graph was explored whole."""
+        """True if the whole graph was explored."""
         return self.expanded == self.states
 
 
 class Search:
-    """One search. `on_progress` hears the number of states now and then."""
+    """One search. Calls `on_progress` with the number of states every `_PROGRESS_EVERY` states."""
 
     def __init__(self, configuration: Configuration, on_progress: Callable[[int], None] = lambda states: None) -> None:
         self._configuration = configuration
@@ -87,11 +87,11 @@ class Search:
         return report
 
     def _number_of(self, state: State, parent: int, action: str, depth: int) -> int:
-        """The number of the state; a new one is checked and put into the queue."""
+        """Returns the number of a state. Checks a new state and appends it to the queue."""
         key = fingerprint(state, symmetric=self._configuration.symmetric)
-        known = self._numbers.get(key)
-        if known is not None:
-            return known
+        existing_number = self._numbers.get(key)
+        if existing_number is not None:
+            return existing_number
         number = self._numbers[key] = len(self._parents)
         self._parents.append((parent, action))
         report = self._report
@@ -123,7 +123,7 @@ class Search:
             self._guard(number, "", lambda: self._follow(state))
 
     def _guard(self, parent: int, action: str, check: Callable[[], None]) -> None:
-        """Runs a check; a violation gets the way that led there."""
+        """Runs a check. If it fails, the report gets the steps that lead there."""
         try:
             check()
         except ViolationError:
@@ -140,7 +140,7 @@ class Search:
     # EventuallyConverges.
 
     def _follow(self, state: State) -> None:
-        """Everybody gets a turn, nothing goes wrong, and timers fire for those who are gone: all agree in the end."""
+        """Follows fair steps from a state, client by client, until coordinator and clients agree."""
         self._report.followed += 1
         shard = restore(state.log, state.partitions)
         check_same_as_live(state)
@@ -156,19 +156,23 @@ class Search:
             state = step.state
             check_state(state)
             shard = restore(state.log, state.partitions)
-        raise ViolationError("EventuallyConverges", f"not within {_LONGEST_FAIR_RUN} fair steps: {state}")
+        raise ViolationError("EventuallyConverges", f"no convergence within {_LONGEST_FAIR_RUN} fair steps: {state}")
 
     def _check_liveness(self) -> None:
-        """No state that was explored is cut off from every state where all agree."""
+        """Checks that from each explored state fair steps lead to convergence or to an unexplored state."""
         report = self._report
         unexplored = {number for number, _, _ in self._queue}
         reached = self._backwards(self._converged | unexplored)
         cut_off = next((number for number in range(report.states) if not reached[number]), None)
         if cut_off is not None:
             report.trace = self._way_to(cut_off)
-            raise ViolationError("EventuallyConverges", "no fair steps from here lead to where all agree")
+            raise ViolationError("EventuallyConverges", "no fair steps lead from this state to convergence")
 
     def _backwards(self, goals: set[int]) -> bytearray:
+        """Returns by state number whether fair steps lead to one of the goals.
+
+        Sorts the edges by target first (counting sort), so that each edge is visited once.
+        """
         sources, targets = self._fair_edges
         first = array("I", bytes(4 * (self._report.states + 2)))
         for target in targets:
@@ -194,7 +198,7 @@ class Search:
 
 
 def _pick(fair: list[Step], last: int) -> Step:
-    """Heartbeats by turns, after the client that had the last one. Timers of those who are gone come before those."""
+    """Returns the next fair step: no heartbeat or timer if possible, then timers, then heartbeats client by client."""
     soon = [step for step in fair if step.action not in ("send", "expire", "expire-rebalance")]
     later = [step for step in fair if step.action in ("expire", "expire-rebalance")]
     sends = sorted(
@@ -204,8 +208,8 @@ def _pick(fair: list[Step], last: int) -> Step:
 
 
 def check_same_as_live(state: State) -> None:
-    """I-17 for a compacted log in another order: what it replays to does not depend on where a key's last record is."""
-    one = restore(state.log, state.partitions).hard_state()
-    other = restore(dict(reversed(list(state.log.items()))), state.partitions).hard_state()
-    if one != other:
-        raise ViolationError("I-17 live state is the log's state", f"\n  {one}\n  {other}")
+    """I-17 for a compacted log: its state does not depend on the order of the last records of different keys."""
+    forward = restore(state.log, state.partitions).hard_state()
+    backward = restore(dict(reversed(list(state.log.items()))), state.partitions).hard_state()
+    if forward != backward:
+        raise ViolationError("I-17 live state is the log's state", f"\n  {forward}\n  {backward}")

@@ -33,7 +33,8 @@ def open_store(spark: SparkSession, place: LakePlace, table_format: Format) -> S
     """Opens the store of a format. Raises LakeError if the library of the format is missing or has no catalog."""
     library = _LIBRARIES.get(table_format)
     if library is not None and importlib.util.find_spec(library) is None:
-        raise LakeError(f"--format {table_format} needs {library}: pip install 'kcoord[{table_format}]'")
+        install = f"pip install '.[{table_format}]' in a checkout of kcoord"
+        raise LakeError(f"--format {table_format} needs {library}: {install}")
     if table_format is Format.DELTA:
         from kcoord.pipeline.lake.formats.delta import DeltaStore
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Delta Lake, whose log `deltalake` writes. A change is atomic, and older versions stay readable until they
-are vacuumed.
+"""Tables of Delta Lake, whose log `deltalake` writes.
+
+A change is atomic, and older versions stay readable until they are vacuumed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from kcoord.pipeline.lake.tables import LakeTable
 
 
 class DeltaStore:
+    """Reads and writes the lake's tables as Delta tables."""
+
     def __init__(self, spark: SparkSession, place: LakePlace) -> None:
         self._spark = spark
         self._place = place

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Iceberg, whose metadata `pyiceberg` writes. A change is atomic, and older snapshots stay readable until
-they are expired.
+"""Tables of Iceberg, whose metadata `pyiceberg` writes.
+
+A change is atomic, and older snapshots stay readable until they are expired.
 
 The catalog is the one that pyiceberg's configuration names `kcoord` (`PYICEBERG_CATALOG__KCOORD__URI` and so on, or
 `.pyiceberg.yaml`). A lake on a local disk without such a catalog has its catalog in a file of the lake.
@@ -31,6 +32,8 @@ OWN_CATALOG: Final = "_kcoord/iceberg.db"
 
 
 class IcebergStore:
+    """Reads and writes the lake's tables as Iceberg tables, through a catalog."""
+
     def __init__(self, spark: SparkSession, place: LakePlace) -> None:
         self._spark = spark
         self._place = place

@@ -11,6 +11,8 @@ from kcoord.pipeline.lake.tables import LakeTable
 
 
 class ParquetStore:
+    """Reads and writes the lake's tables as folders of Parquet files."""
+
     def __init__(self, spark: SparkSession, place: LakePlace) -> None:
         self._spark = spark
         self._place = place
