@@ -6,7 +6,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import assignors, classic, compaction, memory, mixed, offload, recovery, requests, startup, storm
+from bench import (
+    assignors,
+    authorizer,
+    classic,
+    compaction,
+    memory,
+    mixed,
+    offload,
+    recovery,
+    requests,
+    startup,
+    storm,
+    tls,
+)
 from bench.report import Report
 
 
@@ -26,9 +39,11 @@ def lake(report: Report) -> None:
 MEASUREMENTS = {
     "startup": startup.main,
     "requests": requests.main,
+    "tls": tls.main,
     "storm": storm.main,
     "mixed": mixed.main,
     "assignors": assignors.main,
+    "authorizer": authorizer.main,
     "offload": offload.main,
     "classic": classic.main,
     "memory": memory.main,

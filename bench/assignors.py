@@ -34,7 +34,9 @@ def main(report: Report) -> None:
 
 
 def different_subscriptions(table: Table) -> None:
-    """Measures 10,000 members and 1,000 topics of 100 partitions, with four sets of subscriptions:
+    """Measures 10,000 members and 1,000 topics of 100 partitions.
+
+    There are four sets of subscriptions:
 
     * three overlapping subscriptions,
     * a hundred disjoint subscriptions,

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench.echo`: sends every frame back. It shows the cost of a Python server on uvloop without any work."""
+"""`python -m bench.echo`: sends every frame back. It shows the cost of a Python server on uvloop without any work.
+
+The path of a file with key and certificate, as an argument, makes it a server with TLS.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
+import sys
 from typing import cast
 
 import uvloop
@@ -33,11 +38,15 @@ class Echo(asyncio.Protocol):
             self._transport.write(b"".join(frames))
 
 
-async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0)
+async def _serve(certificate: str | None) -> None:
+    context = None
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0, ssl=context)
     print(f"echo is ready: 127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(_serve(sys.argv[1] if len(sys.argv) > 1 else None))

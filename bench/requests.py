@@ -84,7 +84,7 @@ def main(report: Report) -> None:
 
 def loads(broker: Broker, *, only_writes: bool = False, wide: bool = True) -> list[Load]:
     """Prepares topics, members and offsets, and returns all kinds of requests."""
-    connection = Connection(broker.port)
+    connection = Connection(broker.port, broker.tls)
     connection.find_coordinator("g0")
     topics = [f"topic-{number:02d}" for number in range(10)]
     create_topics(connection, {**dict.fromkeys(topics, 30), "t": 10})
@@ -251,7 +251,7 @@ class Driver:
         self._server = server
         self._seconds = seconds
         self._in_flight = load.in_flight
-        self._connections = [Connection(server.port) for _ in load.bodies]
+        self._connections = [Connection(server.port, server.tls) for _ in load.bodies]
         self._volleys = [
             [self._volley(load, bodies, start) for start in range(0, len(bodies), load.in_flight)]
             for bodies in load.bodies

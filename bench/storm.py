@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join storm: all members of one group join at once, and send heartbeats without a pause until every partition has an
-owner. The assignment interval is 0. Then one more member joins.
+"""A join storm: all members of one group join at once.
+
+The members send heartbeats without a pause until every partition has an owner. The assignment interval is 0. Then one
+more member joins.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -30,9 +31,11 @@ TIMEOUT_SECONDS = 120.0
 class Connection:
     """A blocking connection. `call` sends one request and waits for its response."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket)
         self._correlation_id = 0
         self._read = b""
         self._position = 0
@@ -86,6 +89,9 @@ class Connection:
 
 class Server:
     """A server process that prints its address on standard output when it is ready."""
+
+    tls: ssl.SSLContext | None = None
+    """What clients need to connect, None for a server without TLS."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.started = time.perf_counter()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of all tests: Hypothesis never fails because the machine is busy, and retries after a client's own race are
-counted and named.
+"""Settings of all tests.
+
+Hypothesis never fails because the machine is busy. The end of a run lists retries after a race in a client library.
+Long files start first.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from tests.support.client_races import take_retries
+from tests.support.scheduling import LongFilesFirst, put_spark_first
 
 settings.register_profile("kcoord", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kcoord")
@@ -20,10 +24,20 @@ _CLIENT_RACE = "client race"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach retries to the report, which also travels from the worker processes of pytest-xdist."""
+    """Attaches retries to the report, which the worker processes of pytest-xdist send to the main process."""
     report = yield
     report.user_properties += [(_CLIENT_RACE, race) for race in take_retries()]
     return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongFilesFirst | None:
+    return LongFilesFirst(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        put_spark_first(items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of other languages in groups of a kcoord process: `make test-clients`."""
+"""Runs clients of other languages against kcoord: `make test-clients`."""

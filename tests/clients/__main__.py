@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.clients [java] [go]`: Kafka's Java client and franz-go go through their scenarios, each against a
-kcoord process of its own. A line per scenario, and `N passed, N failed` at the end; the exit code says if any failed.
+"""`python -m tests.clients [java] [go]`: runs the scenarios of Kafka's Java client and of franz-go.
+
+Each client gets a kcoord process of its own. The output has a line per scenario and ends with `N passed, N failed`. The
+exit code is 1 if any scenario failed.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def main(names: list[str]) -> int:
 
 
 def run(name: str) -> tuple[int, int]:
-    """Passed and failed scenarios of one client; one failed if it cannot be run at all."""
+    """Returns the numbers of passed and failed scenarios. A client that cannot run counts as one failure."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             command = CLIENTS[name]()
@@ -58,7 +60,7 @@ def run(name: str) -> tuple[int, int]:
         try:
             done = subprocess.run([*command, broker.address], capture_output=True, text=True, timeout=RUN_SECONDS)
         except subprocess.TimeoutExpired as error:
-            print(f"FAILED {name}: not within {error.timeout:g} s; so far:\n{error.stdout!r}")
+            print(f"FAILED {name}: not finished within {error.timeout:g} s; output so far:\n{error.stdout!r}")
             return 0, 1
         finally:
             broker.stop()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apache Kafka's recorded answers as the judge."""
+"""Tests that compare kcoord with Apache Kafka: its recorded responses, its own tests, and a running broker."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python tests/conformance/peer_server.py DATA PROPERTIES`: kcoord as the server of one of Kafka's integration tests.
+"""`python tests/conformance/peer_server.py DATA PROPERTIES`: runs kcoord as the server of one of Kafka's own tests.
 
-The properties file holds what the test sets, and `peer.*` facts about the cluster that it wants; the facts become
-settings of ours. The process becomes the broker itself, so signals reach it. With PEER_CONTROL=stdin it stays beside
-the broker instead, and does what lines on standard input say: `stop ID` and `start ID` for single brokers, and
-`compact`, which the broker does by itself.
+The properties file has the settings of the test, and `peer.*` facts about the cluster that the test requests. This
+script turns the facts into settings of kcoord. Then the process becomes the broker, so signals reach the broker. With
+PEER_CONTROL=stdin the process stays the parent of the broker and reads commands from standard input: `stop ID` and
+`start ID` for a broker, and `compact`, which needs no action, because kcoord's cleaner runs in any case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 RELEASE = "4.3"
-"""The suite is of Kafka 4.3.1."""
+"""The release that kcoord behaves like. The suite is that of Kafka 4.3.1."""
 FEATURE = "peer.feature."
 BROKER = "peer.broker."
 BOOTSTRAP_FEATURES = ("group.version", "transaction.version")
@@ -37,8 +37,10 @@ def main(arguments: list[str]) -> None:
 
 
 class Control:
-    """The broker as a child process. A cluster of one broker is stopped and started as a whole; of several workers a
-    single one is taken out of service and back.
+    """The broker as a child process, and the commands for it.
+
+    `stop` and `start` of the only broker end and start the process. With several workers they fence and unfence one of
+    them.
     """
 
     def __init__(self, command: list[str], data: str, brokers: int) -> None:
@@ -54,9 +56,9 @@ class Control:
         return subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
 
     def run(self) -> int:
-        """Until SIGTERM; the broker's exit code."""
+        """Runs until SIGTERM, or until the broker ends by itself. Returns the broker's exit code."""
         signal.signal(signal.SIGTERM, self._end)
-        threading.Thread(target=self._obey, daemon=True).start()
+        threading.Thread(target=self._read_commands, daemon=True).start()
         while True:
             process = self._process
             code = process.wait()
@@ -64,7 +66,7 @@ class Control:
                 return code
 
     def _wait_for_next(self, ended: subprocess.Popen[bytes]) -> bool:
-        """Whether the broker ended because a line said so, and another line started it again."""
+        """Waits for the next start if `stop` has ended the broker. Returns whether another process was started."""
         if not self._is_stopped.is_set():
             return False
         self._is_started.wait()
@@ -75,7 +77,7 @@ class Control:
         self._is_started.set()
         self._process.terminate()
 
-    def _obey(self) -> None:
+    def _read_commands(self) -> None:
         for line in sys.stdin:
             action, _, number = line.strip().partition(" ")
             if action == "stop":
@@ -111,23 +113,26 @@ def read_facts(properties: str) -> dict[str, str]:
 
 
 def settings(facts: Mapping[str, str]) -> list[str]:
-    """Our settings for the facts. Those about listeners and layout say what we are anyway."""
+    """Returns kcoord's settings for the facts. Facts about listeners and roles that kcoord has anyway are ignored."""
     levels = [f"{name}={facts[FEATURE + name]}" for name in BOOTSTRAP_FEATURES if FEATURE + name in facts]
     features = [f"kcoord.bootstrap.features={','.join(levels)}"] if levels else []
     return features + _settings_of_brokers(facts, int(facts["peer.brokers"]))
 
 
 def _settings_of_brokers(facts: Mapping[str, str], count: int) -> list[str]:
-    """Several brokers are workers. What is set for controllers is set for all: the first worker is one."""
-    found = []
+    """Returns the settings of workers, which stand for several brokers.
+
+    Settings of a controller apply to all workers, since one worker is the controller.
+    """
+    lines = []
     if count > 1:
         ports = [facts[f"peer.listeners.{number}"].split(",")[0].rpartition(":")[2] for number in range(count)]
-        found.append(f"kcoord.worker.ports={','.join(ports)}")
+        lines.append(f"kcoord.worker.ports={','.join(ports)}")
     for name, value in facts.items():
         number, _, key = name.removeprefix(BROKER).partition(".")
         if name.startswith(BROKER):
-            found.append(f"kcoord.worker.{number}.{key}={value}" if int(number) < count else f"{key}={value}")
-    return found
+            lines.append(f"kcoord.worker.{number}.{key}={value}" if int(number) < count else f"{key}={value}")
+    return lines
 
 
 if __name__ == "__main__":

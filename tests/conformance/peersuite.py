@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.conformance.peersuite [--suite wire,txn,data,restart] [--classes REGEX] [--methods REGEX]`: Kafka
-4.3.1's own integration tests against kcoord, compared with what Kafka itself passes.
+"""Runs Kafka 4.3.1's own integration tests against kcoord, and compares the results with those of Kafka.
 
-Tests that want several brokers get as many workers. The exit code is 1 where a test fails that Kafka passes, unless
-`DIFFERENCES` says why; docs/conformance.md tells the results.
+    python -m tests.conformance.peersuite [--suite wire,txn,data,restart] [--classes REGEX] [--methods REGEX]
+
+A test that needs several brokers gets as many workers. The exit code is 1 if a test fails that Kafka passes, unless
+`DIFFERENCES` has a reason for it. docs/conformance.md has the results.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ DIFFERENCES = {
     "testCoordinatorFailoverAfterCompactingPartitionWithUpgradedStreamsGroupAndTombstoneRemoved": _STREAMS,
     "testProducerRebootstrap": "demands that an unclean election loses a record; all replicas are one copy here",
 }
-"""Test method -> why it fails here and should."""
+"""Test methods that fail here on purpose, with the reason."""
 
 _ROW = re.compile(r'^(PASS|FAIL|NA) +(\S+) (\S+) "(.*)" [\d.]+s(?: \| (.*))?$')
 
 
 @dataclass(slots=True)
 class Row:
-    """One test as the suite prints it."""
+    """The result of one test, as the suite prints it."""
 
     status: str
     test_class: str
@@ -55,7 +56,7 @@ class Row:
 
 
 def run(*options: str) -> Iterator[Row]:
-    """The rows as they come."""
+    """Runs the suite and yields the rows as they are printed."""
     suite = shared("peersuite", "run.sh")
     work = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kcoord-tests" / "peersuite"
     work.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,8 @@ def run(*options: str) -> Iterator[Row]:
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := _ROW.match(line):
-                status, test_class, method, display_name, detail = found.groups()
+            if row := _ROW.match(line):
+                status, test_class, method, display_name, detail = row.groups()
                 yield Row(status, test_class, method, display_name, detail or "")
     finally:
         process.kill()
@@ -81,13 +82,13 @@ def run(*options: str) -> Iterator[Row]:
 
 
 def passed_by_kafka() -> set[tuple[str, str]]:
-    """Class and display name."""
+    """Returns class and display name of each test that Kafka passes."""
     rows = (line.split("\t") for line in shared("peersuite", RESULTS).read_text().splitlines() if line[:1] != "#")
     return {(row[2], row[4]) for row in rows if row[1] == "PASS"}
 
 
 def judge(row: Row, passes_in_kafka: bool) -> str:
-    """How a row counts: passed, failed, or left out and why."""
+    """Returns how a row counts: passed, failed, or left out with the reason."""
     if row.status == "PASS":
         return "passed"
     if not passes_in_kafka:

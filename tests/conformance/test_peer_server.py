@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts about a cluster that Kafka's own tests ask for become settings; results are judged by Kafka's."""
+"""The settings that peer_server makes from facts about a cluster, and the verdicts of peersuite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_feature_levels_become_a_setting() -> None:
     assert settings(read_facts("peer.brokers=1\npeer.feature.share.version=1\n")) == []
 
 
-def test_several_brokers_are_workers_with_their_ports_and_own_settings() -> None:
+def test_several_brokers_become_workers_with_their_ports_and_settings() -> None:
     properties = [
         "peer.brokers=2",
         "peer.listeners.0=EXTERNAL://localhost:1001,BROKER://localhost:1003",
@@ -32,14 +32,14 @@ def test_several_brokers_are_workers_with_their_ports_and_own_settings() -> None
     ]
 
 
-def test_a_failure_counts_where_kafka_passes_and_no_difference_is_known() -> None:
+def test_a_failure_counts_if_kafka_passes_and_no_difference_is_listed() -> None:
     def row(status: str, method: str = "testX", detail: str = "") -> Row:
         return Row(status, "C", method, f"{method} [1]", detail)
 
-    known = next(iter(DIFFERENCES))
+    listed = next(iter(DIFFERENCES))
     assert judge(row("PASS"), True) == "passed"
     assert judge(row("FAIL"), True) == "failed"
     assert judge(row("FAIL"), False).startswith("left out")
     assert judge(row("NA", detail="stops a broker"), True) == "left out: stops a broker"
-    assert judge(row("FAIL", known), True) == f"left out: {DIFFERENCES[known]}"
+    assert judge(row("FAIL", listed), True) == f"left out: {DIFFERENCES[listed]}"
     assert judge(row("FAIL", detail="the server process ended with status 3, see x"), True) == "failed"

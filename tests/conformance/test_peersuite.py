@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quick part of Kafka 4.3.1's own integration tests against kcoord; `make peersuite` runs all of them."""
+"""Runs a quick part of Kafka 4.3.1's own integration tests against kcoord. `make peersuite` runs all of them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def check(least: int, *options: str) -> None:
     assert sum(row.status == "PASS" for row in rows) >= least
 
 
-def test_what_kafka_passes_is_passed_here() -> None:
+def test_kcoord_passes_the_wire_tests_that_kafka_passes() -> None:
     check(20, "--suite", "wire", "--classes", CLASSES, "--methods", METHODS)
 
 
-def test_what_several_brokers_of_kafka_pass_is_passed_by_workers() -> None:
+def test_workers_pass_the_tests_that_several_brokers_of_kafka_pass() -> None:
     check(7, "--suite", "data,txn", "--classes", SEVERAL_BROKERS)
 
 
-def test_partitions_move_and_brokers_go_and_come_back() -> None:
+def test_workers_pass_the_tests_that_move_partitions_and_restart_brokers() -> None:
     methods = "RecordsInSeparateBatchHaving|testAdminRebootstrap$"
     check(2, "--suite", "data", "--classes", "ListOffsetsIntegration|Rebootstrap", "--methods", methods)

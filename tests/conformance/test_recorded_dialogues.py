@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues recorded from Apache Kafka 4.3.1 and 4.4.0, replayed against a kcoord process that behaves like that
-release, by a player with a codec of its own.
+"""Replays dialogues that were recorded from Apache Kafka 4.3.1 and 4.4.0.
+
+The kcoord process behaves like that release. The player has a codec of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.support.shared import shared
 PLAY_SECONDS = 300
 
 EXPLAINED = {("join-validation", 11), ("join-validation", 12)}
-"""Steps that kcoord answers otherwise on purpose: a join with a rebalance timeout of 0 or -2 (docs/differences.md)."""
+"""Steps whose response differs on purpose: a join with a rebalance timeout of 0 or -2 (docs/differences.md)."""
 
 SETTINGS = {
     "auto.create.topics.enable": "false",
@@ -36,7 +37,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(("release", "folder"), [("4.3", "golden"), ("4.4", "golden-4.4")])
-def test_all_dialogues_are_as_in_kafka(tmp_path: Path, release: str, folder: str) -> None:
+def test_responses_are_those_of_the_recorded_dialogues(tmp_path: Path, release: str, folder: str) -> None:
     player = shared("conformance", "golden.py")
     broker = KcoordProcess(tmp_path, {**SETTINGS, "kcoord.release": release}).start()
     try:
@@ -58,7 +59,7 @@ def test_all_dialogues_are_as_in_kafka(tmp_path: Path, release: str, folder: str
 
 
 def _verdicts(output: str) -> tuple[set[str], set[tuple[str, int]]]:
-    """The names of the dialogues that were played to the end, and the steps, from 1, that were answered otherwise."""
+    """Returns the names of the dialogues that were played to the end, and the steps, from 1, with other responses."""
     answered: set[str] = set()
     different: set[tuple[str, int]] = set()
     name = ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every request vector whose API kcoord serves, sent to Apache Kafka 4.3.1 and to kcoord side by side.
+"""Sends every request vector whose API kcoord serves to Apache Kafka 4.3.1 and to kcoord, and compares the results.
 
-The vectors are bytes of Kafka's own serializer with arbitrary field values, valid ones and others. Each goes to both
-brokers, on a connection of its own. A first pass warms the brokers up: it creates the topics and producers that the
-vectors name. The second pass compares the error codes. Each difference needs a reason out of docs/differences.md
+The vectors are requests from Kafka's own serializer with arbitrary field values, valid and invalid. Each vector goes to
+both brokers, on a connection of its own. A first pass warms the brokers up: it creates the topics and producers that
+the vectors name. The second pass compares the error codes. Each difference needs a reason from docs/differences.md
 ("Requests that nobody should send").
 """
 
@@ -37,11 +37,13 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "4",
 }
 PATIENCE_SECONDS = 1.0
-"""A broker that has not answered by then is silent: all answers of both come within milliseconds."""
+"""A broker that has not responded by then counts as silent. All responses of both brokers take milliseconds."""
 SECOND_LOOKS = 10
 SECOND_LOOK_SECONDS = 0.1
-"""Kafka creates topics some time after the Metadata request that needs them, and its answer to a timeout of a
-millisecond depends on its speed. So a vector that differs is sent again.
+"""A vector whose responses differ is sent again.
+
+Kafka creates topics some time after the Metadata request that needs them, and its response to a request with a timeout
+of one millisecond depends on its speed.
 """
 READY_SECONDS = 60.0
 LEAST_VECTORS = 600
@@ -50,6 +52,8 @@ UNKNOWN_SERVER_ERROR = str(int(Errors.UNKNOWN_SERVER_ERROR))
 
 
 class Vector(NamedTuple):
+    """One recorded request."""
+
     key: ApiKey
     version: int
     body: bytes
@@ -57,18 +61,20 @@ class Vector(NamedTuple):
     """The message as Kafka's own JSON converter prints it."""
 
     def send(self, port: int) -> str:
-        """The verdict of the broker: `closed`, `silent` or the error codes of its response."""
+        """Sends the request. Returns `closed`, `silent` or the error codes of the response."""
         return verdict(port, encode_request(self.key, self.version, 7, "vectors", self.body)[4:], PATIENCE_SECONDS)
 
 
 class Difference(NamedTuple):
+    """The verdicts of both brokers on one vector."""
+
     vector: Vector
     kafka: str
     kcoord: str
 
 
 def _breaks_kafkas_session_cache(difference: Difference) -> bool:
-    """Kafka takes the shard of a fetch session from its id, and fails if the id is negative or the largest."""
+    """Kafka computes the shard of a fetch session from its id, and fails if the id is negative or the largest."""
     session_id = difference.vector.fields.get("sessionId", 0)
     is_server_error = set(difference.kafka.split(",")) == {UNKNOWN_SERVER_ERROR}
     return difference.vector.key is ApiKey.FETCH and is_server_error and not 0 < session_id < 2**31 - 1
@@ -115,7 +121,7 @@ REASONS: tuple[Callable[[Difference], bool], ...] = (
     _guesses_a_producer_id,
     _has_unknown_acl_element,
 )
-"""Each is a row of docs/differences.md."""
+"""The known differences, each with a row in docs/differences.md."""
 
 
 def _vectors() -> list[Vector]:
@@ -132,7 +138,7 @@ def _vectors() -> list[Vector]:
 
 @pytest.fixture
 def ports(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """Of a fresh Kafka and a fresh kcoord with the same settings."""
+    """The ports of a new Kafka and a new kcoord with the same settings."""
     settings = {key.replace(".", "_"): text for key, text in SETTINGS.items() if not key.startswith("kcoord.")}
     kafka = KafkaBroker(KafkaJars(), tmp_path / "kafka", **settings)
     kcoord = KcoordProcess(tmp_path, SETTINGS)
@@ -149,7 +155,7 @@ def ports(tmp_path: Path) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.java
-def test_request_vectors_get_kafkas_error_codes(ports: tuple[int, int]) -> None:
+def test_request_vectors_return_kafkas_error_codes(ports: tuple[int, int]) -> None:
     vectors = _vectors()
     assert len(vectors) >= LEAST_VECTORS
     with ThreadPoolExecutor(len(ports)) as pool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make docker-test`: builds the image and uses the container as people do. Needs a Docker daemon, or root for one.
+"""`make docker-test`: builds the image and uses the container as users do.
 
-Usage: container.py IMAGE. The base image is BASE_IMAGE, else python:3.13-slim-bookworm where it can be pulled, else one
-that `$KCOORD_SHARED/tools/docker-here.sh` makes from a Debian mirror. It prints each check, and at the end
-`N passed, N failed`.
+Usage: container.py IMAGE. It needs a Docker daemon, or root to start one. The base image is BASE_IMAGE, or
+python:3.13-slim-bookworm. If that cannot be pulled, `$KCOORD_SHARED/tools/docker-here.sh` makes a base image from a
+Debian mirror. The output has a line per check and ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def succeeds(*command: str) -> bool:
 
 
 def base_image() -> str:
-    """Makes sure that a daemon answers and a base image is there."""
-    wanted = os.environ.get("BASE_IMAGE") or DEFAULT_BASE
-    if has_daemon() and (docker("image", "ls", "--quiet", wanted) or succeeds("docker", "pull", "--quiet", wanted)):
-        return wanted
-    helper = SHARED / "tools" / "docker-here.sh"
-    if not helper.exists():
-        give_up(f"no Docker daemon that can get {wanted}, and no {helper} to start one")
-    print(f"no daemon or no registry: {helper}", flush=True)
-    made = subprocess.run(["bash", str(helper)], stdout=subprocess.PIPE, text=True)
-    if made.returncode:
+    """Returns the name of a base image that the daemon has. Starts a daemon if none runs."""
+    base = os.environ.get("BASE_IMAGE") or DEFAULT_BASE
+    if has_daemon() and (docker("image", "ls", "--quiet", base) or succeeds("docker", "pull", "--quiet", base)):
+        return base
+    script = SHARED / "tools" / "docker-here.sh"
+    if not script.exists():
+        give_up(f"no Docker daemon can pull {base}, and {script}, which would start one, does not exist")
+    print(f"no daemon, or no registry with {base}: running {script}", flush=True)
+    done = subprocess.run(["bash", str(script)], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
         give_up("no Docker daemon can run here")
-    return made.stdout.strip().splitlines()[-1]
+    return done.stdout.strip().splitlines()[-1]
 
 
 def give_up(reason: str) -> NoReturn:
@@ -155,7 +155,7 @@ def produce(address: str, count: int) -> None:
 
 
 def check_container(image: str) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Names and checks, in the order in which they build on each other."""
+    """Yields names and checks. Each check relies on the checks before it."""
     with container(image) as broker:
         yield "becomes healthy", lambda: broker.inspect("{{.State.Health.Status}}") == "healthy"
         yield "does not run as root", lambda: docker("exec", broker.name, "id", "-u") != "0"
@@ -205,7 +205,7 @@ def resumes_after(broker: Container, restart: Callable[[], None], committed: int
 
 
 def passes_on(broker: Container, committed: int) -> bool:
-    """Whether messages produced now are consumed, from the committed offset on."""
+    """Produces messages. Returns whether the group consumes them, from the committed offset on."""
     produce(broker.address, MESSAGES)
     return consume(broker.address, "g", MESSAGES) == list(range(committed, committed + MESSAGES))
 
@@ -225,7 +225,8 @@ def main() -> int:
             ok = passes()
             passed, failed = passed + ok, failed + (not ok)
             print(f"{'ok  ' if ok else 'FAIL'} {name}", flush=True)
-    except Exception as error:  # whatever stops the run is one failure, and the last line still counts
+    except Exception as error:
+        # An exception counts as one failure, and the last line is still printed.
         failed += 1
         print(f"FAIL {type(error).__name__}: {error}")
     print(f"{passed} passed, {failed} failed")

@@ -3,6 +3,8 @@
 
 A page is Markdown. Its `console` blocks are sessions: lines that begin with "$ " are commands, the lines below are what
 they print. `...` stands for any text; alone in a line it stands for any lines. Runs of blanks are equal to each other.
+So are times, durations in ms, UUIDs and ids of 22 characters, because every run prints other ones. Lines of members,
+which have UUIDs, may be in another order.
 Blocks with the same title run in the same terminal. A block with another language and a title is a file of that name.
 
 A terminal is a bash that reads commands from a pipe. A command has ended when bash prints the marker that follows it.
@@ -19,10 +21,19 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _MARKER = re.compile(r"^==end of command (\d+)==\n", re.MULTILINE)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_VARYING = re.compile(
+    rf"{_UUID.pattern}|"
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"  # a time
+    r"|\b1[5-9]\d{11}\b"  # a time in ms
+    r"|\b\d+(?= ms\b)|(?<=\"waited_ms\": )\d+"
+    r"|(?<![\w/-])[\w-]{22}(?![\w-])"
+)
 _MOST_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 
@@ -67,16 +78,24 @@ def commands_of(session: str) -> Iterator[Command]:
 def matches(pattern: list[str], output: str) -> bool:
     """Whether `output` is what the page shows."""
     expression = ""
-    for line in pattern:
-        if line.strip() == "...":
+    for line in _normal(pattern):
+        if line == "...":
             expression += r"(?:[^\n]*\n)*?"
         else:
-            parts = [
-                r"\s+".join(map(re.escape, part.split(" "))) for part in re.sub(" +", " ", line.strip()).split("...")
-            ]
-            expression += r"[^\n]*".join(parts) + r"\n"
-    lines = [re.sub(r"\s+", " ", line).strip() for line in output.splitlines()]
-    return re.fullmatch(expression, "".join(f"{line}\n" for line in lines)) is not None
+            expression += r"[^\n]*".join(re.escape(part) for part in line.split("...")) + r"\n"
+    return re.fullmatch(expression, "".join(f"{line}\n" for line in _normal(output.splitlines()))) is not None
+
+
+def _normal(lines: list[str]) -> list[str]:
+    """Returns the lines without the differences that do not count.
+
+    Brokers list members in the order of their UUIDs. So neighbouring lines with UUIDs are sorted.
+    """
+    normal: list[str] = []
+    for has_member, run in groupby(lines, lambda line: _UUID.search(line) is not None):
+        texts = [re.sub(r"\s+", " ", _VARYING.sub("#", line)).strip() for line in run]
+        normal += sorted(texts) if has_member else texts
+    return normal
 
 
 class Terminal:
@@ -98,8 +117,11 @@ class Terminal:
         self._begin = 0
         self._count = 0
 
-    def run(self, command: Command, may_keep_running: bool = False) -> None:
-        """AssertionError if the command does not print what the page shows, or does not end."""
+    def run(self, command: Command, may_keep_running: bool = False) -> str:
+        """Returns what the command printed.
+
+        Raises AssertionError if that is not what the page shows, or if the command does not end.
+        """
         assert self._bash.stdin is not None
         self._begin = self._path.stat().st_size
         self._count += 1
@@ -109,7 +131,7 @@ class Terminal:
         while True:
             printed, has_ended = self._printed()
             if (has_ended or may_keep_running) and matches(command.output, printed):
-                return
+                return printed
             assert not has_ended and time.monotonic() < deadline, f"$ {command.text}\n{printed}"
             time.sleep(_POLL_SECONDS)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 
+from docs.make_metrics import sample_snapshot
 from kcoord.cli import COMMANDS
 from kcoord.config import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS
+from kcoord.metrics.exposition import families
 from tests.support.shared import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "schemas" / "README.md"])
@@ -22,8 +25,8 @@ KEY = re.compile(
 WORKER_KEY = re.compile(r"kcoord\.worker\.\d+\..+")
 OTHER_KEYS = ("kcoord.log",)
 """The setting of Spark's declarative pipeline in examples/lake-pipeline."""
-METRIC = re.compile(r"kcoord_event_[a-z_]+")
-METERS = ("kcoord/metrics", "kcoord/server/observe")
+METRIC = re.compile(r"(?:kafka|kcoord)_[a-z_]+_(?:ms|count|total|rate|avg|min|max|size|num_partitions)")
+INSTALL = re.compile(r"pip install (?:--?\w+ )*'?([^\s`'\"]+)")
 
 
 def names(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
@@ -66,8 +69,21 @@ def test_modules() -> None:
 
 
 def test_metrics() -> None:
-    source = "".join(path.read_text() for folder in METERS for path in (ROOT / folder).glob("*.py"))
-    assert [name for name in names(METRIC) if f'"{name[1]}"' not in source] == []
+    """Prometheus shows the counter `x` as `x_total`."""
+    metrics = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in families(sample_snapshot())
+    }
+    assert [name for name in names(METRIC) if name[1] not in metrics] == []
+
+
+def test_installed_packages() -> None:
+    """kcoord is in no package index: it is installed from a checkout, with an extra or without."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    targets = {".", *(f".[{extra}]" for extra in extras)}
+    paths = [*DOCUMENTS, *(ROOT / "kcoord").rglob("*.py")]
+    installed = {(path.name, target) for path in paths for target in INSTALL.findall(path.read_text())}
+    assert installed
+    assert {mention for mention in installed if mention[1] not in targets and "{" not in mention[1]} == set()
 
 
 def _is_module(name: str) -> bool:

@@ -40,6 +40,7 @@ SILENCE_SECONDS = 0.05
 """The timeout of a response. Some requests wait by design, and the fuzzer does not wait for them."""
 CHECK_SECONDS = 0.05
 PATIENCE_SECONDS = 20.0
+_NOT_LOADED = (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS)
 HEALTHY_GROUP, HEALTHY_TOPIC = "healthy", "steady"
 
 _CHANGES_THE_BROKER = {ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
@@ -69,7 +70,9 @@ class Wire:
         """Returns the next response, or None if the connection is closed. Raises TimeoutError after `seconds`."""
         while not self._ready:
             try:
-                data = await asyncio.wait_for(self._reader.read(1 << 16), seconds)
+                # In Python 3.11 `wait_for` can swallow the cancellation of its caller.
+                async with asyncio.timeout(seconds):
+                    data = await self._reader.read(1 << 16)
             except ConnectionError:
                 return None
             if not data:
@@ -239,12 +242,13 @@ class HealthyMember:
                 topic_partitions=[],
             )
             find = FindCoordinatorRequest(coordinator_keys=[HEALTHY_GROUP])
-            while True:
-                await wire.call(find, 4)
-                joined = await wire.call(join, 1)
-                assert isinstance(joined, ConsumerGroupHeartbeatResponse)
-                if joined.error_code not in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
-                    break
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    await wire.call(find, 4)
+                    joined = await wire.call(join, 1)
+                    assert isinstance(joined, ConsumerGroupHeartbeatResponse)
+                    if joined.error_code not in _NOT_LOADED:
+                        break
             assert not joined.error_code, joined
             commit = await wire.call(self._commit(joined.member_epoch), 9)
             assert isinstance(commit, OffsetCommitResponse)
@@ -278,8 +282,9 @@ async def committed_offset(wire: Wire) -> int:
 
 async def committed_offset_once_loaded(wire: Wire) -> int:
     """Returns the committed offset of the healthy group, after its coordinator has loaded."""
-    while (await _healthy_offsets(wire)).error_code in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
-        pass
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await _healthy_offsets(wire)).error_code in _NOT_LOADED:
+            await asyncio.sleep(CHECK_SECONDS)
     return await committed_offset(wire)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that changed on the disk: the broker names the damaged partition and does not serve it, the other partitions
-are served, and a repair restores the damaged partition.
+"""Bytes that changed on the disk.
+
+The broker names the damaged partition and does not serve it, the other partitions are served, and a repair restores the
+damaged partition.
 """
 
 from __future__ import annotations

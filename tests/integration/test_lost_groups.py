@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group whose tombstone is in the log after its offsets. The broker lists the group, its offsets can be deleted, and
-they expire: in one process or with two workers, from the log or from a snapshot.
+"""A group whose tombstone is in the log after its offsets.
+
+The broker lists the group, its offsets can be deleted, and they expire: in one process or with two workers, from the
+log or from a snapshot.
 """
 
 from __future__ import annotations

@@ -13,13 +13,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
-from kcoord.cli.blocking_client import BlockingClient, RequestFailed
 from kcoord_protocol.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
 )
+from tests.integration.test_server import commit, find_coordinator
+from tests.integration.wire import WireClient
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 
@@ -101,7 +102,7 @@ def test_the_meters_of_kip_496_count_every_event_once(tmp_path: Path, fast_paths
             with coordinator(broker, group) as client:
                 # The last commits take the fast path.
                 for offset in range(4):
-                    client.commit(group, offsets_of(offset, 0, 1, 2))
+                    commit(client, group, "t", dict.fromkeys(range(3), offset))
                 topics = [
                     OffsetDeleteRequest.OffsetDeleteRequestTopic(
                         name="t",
@@ -142,19 +143,17 @@ def test_the_meters_of_kip_496_count_every_event_once(tmp_path: Path, fast_paths
         assert broker.stop() == 0
 
 
-def coordinator(broker: KcoordProcess, group: str) -> BlockingClient:
-    addresses: list[str] = []
+def coordinator(broker: KcoordProcess, group: str) -> WireClient:
+    ports: list[int] = []
 
     def is_ready() -> bool:
-        with BlockingClient(broker.address, 10) as client:
-            try:
-                addresses.append(client.coordinator_of(group))
-            except RequestFailed:
-                return False
-        return True
+        with WireClient(broker.port) as client:
+            answer = find_coordinator(client, group).coordinators[0]
+        ports.append(answer.port)
+        return not answer.error_code
 
     wait_until(is_ready, f"{group} has a coordinator", 10)
-    return BlockingClient(addresses[0], 10)
+    return WireClient(ports[-1])
 
 
 def offsets_of(offset: int, *partitions: int) -> list[OffsetCommitRequest.OffsetCommitRequestTopic]:

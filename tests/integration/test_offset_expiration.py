@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets expire: the times and retentions that old clients send survive a restart, and `kcoord groups expiry` shows
-them.
+"""Offsets expire.
+
+The times and retentions that old clients send survive a restart, and `kcoord groups expiry` shows them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel and the sdist, built without a network, and installed for a project that has modules with the names
-`protocol`, `schemas` and `tests`.
+"""The wheel and the sdist, built without a network.
+
+They are installed for a project that has modules with the names `protocol`, `schemas` and `tests`.
 """
 
 from __future__ import annotations

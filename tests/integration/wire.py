@@ -20,10 +20,13 @@ class ConnectionClosed(Exception):
 
 
 class WireClient:
-    """A connection. `call` sends a request and returns its response; `send` and `receive` are its two steps."""
+    """A new connection, or the one that is `connected`.
 
-    def __init__(self, port: int, timeout_seconds: float = 10.0) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout_seconds)
+    `call` sends a request and returns its response; `send` and `receive` are its two steps.
+    """
+
+    def __init__(self, port: int, timeout_seconds: float = 10.0, connected: socket.socket | None = None) -> None:
+        self.socket = connected or socket.create_connection(("127.0.0.1", port), timeout_seconds)
         self._reader = FrameReader(_MAX_RESPONSE_BYTES)
         self._frames: list[bytes] = []
         self._correlation_id = 0

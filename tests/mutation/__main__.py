@@ -41,7 +41,7 @@ BROKER_TESTS = (
 CLIENT_TESTS = ("tests/integration/client", "tests/unit/cli", "tests/unit/client", "tests/unit/testing")
 MOST_EQUIVALENT_PERCENT = 3
 _PRELOADED = ("asyncio", "crc32c", "hypothesis.stateful", "prometheus_client", "pytest_asyncio", "re2", "uvloop")
-"""No mutant changes them. Imported before the forks, they cost each trial nothing."""
+"""Modules that no mutant changes. They are imported once before the forks, and not in each trial."""
 
 
 def main() -> int:
@@ -49,7 +49,7 @@ def main() -> int:
     entries = read_equivalent_mutants()
     if old := outdated(entries):
         for entry in old:
-            print(f"equivalent.toml: no code has this mutant any more: {entry.file}: {entry.line}: {entry.change}")
+            print(f"equivalent.toml: this mutant does not exist any more: {entry.file}: {entry.line}: {entry.change}")
         return 1
     mutants = _chosen(options)
     if options.list or not mutants:
@@ -65,22 +65,29 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutation", description="Mutation testing: the tests have to find small random faults."
+        prog="python -m tests.mutation", description="Mutation testing: the tests have to detect small random faults."
     )
-    parser.add_argument("--count", type=int, default=60, help="mutants to draw (default 60)")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw (default 1)")
+    parser.add_argument("--count", type=int, default=60, help="number of mutants to draw (default 60)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draw (default 1)")
     parser.add_argument(
         "--package", action="append", choices=PACKAGES, help=f"repeatable (default: {', '.join(BROKER_PACKAGES)})"
     )
-    parser.add_argument("--limit", type=float, help="percent that must be killed (default 95; for the client alone 90)")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core")
-    parser.add_argument("--minutes", type=float, default=inf, help="begin no trial later than that")
-    parser.add_argument("--list", action="store_true", help="print the drawn mutants and try none")
+    parser.add_argument("--limit", type=float, help="percent to be killed (default 95, for the client alone 90)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes (default: one per core)",
+    )
+    parser.add_argument("--minutes", type=float, default=inf, help="start no trial after this many minutes")
+    parser.add_argument("--list", action="store_true", help="print the drawn mutants and try none of them")
     parser.add_argument("--only", metavar="FILE[:LINE]", help="try all mutants of a file or a line instead of a draw")
     parser.add_argument(
-        "--keep-map", action="store_true", help="do not measure again which tests call what, unless a test has changed"
+        "--keep-map",
+        action="store_true",
+        help="reuse the recorded calls of each test file that has not changed, even if the product has changed",
     )
-    parser.add_argument("--tests", nargs="+", default=(), metavar="FILE", help="run these alone (files or folders)")
+    parser.add_argument("--tests", nargs="+", default=(), metavar="FILE", help="run only these files or folders")
     return parser
 
 
@@ -93,7 +100,7 @@ def _chosen(options: argparse.Namespace) -> list[Mutant]:
 
 
 def _try_all(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[tuple[Mutant, Outcome]]:
-    """Tries the mutants, after one that changes nothing: it has to survive."""
+    """Tries the mutants. Before them it tries a mutant that changes nothing, which has to survive."""
     if not mutants:
         return []
     for module in _PRELOADED:
@@ -104,7 +111,7 @@ def _try_all(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[tup
     }
     started = time.monotonic()
     call_map = make_call_map(sorted(targets), options.processes, keep=options.keep_map)
-    print(f"{len(call_map.tests)} tests are mapped to the functions they call ({time.monotonic() - started:.0f} s)")
+    print(f"recorded the calls of {len(call_map.tests)} tests ({time.monotonic() - started:.0f} s)")
     quickest = min(mutants, key=lambda mutant: len(call_map.tests_of(mutant)) or len(call_map.tests))
     unchanged = _try([replace(quickest, new=quickest.old)], call_map, 1)
     if unchanged[0][1].verdict is not Verdict.SURVIVED:
@@ -154,9 +161,9 @@ def _conclude(outcomes: Sequence[tuple[Mutant, Outcome]], equivalent: Sequence[M
     percent = 100 * killed / len(outcomes) if outcomes else 100
     drawn = len(outcomes) + len(equivalent)
     print(f"\n{killed} of {len(outcomes)} killed: {percent:.1f} %, {limit:g} % required")
-    # A small draw may hit one of the listed mutants by chance.
+    # Even a small draw may contain one of the listed mutants by chance.
     most_listed = max(1, drawn * MOST_EQUIVALENT_PERCENT // 100)
-    print(f"{len(equivalent)} of {drawn} are listed as equivalent, {most_listed} at most")
+    print(f"{len(equivalent)} of {drawn} are listed as equivalent, {most_listed} allowed")
     return 0 if percent >= limit and len(equivalent) <= most_listed else 1
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which test calls which function of the product: measured by running the tests once with a trace function.
+"""Records which test calls which functions of the product, by running the tests once with a trace function.
 
-The result for a test file stays in the cache until the file, the product or the tests' support changes; --keep-map
-looks at the test file only. Functions rather than lines: a trace function for lines costs several times as much, and
-most functions here are short.
+The result of a test file stays in the cache until the file, the product or the tests' support changes. With --keep-map
+only a change of the test file counts. Lines are not recorded: tracing lines costs several times as much, and most
+functions are short.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.mutation.mutants import ROOT, Mutant
 from tests.mutation.sessions import CACHE, ForkedProcesses, make_hypothesis_repeatable, run_pytest
 
 MOST_SECONDS = 40.0
-"""What the chosen tests of a mutant may take; some functions are called by nearly every test."""
+"""The longest time that the unit tests of one mutant take together. Nearly every test calls some functions."""
 
 Function = tuple[str, str]
 """File and qualified name."""
@@ -47,11 +47,13 @@ class UnitTest:
 
     @property
     def score(self) -> float:
-        """High for quick tests that call few functions: they fail most likely if one of these functions is wrong."""
+        """High for quick tests that call few functions. If one of these functions is wrong, they are likely to fail."""
         return 1 / ((len(self.functions) + 1) * (self.seconds + 0.05))
 
 
 class CallMap:
+    """The tests by the functions that they call."""
+
     def __init__(self, tests: Iterable[UnitTest]) -> None:
         self.tests = list(tests)
         self._by_function: dict[Function, list[UnitTest]] = defaultdict(list)
@@ -62,9 +64,10 @@ class CallMap:
                 self._by_file[function[0]].add(test)
 
     def tests_of(self, mutant: Mutant) -> list[UnitTest]:
-        """The tests that call the mutant's function, the most promising first, for MOST_SECONDS.
+        """Returns the tests that call the mutant's function, the highest score first, up to MOST_SECONDS.
 
-        What runs only while the module is imported concerns the tests of the module and of its direct importers.
+        If no test calls it, the code may run during the import of its module. Then these are the tests that call any
+        function of the module or of its direct importers.
         """
         tests: Iterable[UnitTest] = self._by_function.get((mutant.file, mutant.function), ())
         if not tests:
@@ -75,9 +78,9 @@ class CallMap:
 
 
 def make_call_map(targets: Sequence[str], processes: int, *, keep: bool = False) -> CallMap:
-    """Runs the test files below the targets (files or folders) unless the cache has them.
+    """Runs the test files below the targets (files or folders), except those in the cache, and returns all calls.
 
-    With `keep` what the cache has of a test file counts although the product has changed since.
+    With `keep` the cached calls of a test file are used although the product has changed since.
     """
     files = sorted(
         path.relative_to(ROOT).as_posix()
@@ -105,7 +108,7 @@ def _check(exit_code: int, folder: Path) -> None:
 
 
 def _common_files() -> Iterator[Path]:
-    """The product and the support of the tests."""
+    """Yields the files of the product and of the tests' support."""
     for folder in ("kcoord", "protocol", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             if folder != "tests" or not path.name.startswith("test_"):
@@ -196,7 +199,7 @@ def _write(file: str, digest: str, common: str, tests: Sequence[UnitTest]) -> No
 
 
 def _read(file: str, digest: str, common: str) -> list[UnitTest] | None:
-    """An empty `common` stands for any."""
+    """Returns the cached calls of a test file, or None if a digest differs. An empty `common` matches any digest."""
     path = _cache_file(file)
     content = json.loads(path.read_text()) if path.exists() else {}
     if content.get("digest") != digest or (common and content["common"] != common):
@@ -209,7 +212,7 @@ def _read(file: str, digest: str, common: str) -> list[UnitTest] | None:
 
 
 def _importers(module: str) -> list[str]:
-    """The files of the product that import names from the module, or the module from its package."""
+    """Returns the files of the product that import names from the module, or the module from its package."""
     package, _, name = module.rpartition(".")
     needles = (f"from {module} import ", f"import {module}\n", f"from {package} import {name}\n")
     return [

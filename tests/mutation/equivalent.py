@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of equivalent mutants (equivalent.toml): those that change nothing that a test could observe."""
+"""The list of equivalent mutants (equivalent.toml): mutants that change nothing that a test could observe."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _LIST = Path(__file__).parent / "equivalent.toml"
 
 @dataclass(frozen=True, slots=True)
 class EquivalentMutant:
+    """An entry of equivalent.toml."""
+
     file: str
     line: str
     change: str
@@ -34,7 +36,7 @@ def key_of(mutant: Mutant) -> tuple[str, str, str]:
 
 
 def outdated(entries: Collection[EquivalentMutant]) -> list[EquivalentMutant]:
-    """The entries that match no mutant of the code as it is."""
+    """Returns the entries that match no mutant of the current code."""
     files = {entry.file for entry in entries if (ROOT / entry.file).exists()}
     keys = {key_of(mutant) for file in files for mutant in mutants_of(file, (ROOT / file).read_text())}
     return [entry for entry in entries if entry.key not in keys]

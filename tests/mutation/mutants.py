@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mutants of a source file: one operator or constant is changed, or one call is left out.
 
-Constants change by one where they are operands of arithmetic or comparisons, or subscripts: off by one. Those that
-only name a size, a time or a default have no mutants, because most of them are chosen and not derived. Annotations,
-decorators, assertions, f-strings and log lines have none either: their changes are invisible by design, or break the
+Constants change by one if they are subscripts, or operands of arithmetic or comparisons. Constants that only name a
+size, a time or a default have no mutants, because most of their values are chosen and not derived. Annotations,
+decorators, assertions, f-strings and log lines have no mutants either: no test observes such a change, or it breaks the
 import.
 """
 
@@ -56,7 +56,7 @@ class Mutant:
     """Relative to the root of the repository."""
     line: int
     function: str
-    """The qualified name of the innermost function around it, as code objects have it; empty outside of functions."""
+    """The qualified name of the innermost function, as in code objects. Empty outside of functions."""
     line_text: str
     start: int
     end: int
@@ -78,6 +78,7 @@ class Mutant:
         return source[: self.start] + self.new + source[self.end :]
 
     def diff(self) -> str:
+        """Returns the change as a unified diff."""
         source = (ROOT / self.file).read_text()
         lines = difflib.unified_diff(
             source.splitlines(), self.apply(source).splitlines(), self.file, f"{self.file} ({self.change})", "", "", 2
@@ -86,7 +87,7 @@ class Mutant:
 
 
 def mutants_of_files(names: Iterable[str]) -> list[Mutant]:
-    """All mutants of the Python files and of those below the folders; both are relative to the root."""
+    """Returns all mutants of files and of the Python files below folders. Names are relative to the root."""
     return [
         mutant
         for name in names
@@ -96,16 +97,17 @@ def mutants_of_files(names: Iterable[str]) -> list[Mutant]:
 
 
 def mutants_of(file: str, source: str) -> list[Mutant]:
+    """Returns all mutants of a source text."""
     finder = _Finder(file, source)
     finder.visit(ast.parse(source))
     return finder.mutants
 
 
 def draw(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Draws places of the code, and one of the changes of each.
+    """Draws places in the code, and one change of each place.
 
-    They come in the order of a hash of seed, file and text, so code that changes elsewhere changes nothing, and the
-    first of them are a smaller random draw.
+    The order is that of a hash of seed, file and text. So changes elsewhere in the code do not change the draw, and a
+    smaller draw is the beginning of a larger one.
     """
     changes: dict[tuple[str, int, str], list[Mutant]] = defaultdict(list)
     for mutant in mutants:
@@ -131,10 +133,10 @@ class _Finder(ast.NodeVisitor):
         for text in self._lines:
             self._line_starts.append(self._line_starts[-1] + len(text))
         self._scope = ""
-        """The qualified name of the function or class around a node, with what joins a name in it to that."""
+        """The qualified name of the function or class around a node, with the separator to the names in it."""
         self._functions = [""]
 
-    # Where there is nothing to mutate
+    # Nodes without mutants
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -269,7 +271,7 @@ class _Finder(ast.NodeVisitor):
                 self._add(*span, str(node.value - 1) if node.value else "(-1)")
 
     def _negate(self, condition: ast.expr) -> None:
-        """Comparisons, `and`, `or` and `not` have mutants of their own."""
+        """Adds the negated condition. Comparisons, `and`, `or` and `not` have mutants of their own."""
         if not isinstance(condition, ast.Compare | ast.BoolOp) and not (
             isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not)
         ):
@@ -285,7 +287,7 @@ class _Finder(ast.NodeVisitor):
         self._add(position, position + len(old), new)
 
     def _operator_between(self, left: ast.expr, right: ast.expr, operator: str) -> int:
-        """Where the operator stands between its operands; brackets, line ends and comments may stand there too."""
+        """Returns the position of the operator, between brackets, line ends and comments if need be."""
         start, end = self._span(left)[1], self._span(right)[0]
         between = re.sub("#.*", lambda match: " " * len(match[0]), self._source[start:end])
         return start + between.index(operator)
@@ -295,10 +297,9 @@ class _Finder(ast.NodeVisitor):
         return self._position(node.lineno, node.col_offset), self._position(node.end_lineno, node.end_col_offset)
 
     def _position(self, line: int, column: int) -> int:
+        # ast counts columns in bytes.
         text = self._lines[line - 1]
-        return self._line_starts[line - 1] + (
-            column if text.isascii() else len(text.encode()[:column].decode())
-        )  # ast counts bytes
+        return self._line_starts[line - 1] + (column if text.isascii() else len(text.encode()[:column].decode()))
 
     def _add(self, start: int, end: int, new: str) -> None:
         line = self._source.count("\n", 0, start) + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An import hook that gives one module with other source than the file has; the file stays as it is."""
+"""An import hook that loads one module from another source text. Its file does not change."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from types import CodeType, ModuleType
 
 
 class MutatedModuleFinder(MetaPathFinder):
-    """Finds the one module; the next finders find all others."""
+    """Finds one module. All other modules are left to the next finders."""
 
     def __init__(self, module: str, source: str) -> None:
         self._module = module
         self._source = source
 
     def install(self) -> None:
-        assert self._module not in sys.modules, f"{self._module} has been imported already"
+        assert self._module not in sys.modules, f"{self._module} is already imported"
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -39,5 +39,5 @@ class _MutatedLoader(SourceFileLoader):
         self._source = source
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compiles the mutated source; neither reads nor writes byte code files."""
+        """Compiles the mutated source. Reads and writes no byte code files."""
         return compile(self._source, self.path, "exec", dont_inherit=True)

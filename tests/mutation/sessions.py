@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest sessions in forked processes: without caches and rewritten assertions, and with the same Hypothesis examples
-each time.
+"""pytest sessions in forked processes.
+
+They use no caches, do not rewrite assertions, and run the same Hypothesis examples each time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FORK = multiprocessing.get_context("fork")
 _PROFILE = "mutation"
 
 Finished = Callable[[int, Path], None]
-"""Gets the exit code of a process, negative for a signal, and its folder."""
+"""Called with the exit code of a process, which is negative after a signal, and its folder."""
 
 
 def run_pytest(arguments: Sequence[str], plugin: object, folder: Path) -> int:
@@ -47,7 +48,10 @@ def run_pytest(arguments: Sequence[str], plugin: object, folder: Path) -> int:
 
 
 def make_hypothesis_repeatable() -> None:
-    """Derives a profile from that of tests/conftest.py, so it runs after that. Failures are not shrunk or stored."""
+    """Loads a Hypothesis profile with fixed examples, which neither shrinks nor stores failures.
+
+    The profile derives from that of tests/conftest.py, so this runs after conftest.py.
+    """
     settings.register_profile(
         _PROFILE,
         settings(),
@@ -59,9 +63,9 @@ def make_hypothesis_repeatable() -> None:
 
 
 class ForkedProcesses:
-    """Runs functions in forked processes, a few at a time, each with a temporary folder of its own.
+    """Runs functions in forked processes, at most `most` at a time, each with a temporary folder of its own.
 
-    The exit code of a process is what its function returns. The output goes to the file `output` of the folder.
+    The exit code of a process is the result of its function. Its output goes to the file `output` in the folder.
     """
 
     def __init__(self, most: int) -> None:
@@ -85,7 +89,7 @@ class ForkedProcesses:
             self._wait()
 
     def run(self, function: Callable[[Path], int], finished: Finished) -> None:
-        """Starts the function as soon as fewer than the allowed number of processes run."""
+        """Starts the function as soon as fewer than `most` processes run."""
         while len(self._running) >= self._most:
             self._wait()
         folder = tempfile.TemporaryDirectory(prefix="kcoord-mutation-", ignore_cleanup_errors=True)
@@ -105,7 +109,8 @@ class ForkedProcesses:
 
 
 def _in_child(function: Callable[[Path], int], folder: Path) -> None:
-    os.setsid()  # tests may start processes, which end with this one
+    # Tests may start processes, which are killed as a group when this process ends.
+    os.setsid()
     sys.dont_write_bytecode = False
     sys.pycache_prefix = str(CACHE / "bytecode")
     with open(folder / "output", "wb") as output, open(os.devnull, "rb") as nothing:
@@ -114,7 +119,8 @@ def _in_child(function: Callable[[Path], int], folder: Path) -> None:
         os.dup2(output.fileno(), 2)
     code = function(folder)
     sys.stdout.flush()
-    os._exit(code)  # a thread that a mutant has left behind must not keep the process
+    # A thread that a mutant has left running must not keep the process alive.
+    os._exit(code)
 
 
 def _kill_group(process: BaseProcess) -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trial of one mutant, in a forked process that has not imported kcoord: the unit tests that call the mutated
-function, then the system: the simulation for the broker's packages, tests against a real broker for the client.
+"""The trial of one mutant, in a forked process that has not imported kcoord.
 
-Each test and the simulation have a limit of processor time, and a higher one of real time for mutants that wait for
-ever. The process does not handle the signals of these timers, so it dies of them.
+First the unit tests run that call the mutated function. Then the system runs: the simulation for the broker's packages,
+tests against a real broker for the client.
+
+Each test and the simulation have a limit of CPU time, and a higher limit of real time for mutants that block forever.
+The process does not handle the signals of these timers, so they kill it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tests.mutation.mutated_import import MutatedModuleFinder
 from tests.mutation.sessions import make_hypothesis_repeatable, run_pytest
 
 FIRST_FILES = 2
-"""These run first: most mutants are killed by the tests that are nearest to them."""
+"""The number of test files that run first. The tests that are closest to a mutant kill most mutants."""
 SYSTEM_TESTS = "tests/integration/"
 SIMULATION_SECONDS = 60
 SEEDS = 60
@@ -36,6 +38,8 @@ _TIMEOUTS = (-signal.SIGPROF, -signal.SIGALRM)
 
 
 class Verdict(Enum):
+    """How a trial ended. Every verdict but SURVIVED kills the mutant."""
+
     UNIT_TESTS = "killed by unit tests"
     SYSTEM = "killed by the system"
     TIMEOUT = "timed out"
@@ -45,9 +49,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """The verdict of a trial, and where it was reached."""
+
     verdict: Verdict
     place: str
-    """The test that failed or did not end, or the simulation."""
+    """The test that failed or exceeded its time, or the simulation."""
 
 
 def run_trial(mutant: Mutant, tests: Sequence[UnitTest], with_simulation: bool, folder: Path) -> int:
@@ -77,6 +83,7 @@ def _fails(tests: Sequence[UnitTest], folder: Path) -> bool:
 
 
 def outcome(exit_code: int, folder: Path) -> Outcome:
+    """Returns the outcome of a trial from its exit code and its folder."""
     place = (folder / "place").read_text() if (folder / "place").exists() else ""
     if exit_code in _TIMEOUTS:
         return Outcome(Verdict.TIMEOUT, place)
@@ -85,7 +92,7 @@ def outcome(exit_code: int, folder: Path) -> Outcome:
 
 
 class _Selection:
-    """A pytest plugin that runs the chosen tests in the given order, and says where it is."""
+    """A pytest plugin that runs the chosen tests in the given order, and writes the current test to a file."""
 
     def __init__(self, tests: Sequence[UnitTest], folder: Path) -> None:
         self._order = {test.node_id: position for position, test in enumerate(tests)}
@@ -114,7 +121,8 @@ def _simulation_fails(folder: Path) -> bool:
     simulate = importlib.import_module("kcoord.cli.simulate")
     for seed in range(SEEDS):
         options = ["--seed", str(seed), "--steps", str(STEPS)]
-        if simulate.main([*options, "--json"]) != 0:  # with --json a failure is not shrunk
+        # With --json a failure is not shrunk.
+        if simulate.main([*options, "--json"]) != 0:
             (folder / "place").write_text(f"kcoord simulate {' '.join(options)}")
             return True
     return False
@@ -123,4 +131,5 @@ def _simulation_fails(folder: Path) -> bool:
 def _enter(folder: Path, place: str, seconds: float) -> None:
     (folder / "place").write_text(place)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 60 + 4 * seconds)  # a broker may have to start on a busy machine
+    # A test may have to start a broker on a busy machine.
+    signal.setitimer(signal.ITIMER_REAL, 60 + 4 * seconds)

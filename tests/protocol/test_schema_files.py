@@ -31,7 +31,7 @@ MESSAGE_KEYS = [
 ]  # fmt: skip
 FIELD_KEYS = [
     "name", "type", "versions", "nullableVersions", "taggedVersions", "tag", "default", "ignorable", "mapKey",
-    "entityType", "flexibleVersions", "about", "fields",
+    "entityType", "flexibleVersions", "sensitive", "about", "fields",
 ]  # fmt: skip
 
 Schema = dict[str, Any]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make shape`: how far a request travels through the code, and how the code is divided."""
+"""`make shape`: measures how many files a request passes, and how the code is divided."""

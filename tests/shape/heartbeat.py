@@ -2,15 +2,14 @@
 """The files that a joining ConsumerGroupHeartbeat passes.
 
 A broker runs in this process, in the main thread, with its default settings. A client in another thread joins new
-groups through a socket. A profiler hook records every Python function of `kcoord` and `kcoord_protocol` that is entered
-after `data_received` got the request, until the transport gets the response: in the thread of the event loop and in
-every thread that the broker has started. Imports are not part of the way: one join before the recorded ones makes them.
-Every recorded join has to enter the same files; a file that only some of them enter (a periodic task, for instance) is
-left out.
+groups through a socket. A profiler hook records the Python functions of `kcoord` and `kcoord_protocol` that are entered
+between `data_received` and the write of the response. It records the thread of the event loop and every thread that the
+broker has started. Imports do not count, because a first join, which is not recorded, makes them. A file counts only if
+every recorded join enters it, so periodic tasks do not count.
 
-A call counts for the file that the code of the function is in. The codecs of messages are compiled from strings and
-count for `kcoord_protocol/message.py`, which compiles them. Methods that `dataclass` generates are in no file: they do
-not count.
+A call counts for the file that has the code of the function. The codecs of messages are compiled from strings and count
+for `kcoord_protocol/message.py`, which compiles them. Methods that `dataclass` generates are in no file and do not
+count.
 """
 
 from __future__ import annotations
@@ -82,11 +81,13 @@ class Recorder:
         self._files: dict[CodeType, str] = {}
 
     def arm(self) -> None:
+        """Makes the recorder record the next request."""
         self.done.clear()
         self.way = Way()
         self._is_armed = True
 
     def on_event(self, frame: FrameType, event: str, argument: object) -> None:
+        """The profiler hook: called by the interpreter for each call of a function."""
         if event != "call" or not self._is_armed:
             return
         code = frame.f_code
@@ -104,7 +105,7 @@ class Recorder:
             self.way.functions.setdefault(file, set()).add(code.co_qualname)
 
     def _file(self, code: CodeType) -> str:
-        """The path of the file from the folder of its package on, empty if it is not one of ours."""
+        """Returns the path of the file, relative to the parent of its package; empty for files of other packages."""
         file = self._files.get(code)
         if file is None:
             file = self._files[code] = _file_of(code.co_filename)
@@ -121,13 +122,14 @@ def _file_of(name: str) -> str:
 
 
 def joining_heartbeat() -> Way:
-    """Starts a broker, has members join new groups, and returns what each of them passed."""
+    """Starts a broker, joins new groups, and returns the functions that every join entered."""
     recorder = Recorder()
     ways: list[Way] = []
     failures: list[BaseException] = []
 
     def join(ready: ReadyLine) -> None:
-        sys.setprofile(None)  # the client is not part of the way
+        # The functions of the client do not count.
+        sys.setprofile(None)
         try:
             ways.extend(_join_groups(int(ready.addresses[0].rpartition(":")[2]), recorder))
         except BaseException as failure:
@@ -141,7 +143,7 @@ def joining_heartbeat() -> Way:
     # The transport of uvloop is compiled, and a profiler hook does not see calls of its methods in every CPython.
     with mock.patch.object(uvloop, "run", asyncio.run), tempfile.TemporaryDirectory() as folder:
         properties = {"log.dirs": folder, "listeners": "PLAINTEXT://127.0.0.1:0"}
-        # With one shard, the join before the recorded ones has opened the log that the others append to.
+        # With one shard, the first join opens the log to which the recorded joins append.
         properties["offsets.topic.num.partitions"] = "1"
         logging.disable(logging.INFO)
         threading.setprofile(recorder.on_event)
@@ -177,7 +179,7 @@ def _join_groups(port: int, recorder: Recorder) -> list[Way]:
 
 
 def _join_when_ready(client: WireClient) -> None:
-    """The shards load after the first FindCoordinator has created their topic."""
+    """Joins a group until its shard is loaded, which happens after the first FindCoordinator has created the topic."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         answer = client.call(_joining("warm-up"), 1, ConsumerGroupHeartbeatResponse)

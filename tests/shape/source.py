@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the source says without running it: functions that only forward, modules per folder, import circles."""
+"""Figures that are read from the source: functions that only forward, modules per folder, import circles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(folder: Path) -> Iterator[tuple[str, Function]]:
-    """Every function and method of the modules below `folder`, with its file and line."""
+    """Yields the functions and methods of the modules below `folder`, with file and line."""
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, Function):
@@ -25,7 +25,10 @@ def functions(folder: Path) -> Iterator[tuple[str, Function]]:
 
 
 def single_call(function: Function) -> ast.Call | None:
-    """The call that is the whole body of the function, returned, awaited or not. The docstring does not count."""
+    """Returns the call if the body of the function is a single call, also if it is returned or awaited, otherwise None.
+
+    The docstring does not count.
+    """
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
         return None
@@ -36,7 +39,7 @@ def single_call(function: Function) -> ast.Call | None:
 
 
 def only_forwards(function: Function) -> bool:
-    """Whether the body is one call that gets nothing but the function's own parameters and attributes of self."""
+    """Returns whether the body is a single call whose arguments are only parameters and attributes of self."""
     call = single_call(function)
     if call is None:
         return False
@@ -61,7 +64,10 @@ def _is_passed_on(argument: ast.expr, parameters: set[str]) -> bool:
 
 
 def modules_per_folder() -> dict[str, int]:
-    """Modules of each folder of the server and the coordinator, without the `__init__` and without the handlers."""
+    """Returns the number of modules in each folder of the server and the coordinator.
+
+    `__init__` modules and the folder of handlers do not count.
+    """
     counts: dict[str, int] = {}
     for top in FOLDERS:
         for path in (ROOT / top).rglob("*.py"):
@@ -72,7 +78,7 @@ def modules_per_folder() -> dict[str, int]:
 
 
 def import_circles() -> list[list[str]]:
-    """The strongly connected parts of the graph of imports: at the top, in functions and under TYPE_CHECKING."""
+    """Returns the circles of modules that import each other: at the top, in functions, or under TYPE_CHECKING."""
     return circles(_imports())
 
 
@@ -98,7 +104,7 @@ def _imports() -> dict[str, set[str]]:
 
 
 def _origin(name: str, path: Path, node: ast.ImportFrom) -> str:
-    """The module that an import names, relative ones made absolute."""
+    """Returns the absolute name of the module that an import names."""
     if not node.level:
         return node.module or ""
     parts = name.split(".")
@@ -107,7 +113,7 @@ def _origin(name: str, path: Path, node: ast.ImportFrom) -> str:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components of more than one node, sorted (Tarjan's algorithm)."""
+    """Returns the strongly connected components of more than one node, sorted (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exhaustive check, to a small bound; `make model-check` goes on to a million states."""
+"""The exhaustive check up to a small bound. `make model-check` explores a million states."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def search(configuration: Configuration) -> Report:
     return Search(configuration).run()
 
 
-def test_a_small_graph_is_explored_whole() -> None:
+def test_a_small_graph_is_explored_completely() -> None:
     report = search(Configuration(2, 2, Budget(2, 0, 0, 0, 0, 0)))
     assert report.is_complete
     assert (report.violation, report.converged > 0) == ("", True)
 
 
-def test_symmetry_leaves_out_what_only_has_other_names() -> None:
+def test_symmetry_counts_states_that_differ_only_by_member_ids_once() -> None:
     budget = Budget(2, 0, 0, 0, 0, 0)
     every = search(Configuration(2, 2, budget, symmetric=False))
     symmetric = search(Configuration(2, 2, budget))
@@ -46,7 +46,7 @@ def test_every_property_holds(configuration: Configuration) -> None:
         ("epoch-not-bumped", {"LegalTargetAssignment", "EventuallyConverges"}),
     ],
 )
-def test_a_planted_fault_is_found_with_the_way_there(name: str, broken: set[str]) -> None:
+def test_a_planted_fault_is_reported_with_the_steps_to_it(name: str, broken: set[str]) -> None:
     with FAULTS[name].planted():
         report = search(Configuration(2, 2, Budget(3, 1, 1, 0, 1, 0), 20_000))
     assert report.broken in broken, report.violation
@@ -54,7 +54,7 @@ def test_a_planted_fault_is_found_with_the_way_there(name: str, broken: set[str]
     assert CurrentAssignmentBuilder._next.__module__.startswith("kcoord.coordinator")
 
 
-def test_the_command_prints_what_was_explored(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_number_of_states(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--states", "2000"]) == 0
     text = capsys.readouterr().out
     assert "every property holds" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the simulator: clock, network and checkers."""
+"""The parts of the simulation: clock, network, clients, checkers, ledger, event loop, shrinking."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def network_of(seed: int, drop: float, duplicate: float) -> tuple[VirtualClock, 
 
 
 class Receiver:
-    """A broker that notes what it gets, and answers with `answer` if that is not empty."""
+    """A broker that notes the requests it gets, and responds with `answer` if that is not empty."""
 
     def __init__(self, network: Network, answer: bytes = b"") -> None:
         self.arrived: list[int] = []
@@ -70,7 +70,7 @@ class Receiver:
 
 
 def ignore(data: bytes) -> None:
-    """Of no interest."""
+    """Ignores a response."""
 
 
 def test_a_connection_keeps_order_and_breaks_as_a_whole() -> None:
@@ -102,7 +102,7 @@ def test_a_duplicate_follows_its_original() -> None:
     assert len(receiver.arrived) > 20
 
 
-def test_who_is_cut_off_loses_the_rest_of_the_connection() -> None:
+def test_a_client_that_is_cut_off_loses_the_rest_of_its_connection() -> None:
     clock, network = network_of(1, drop=0.0, duplicate=0.0)
     receiver = Receiver(network)
     connection = network.connect("c", ignore)
@@ -121,7 +121,7 @@ def test_who_is_cut_off_loses_the_rest_of_the_connection() -> None:
 
 
 class Asker(SimulatedClient):
-    """Asks twice without waiting, and notes the answers."""
+    """A client that sends requests without waiting, and notes which ones were answered."""
 
     def __init__(self, clock: VirtualClock, network: Network) -> None:
         super().__init__("asker", Scene(clock, network, Options.draw(Random(1)), Trace(clock), Random))
@@ -141,7 +141,7 @@ def answer_to(correlation_id: int) -> bytes:
     return encode_response(correlation_id, ApiKey.CONSUMER_GROUP_DESCRIBE, 1, body)
 
 
-def test_answers_of_one_write_belong_to_their_requests() -> None:
+def test_responses_in_one_write_are_matched_to_their_requests() -> None:
     clock, network = network_of(1, drop=0.0, duplicate=0.0)
     asker = Asker(clock, network)
     asker.ask(1)
@@ -151,7 +151,7 @@ def test_answers_of_one_write_belong_to_their_requests() -> None:
     assert not asker.is_waiting
 
 
-def test_an_answer_that_overtakes_another_is_noticed() -> None:
+def test_a_response_that_overtakes_another_is_a_violation() -> None:
     clock, network = network_of(1, drop=0.0, duplicate=0.0)
     asker = Asker(clock, network)
     asker.ask(1)
@@ -160,7 +160,7 @@ def test_an_answer_that_overtakes_another_is_noticed() -> None:
         asker._on_data(answer_to(2))
 
 
-def test_requests_without_answer_are_one_timeout() -> None:
+def test_requests_without_a_response_cause_one_timeout() -> None:
     clock, network = network_of(1, drop=0.0, duplicate=0.0)
     Receiver(network)
     asker = Asker(clock, network)
@@ -184,7 +184,7 @@ def test_a_partition_has_one_owner() -> None:
         ownership.grant("g", "b", {(TOPIC, 0)})
 
 
-def test_told_epochs_do_not_go_back() -> None:
+def test_member_epochs_in_responses_do_not_decrease() -> None:
     epochs = ToldEpochs()
     epochs.told("g", "a", 4)
     epochs.told("g", "b", 3)
@@ -197,7 +197,10 @@ FLUSHED, CACHED = Place(FLUSHED_TOPIC, 0), Place(CACHED_TOPIC, 0)
 
 
 class Book:
-    """A ledger with values "0" to "9", sent once to each topic; `power_losses` can be raised."""
+    """A ledger with values "f0" to "f9" sent to the flushed topic and "c0" to "c9" sent to the cached one.
+
+    Each value was sent once. Tests may raise `power_losses`.
+    """
 
     def __init__(self, transaction: Transaction | None = None) -> None:
         self.power_losses = 0
@@ -211,12 +214,12 @@ class Book:
             self.ledger.acknowledge(place, offset, value, self.power_losses)
 
     def read(self, place: Place, *values: bytes, first_offset: int = 0, committed: bool = False) -> None:
-        found = {first_offset + number: value for number, value in enumerate(values) if value}
+        value_by_offset = {first_offset + number: value for number, value in enumerate(values) if value}
         glance = self.ledger.glance()
-        self.ledger.read(place, first_offset, first_offset + len(values), found, glance, committed=committed)
+        self.ledger.read(place, first_offset, first_offset + len(values), value_by_offset, glance, committed=committed)
 
 
-def test_the_ledger_holds_readers_to_what_was_acknowledged() -> None:
+def test_a_reader_has_to_get_the_acknowledged_records() -> None:
     book = Book()
     book.acknowledge(FLUSHED, b"f0", b"f1")
     book.read(FLUSHED, b"f0", b"f1", b"f2")
@@ -229,7 +232,7 @@ def test_the_ledger_holds_readers_to_what_was_acknowledged() -> None:
         book.ledger.ends_at(FLUSHED, 1, book.ledger.glance())
 
 
-def test_the_ledger_lets_the_power_take_what_was_not_promised() -> None:
+def test_a_power_loss_may_take_records_that_were_not_promised() -> None:
     book = Book()
     book.acknowledge(FLUSHED, b"f0", b"f1")
     book.read(FLUSHED, b"f2", first_offset=2)
@@ -247,7 +250,7 @@ def test_the_ledger_lets_the_power_take_what_was_not_promised() -> None:
         book.ledger.ends_at(FLUSHED, 1, book.ledger.glance())
 
 
-def test_an_answer_may_be_older_than_what_the_ledger_knows() -> None:
+def test_a_response_may_be_older_than_the_entries_of_the_ledger() -> None:
     book = Book()
     book.acknowledge(CACHED, b"c0", b"c1")
     book.power_losses += 1
@@ -258,7 +261,7 @@ def test_an_answer_may_be_older_than_what_the_ledger_knows() -> None:
         book.ledger.ends_at(CACHED, 0, book.ledger.glance())
 
 
-def test_the_ledger_takes_a_transaction_as_a_whole() -> None:
+def test_a_committed_reader_gets_all_of_a_transaction_or_nothing() -> None:
     transaction = Transaction()
     book = Book(transaction)
     book.acknowledge(FLUSHED, b"f0", b"f1")
@@ -271,8 +274,8 @@ def test_the_ledger_takes_a_transaction_as_a_whole() -> None:
         book.read(FLUSHED, b"f0", b"", committed=True)
 
 
-def test_what_is_left_out_changes_nothing_else() -> None:
-    """Disturbances have random streams of their own: that is what makes shrinking work."""
+def test_a_run_without_a_disturbance_keeps_the_others() -> None:
+    """Each disturbance has a random seed of its own, which makes shrinking possible."""
     whole = run(Setup(11, steps=300))
     same = run(Setup(11, steps=300))
     shorter = run(Setup(11, steps=300, without=frozenset({0})))
@@ -299,7 +302,7 @@ def test_faults_can_be_left_out() -> None:
 
 
 class Watcher:
-    """A client of a user's own, as docs/simulation.md describes it: describes a group again and again."""
+    """A user's own client, as docs/simulation.md describes it: it describes a group again and again."""
 
     def __init__(self, world: World) -> None:
         self._client = WatchingClient("watcher", world.scene)
@@ -332,13 +335,12 @@ class WatchingClient(SimulatedClient):
 
 def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs/simulation.md").read_text()
-    section = text.split("## Your own consumer logic", 1)[1].split("\n## ", 1)[0]
-    code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(code, "docs/simulation.md", "exec"), {"__name__": "example"})
     assert re.fullmatch(r"[0-9a-f]{64}\n", capsys.readouterr().out)
 
 
-def test_what_a_slow_link_carries_takes_time_by_its_size() -> None:
+def test_a_slow_link_delays_messages_by_their_size() -> None:
     clock, network = network_of(1, drop=0.0, duplicate=0.0)
     answered: list[int] = []
     Receiver(network, answer=bytes(30))
@@ -356,7 +358,7 @@ def test_what_a_slow_link_carries_takes_time_by_its_size() -> None:
     assert 80_000 < both < 81_000
 
 
-def test_clients_of_a_users_own_take_part() -> None:
+def test_the_users_own_clients_take_part() -> None:
     outcome = run(Setup(2, steps=500, make_clients=lambda world: [Watcher(world)]))
     assert not outcome.failure, report(outcome)
     assert outcome.trace_hash != run(Setup(2, steps=500)).trace_hash
@@ -391,12 +393,12 @@ def test_the_loop_runs_coroutines_in_virtual_time() -> None:
 
     loop.enter(lambda: loop.create_task(work()))
     run_all(clock)
-    # Its clock has half the speed of the others'.
+    # The clock of the process runs at half speed.
     assert seen == [("slept", 200), ("worked", 210), ("gave up", 2210)]
     assert not errors
 
 
-def test_a_loop_takes_what_came_while_it_stood_still_in_that_order() -> None:
+def test_a_loop_runs_events_of_a_pause_afterwards_in_order() -> None:
     clock = VirtualClock()
     loop, _ = loop_of(clock)
     seen: list[str] = []
@@ -409,7 +411,7 @@ def test_a_loop_takes_what_came_while_it_stood_still_in_that_order() -> None:
     assert seen == ["still", "early", "timer", "late"]
 
 
-def test_a_busy_loop_takes_together_what_came_in_one_turn() -> None:
+def test_a_loop_with_long_turns_runs_arrivals_of_one_turn_together() -> None:
     clock = VirtualClock()
     loop, _ = loop_of(clock, turn_ms=1)
     seen: list[tuple[str, int]] = []
@@ -420,7 +422,7 @@ def test_a_busy_loop_takes_together_what_came_in_one_turn() -> None:
 
 
 class Noting(asyncio.Protocol):
-    """One end of a connection between processes; answers nothing."""
+    """One end of a connection between processes. It notes what it receives and sends nothing."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -438,7 +440,7 @@ class Noting(asyncio.Protocol):
         self.is_lost = True
 
 
-def test_what_processes_send_each_other_stays_in_order_until_one_ends() -> None:
+def test_bytes_between_processes_stay_in_order_until_one_process_ends() -> None:
     clock = VirtualClock()
     random = Random(1)
     sockets = UnixSockets(clock, lambda: random.randint(0, 50))
@@ -470,7 +472,7 @@ def test_what_processes_send_each_other_stays_in_order_until_one_ends() -> None:
     assert not sockets.servers
 
 
-def test_nothing_of_a_loop_that_has_ended_happens() -> None:
+def test_a_loop_that_has_ended_runs_nothing() -> None:
     clock = VirtualClock()
     loop, errors = loop_of(clock)
     seen: list[str] = []
@@ -482,7 +484,7 @@ def test_nothing_of_a_loop_that_has_ended_happens() -> None:
     assert seen == errors == []
 
 
-def test_what_nobody_takes_care_of_is_told() -> None:
+def test_an_exception_that_is_never_retrieved_is_reported() -> None:
     clock = VirtualClock()
     loop, errors = loop_of(clock)
     loop.create_future().set_exception(ValueError())
@@ -490,7 +492,7 @@ def test_what_nobody_takes_care_of_is_told() -> None:
 
 
 def test_a_log_whose_close_fails_is_written_again_when_it_is_opened() -> None:
-    """A failed sync may drop what it should write. Programs see that, and no later sync writes it (D-3)."""
+    """A failed sync may lose dirty pages although reads still return them, and no later sync writes them (D-3)."""
     world = World(Setup(1, faults=frozenset()))
     broker = world.broker
     with world.surroundings():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first seeds: all invariants hold, and every error branch of the coordinator is reached."""
+"""The first seeds: all invariants hold, and the runs reach every error branch of the coordinators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Runs:
-    """The outcomes so far; the coordinator reports the branches that it goes through."""
+    """The outcomes so far. `reached` counts the error branches of all runs."""
 
     def __init__(self, reached: Reached) -> None:
         self.reached = reached
@@ -36,7 +36,7 @@ class Runs:
         return self._outcomes[key]
 
     def every(self) -> list[Outcome]:
-        """Of all seeds, and of the scenario that goes where chance does not."""
+        """Returns the outcomes of all seeds, and of the scenario with fixed dialogues."""
         return [*(self.of(seed) for seed in SEEDS), self.of(0, "corners")]
 
 
@@ -86,18 +86,18 @@ def test_every_transition_is_seen(runs: Runs) -> None:
         *(("CompleteCommit", "Ongoing"), ("CompleteCommit", "Empty")),
         *(("CompleteAbort", "Ongoing"), ("CompleteAbort", "Empty")),
     ]
-    wanted = {f"group: classic {one} -> classic {two}" for one, two in classic}
-    wanted |= {f"group: consumer {one} -> consumer {two}" for one, two in consumer}
-    wanted |= {f"transaction: {one} -> {two}" for one, two in transaction}
-    wanted |= {"transaction: forgotten", "group: classic Stable -> none"}
-    assert {name for name in wanted if not transitions[name]} == set()
+    expected = {f"group: classic {old} -> classic {new}" for old, new in classic}
+    expected |= {f"group: consumer {old} -> consumer {new}" for old, new in consumer}
+    expected |= {f"transaction: {old} -> {new}" for old, new in transaction}
+    expected |= {"transaction: forgotten", "group: classic Stable -> none"}
+    assert {name for name in expected if not transitions[name]} == set()
     assert any("classic Stable -> consumer" in name for name in transitions)
     assert any("consumer Stable -> classic" in name for name in transitions)
 
 
 def test_the_seeds_meet_every_kind_of_fault(runs: Runs) -> None:
     counts: Counter[str] = sum((runs.of(seed).counts for seed in SEEDS), Counter())
-    wanted = {
+    expected = {
         *("crash", "stop", "broker-pause", "give-up-shard", "worker-loss", "disk-error", "failed", "load"),
         *("drop", "drop-response", "duplicate", "hold-up", "cut-off", "reset-all", "slow-link", "slow-reader"),
         "start-slow-clock",
@@ -106,7 +106,7 @@ def test_the_seeds_meet_every_kind_of_fault(runs: Runs) -> None:
         *("commit-refused", "group-full", "give-up", "task", "markers", "steady", "producer-forgets"),
         *("transaction-committed", "transaction-aborted", "delete-group", "delete-offsets"),
     }
-    assert {kind for kind in wanted if not counts[kind]} == set()
+    assert {kind for kind in expected if not counts[kind]} == set()
 
 
 def test_a_seed_is_one_run(runs: Runs) -> None:
@@ -116,7 +116,7 @@ def test_a_seed_is_one_run(runs: Runs) -> None:
 
 
 def test_a_run_does_not_depend_on_the_order_of_sets(runs: Runs) -> None:
-    """Another process has other string hashes, and so another order wherever a set is iterated over."""
+    """Another process has other string hashes, and so iterates over sets in another order."""
     hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     run = subprocess.run(
         [sys.executable, "-m", "kcoord", "simulate", "--seed", "5"],

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log under every fault that a disk and a crash can bring."""
+"""Logs and data folders under every fault that a disk or a crash can cause."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs to clean, and what their readers make of them."""
+"""Logs to clean, and the state that their readers see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def on_this_thread(step: Callable[[], None]) -> None:
 
 
 class Writer:
-    """Appends batches to a log with offsets that follow each other."""
+    """Appends batches with consecutive offsets to a log."""
 
     def __init__(self, file_system: FileSystem, **config: int) -> None:
         self.log = open_log(file_system, new_config(**config))
@@ -37,7 +37,7 @@ class Writer:
         sequence: int = -1,
         is_transactional: bool = False,
     ) -> int:
-        """One batch; returns its base offset."""
+        """Appends one batch. Returns its base offset."""
         base = self.log.end_offset
         records = [
             Record(
@@ -62,7 +62,7 @@ class Writer:
         return base
 
     def end(self, producer_id: int, control_type: ControlRecordType) -> int:
-        """A transaction marker; returns its offset."""
+        """Appends a transaction marker. Returns its offset."""
         base = self.log.end_offset
         data = encode_control_batch(
             control_type,
@@ -92,10 +92,12 @@ def clean(
     pause: Callable[[int], None] = lambda size: None,
     forget_aborted: Callable[[set[int]], None] = lambda offsets: None,
 ) -> Cleaned:
-    """One pass over all that can be cleaned."""
+    """Runs one pass over everything that can be cleaned."""
     stable = log.end_offset if stable_offset is None else stable_offset
-    found = assess(log, first_dirty_offset, rules, stable, now_ms)
-    return pass_over(log, file_system, found, now_ms, rules, stable, producers, max_map_bytes, pause, forget_aborted)
+    assessment = assess(log, first_dirty_offset, rules, stable, now_ms)
+    return pass_over(
+        log, file_system, assessment, now_ms, rules, stable, producers, max_map_bytes, pause, forget_aborted
+    )
 
 
 def pass_over(
@@ -124,7 +126,7 @@ def pass_over(
 
 
 def records(log: Log) -> list[Record]:
-    """All data records that are left."""
+    """Returns all data records of the log."""
     return [record for header, data in log.batches() if not header.is_control for record in decode_records(data)]
 
 
@@ -132,10 +134,10 @@ def offsets_left(log: Log) -> list[int]:
     return [record.offset for record in records(log)]
 
 
-def state(found: Iterable[Record]) -> dict[bytes, tuple[bytes, int, int]]:
-    """What a reader who applies all records ends with: value, offset and timestamp by key."""
+def state(data_records: Iterable[Record]) -> dict[bytes, tuple[bytes, int, int]]:
+    """Returns the state after a replay of all records: value, offset and timestamp by key."""
     result: dict[bytes, tuple[bytes, int, int]] = {}
-    for record in found:
+    for record in data_records:
         assert record.key is not None
         result.pop(record.key, None)
         if record.value is not None:
@@ -144,7 +146,7 @@ def state(found: Iterable[Record]) -> dict[bytes, tuple[bytes, int, int]]:
 
 
 def committed_state(log: Log) -> dict[bytes, tuple[bytes, int, int]]:
-    """As `state`, for a reader of committed data, who knows aborted transactions by their markers."""
+    """Returns the state for a read_committed reader, which finds aborted transactions by their markers."""
     aborted: set[tuple[int, int]] = set()
     opened: dict[int, list[int]] = {}
     for header, data in log.batches():
@@ -155,17 +157,17 @@ def committed_state(log: Log) -> dict[bytes, tuple[bytes, int, int]]:
                 aborted.update((header.producer_id, base) for base in bases)
         elif header.is_transactional:
             opened.setdefault(header.producer_id, []).append(header.base_offset)
-    found = [
+    committed = [
         record
         for header, data in log.batches()
         if not header.is_control and (header.producer_id, header.base_offset) not in aborted
         for record in decode_records(data)
     ]
-    return state(found)
+    return state(committed)
 
 
 def raw_records(runs: Iterable[Run]) -> list[RawRecord]:
-    """The records of runs one by one."""
+    """Returns the single records of runs."""
     return [
         RawRecord(*run.span(number), run.offset_deltas[number], key, run.has_values)
         for run in runs

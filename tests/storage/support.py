@@ -32,7 +32,7 @@ def batch(
 
 
 def batches(count: int, records: int = 1, value_size: int = 10) -> list[bytes]:
-    """Batches that follow each other, one millisecond per record."""
+    """Returns consecutive batches with one millisecond per record."""
     return [
         batch(number * records, records, value_size, timestamp_ms=100 + number * records) for number in range(count)
     ]
@@ -47,17 +47,17 @@ def new_config(**values: int) -> LogConfig:
 
 def open_log(file_system: FileSystem, config: LogConfig | None = None, **recovery: int) -> Log:
     make_durable_dirs(file_system, "data")
-    known = Recovery()
+    state = Recovery()
     for name, value in recovery.items():
-        setattr(known, name, value)
-    return Log.open(file_system, DIRECTORY, config or new_config(), NOW_MS, recovery=known)
+        setattr(state, name, value)
+    return Log.open(file_system, DIRECTORY, config or new_config(), NOW_MS, recovery=state)
 
 
 def filled_log(file_system: FileSystem, data: list[bytes], config: LogConfig | None = None) -> Log:
-    """A log with `data`, flushed and still open."""
+    """Returns an open log with `data`, which is flushed."""
     log = open_log(file_system, config)
-    for each in data:
-        log.append(each, now_ms=NOW_MS)
+    for batch_bytes in data:
+        log.append(batch_bytes, now_ms=NOW_MS)
     log.flush()
     return log
 
@@ -67,7 +67,7 @@ def content(log: Log) -> list[bytes]:
 
 
 def runs_through(action: Callable[..., object], *arguments: object, **named: object) -> bool:
-    """Whether it came to its end before the machine stopped."""
+    """Returns whether the action ended before the machine stopped."""
     try:
         action(*arguments, **named)
     except MachineCrash:
@@ -76,7 +76,7 @@ def runs_through(action: Callable[..., object], *arguments: object, **named: obj
 
 
 def crash_at(step: int, kinds: frozenset[str] | None = None) -> Callable[[Operation], BaseException | None]:
-    """A fault: the machine stops before the `step`-th operation that changes anything."""
+    """Returns a fault that stops the machine before the `step`-th operation that changes anything."""
     seen = 0
 
     def fault(operation: Operation) -> BaseException | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small files have the bytes that Kafka writes, and what is malformed is named."""
+"""The small files have the bytes that Kafka writes, and errors name the malformed line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_properties_as_java_writes_them(fs: MemoryFileSystem) -> None:
     assert checkpoints.read_properties(fs, "f") == {"cluster.id": "a-b_c", "node.id": "1", "version": "1"}
 
 
-def test_missing_files_are_nothing(fs: MemoryFileSystem) -> None:
+def test_missing_files_have_no_entries(fs: MemoryFileSystem) -> None:
     assert checkpoints.read_offset_checkpoint(fs, "f") == {}
     assert checkpoints.read_leader_epochs(fs, "f") == []
     assert checkpoints.read_topic_id(fs, "f") is None
@@ -63,11 +63,11 @@ def test_missing_files_are_nothing(fs: MemoryFileSystem) -> None:
         (b"", "line 1"),
         (b"0\n", "line 1"),
         (b"1\n0\n", "line 1"),
-        (b"0\nx\n", "line 2: 'x' is no number"),
-        (b"0\n2\na 0 1\n", "line 2: says 2 lines, but 1 follow"),
+        (b"0\nx\n", "line 2: 'x' is not a number"),
+        (b"0\n2\na 0 1\n", "line 2: the count is 2, but the number of lines after it is 1"),
         (b"0\n1\na 0\n", "line 3: expected 3 fields"),
-        (b"0\n1\na 0 x\n", "line 3: 'x' is no number"),
-        (b"0\n1\n\xff 0 1\n", "no text"),
+        (b"0\n1\na 0 x\n", "line 3: 'x' is not a number"),
+        (b"0\n1\n\xff 0 1\n", "not UTF-8 text"),
     ],
 )
 def test_malformed_offset_checkpoints(fs: MemoryFileSystem, data: bytes, reason: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cleaner writes is accepted and understood by Kafka's own kafka-dump-log."""
+"""Kafka's own kafka-dump-log accepts and decodes the files of the cleaner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.kafka_jars import KafkaJars
 
 @pytest.mark.java
 def test_kafka_dump_log_accepts_cleaned_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partly emptied batches, a delete horizon, a batch without records, compressed ones, a marker of nothing."""
+    """They have partly emptied and compressed batches, a delete horizon, and a marker without data."""
     jars = KafkaJars()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compaction keeps and drops: the last value per key, tombstones for their time, transactions, producers."""
+"""Compaction keeps the last value per key, tombstones for their time, and the last batch of active producers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reopened(file_system: MemoryFileSystem, log: Log) -> Log:
     return open_log(file_system)
 
 
-def test_the_last_record_of_each_key_stays_with_offset_time_headers_and_bytes() -> None:
+def test_the_last_record_of_every_key_stays_with_offset_time_headers_and_bytes() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "1"), ("b", "1"), ("c", "1"))
@@ -105,7 +105,7 @@ def test_log_append_time_survives() -> None:
     assert [(record.offset, record.timestamp_ms) for record in records(log)] == [(1, 70), (2, 70)]
 
 
-def test_records_without_a_key_go() -> None:
+def test_records_without_a_key_are_removed() -> None:
     file_system = MemoryFileSystem()
     log = open_log(file_system)
     log.append(encode_batch([Record(None, b"x", timestamp_ms=1), Record(b"k", b"y", timestamp_ms=1)]), now_ms=NOW_MS)
@@ -154,10 +154,10 @@ def test_the_active_segment_is_never_touched() -> None:
     writer.roll()
     writer.put(("a", "3"))
     clean(writer.log, file_system)
-    assert offsets_left(writer.log) == [1, 2], "the map knows closed segments alone"
+    assert offsets_left(writer.log) == [1, 2], "the map has only keys of closed segments"
 
 
-def test_all_records_of_a_log_may_go() -> None:
+def test_cleaning_may_remove_all_records_of_a_log() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "1"))
@@ -197,15 +197,15 @@ def test_segments_are_merged_up_to_the_size_of_their_indexes() -> None:
     *closed, _ = writer.log.segments
     entries = [segment.indexes() for segment in closed]
     bytes_of_two = max(
-        sum(len(each.offsets) for each in entries[:2]) * OFFSET_ENTRY_BYTES,
-        sum(len(each.times) for each in entries[:2]) * TIME_ENTRY_BYTES,
+        sum(len(indexes.offsets) for indexes in entries[:2]) * OFFSET_ENTRY_BYTES,
+        sum(len(indexes.times) for indexes in entries[:2]) * TIME_ENTRY_BYTES,
     )
     for limit, sizes in ((bytes_of_two, [2, 2]), (bytes_of_two - 1, [1, 1, 1, 1])):
         writer.log.config.segment_index_bytes = limit
         assert [len(group) for group in group_segments(tuple(closed), writer.log)] == sizes
 
 
-def test_segments_are_merged_as_far_as_relative_offsets_reach() -> None:
+def test_segments_are_merged_within_the_range_of_relative_offsets() -> None:
     for last_offset, sizes in ((MAX_RELATIVE_OFFSET, [2]), (MAX_RELATIVE_OFFSET + 1, [1, 1])):
         log = open_log(MemoryFileSystem())
         for offset in (0, last_offset):
@@ -215,8 +215,8 @@ def test_segments_are_merged_as_far_as_relative_offsets_reach() -> None:
         assert [len(group) for group in group_segments(log.segments[:2], log)] == sizes
 
 
-def test_the_thread_rests_after_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it copied between two rests is told, for the limit of bytes per second."""
+def test_the_thread_rests_after_every_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pause` gets the number of bytes since the last rest, for the limit of bytes per second."""
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     for number in range(4):
@@ -234,8 +234,8 @@ def _batches_by_segment(log: Log) -> list[list[int]]:
     return [[frame.base_offset for frame in segment.frames()] for segment in log.segments]
 
 
-def test_a_group_without_survivors_at_its_end_keeps_its_end() -> None:
-    """Recovery goes by it when it finishes a replacement: all of the old segments have to go then."""
+def test_a_group_without_records_at_its_end_keeps_its_end_offset() -> None:
+    """Recovery finishes a replacement by it: it removes all old segments up to the end offset."""
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "1"))
@@ -250,7 +250,7 @@ def test_a_group_without_survivors_at_its_end_keeps_its_end() -> None:
     assert [(h.base_offset, h.last_offset, h.records_count) for h in headers] == [(0, 0, 1), (1, 1, 0), (2, 2, 1)]
 
 
-def test_what_is_clean_and_unchanged_is_not_written_again() -> None:
+def test_a_clean_segment_is_not_written_again() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "1"))
@@ -262,7 +262,7 @@ def test_what_is_clean_and_unchanged_is_not_written_again() -> None:
     assert file_system.operations > before
 
 
-def test_the_map_is_bounded_and_later_passes_go_on() -> None:
+def test_the_map_is_bounded_and_later_passes_continue() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     for round_number in range(2):
@@ -276,14 +276,14 @@ def test_the_map_is_bounded_and_later_passes_go_on() -> None:
         result = clean(log, file_system, first_dirty_offset=dirty, max_map_bytes=1000)
         assert dirty < result.next_dirty_offset <= dirty + 6
         dirty = result.next_dirty_offset
-        assert dirty > 20 or result.segments_before == 1, "only what the map reaches is read"
+        assert dirty > 20 or result.segments_before == 1, "only segments up to the end of the map are read"
         passes += 1
         assert state(records(log)) == expected
     assert passes > 5
     assert offsets_left(log) == list(range(20, 40))
 
 
-# -- when --------------------------------------------------------------------------------------------------------------
+# -- when a log is due -------------------------------------------------------------------------------------------------
 
 
 def test_the_dirty_ratio() -> None:
@@ -292,10 +292,10 @@ def test_the_dirty_ratio() -> None:
     for number in range(4):
         writer.put((f"k{number}", "v"))
         writer.roll()
-    found = assess(writer.log, 2, RULES, writer.log.end_offset, NOW_MS)
-    assert (found.first_dirty_offset, found.end_offset, found.ratio) == (2, 4, 0.5)
-    assert not found.is_due(RULES)
-    assert found.is_due(CleaningRules(min_cleanable_dirty_ratio=0.4))
+    assessment = assess(writer.log, 2, RULES, writer.log.end_offset, NOW_MS)
+    assert (assessment.first_dirty_offset, assessment.end_offset, assessment.ratio) == (2, 4, 0.5)
+    assert not assessment.is_due(RULES)
+    assert assessment.is_due(CleaningRules(min_cleanable_dirty_ratio=0.4))
     assert assess(writer.log, 1, RULES, writer.log.end_offset, NOW_MS).is_due(RULES)
     starts = [
         assess(writer.log, dirty, RULES, writer.log.end_offset, NOW_MS).first_dirty_offset for dirty in (4, 5, 99)
@@ -333,7 +333,7 @@ def test_min_and_max_compaction_lag() -> None:
     assert assess(log, 2, old, 3, 3501).is_due(old)
 
 
-def test_nothing_is_cleaned_from_the_first_open_transaction_on() -> None:
+def test_nothing_is_cleaned_at_or_after_the_first_open_transaction() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "1"))
@@ -343,13 +343,13 @@ def test_nothing_is_cleaned_from_the_first_open_transaction_on() -> None:
     assert assess(writer.log, 0, RULES, 1, NOW_MS).end_offset == 1
     for stable_offset in (1, 2):
         clean(writer.log, file_system, stable_offset=stable_offset)
-        assert offsets_left(writer.log) == [0, 1], "the cleaner finds open transactions by itself, too"
+        assert offsets_left(writer.log) == [0, 1], "the cleaner also finds open transactions itself"
 
 
 # -- transactions and producers ----------------------------------------------------------------------------------------
 
 
-def test_aborted_data_goes_and_does_not_supersede_anything() -> None:
+def test_aborted_data_is_removed_and_supersedes_nothing() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "good"))
@@ -381,7 +381,7 @@ def test_markers_stay_until_their_transaction_is_gone_and_their_time_is_over() -
     assert clean(log, file_system, now_ms=1000).removed_aborts == set()
     assert (markers(), offsets_left(log)) == ([abort_at, commit_at], [2])
     clean(log, file_system, now_ms=2000)
-    assert markers() == [abort_at, commit_at], "its data is gone since the last pass: its time begins"
+    assert markers() == [abort_at, commit_at], "its data was removed in the last pass, so its time begins"
     result = clean(log, file_system, now_ms=3000)
     assert markers() == [commit_at]
     assert result.removed_aborts == {abort_at}
@@ -389,7 +389,7 @@ def test_markers_stay_until_their_transaction_is_gone_and_their_time_is_over() -
     writer.roll()
     passes = [clean(log, file_system, now_ms=now_ms) for now_ms in (4000, 5000, 6000)]
     assert (markers(), offsets_left(log)) == ([], [4])
-    assert [each.removed_aborts for each in passes] == [set()] * 3, "a commit is nothing that readers look up"
+    assert [cleaned.removed_aborts for cleaned in passes] == [set()] * 3, "readers look up only aborted transactions"
 
 
 def test_the_last_batch_of_an_active_producer_stays_without_records() -> None:
@@ -425,7 +425,7 @@ def test_the_last_marker_of_a_producer_without_data_stays() -> None:
 # -- around the log ----------------------------------------------------------------------------------------------------
 
 
-def test_who_reads_while_segments_are_replaced_reads_on() -> None:
+def test_reads_continue_while_segments_are_replaced() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     for number in range(6):
@@ -441,9 +441,9 @@ def test_who_reads_while_segments_are_replaced_reads_on() -> None:
     assert seen == expected
     assert old_segments[2].read(4, 10_000, None) == expected[2]
     assert log.read(0, 10_000)[:8] == bytes(8)
-    found = log.offset_for_timestamp(7)
-    assert found is not None
-    assert found.offset == 7
+    record = log.offset_for_timestamp(7)
+    assert record is not None
+    assert record.offset == 7
 
 
 def test_indexes_of_the_new_segment_are_right_before_and_after_a_restart() -> None:
@@ -463,7 +463,7 @@ def test_indexes_of_the_new_segment_are_right_before_and_after_a_restart() -> No
         assert opened.read(25, 10)[:8] == (25).to_bytes(8, "big")
 
 
-def test_a_log_that_is_closed_or_changed_meanwhile_is_left_alone() -> None:
+def test_a_log_that_is_closed_or_changed_during_a_pass_is_not_replaced() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "1"))
@@ -498,7 +498,7 @@ def test_damage_stops_the_pass_and_changes_nothing() -> None:
     assert not [name for name in names(file_system) if name.endswith((".cleaned", ".swap", ".deleted"))]
 
 
-def test_deletion_goes_on_over_emptied_segments() -> None:
+def test_deletion_continues_over_emptied_segments() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("a", "1"))
@@ -528,7 +528,7 @@ def test_leftovers_of_an_abandoned_pass_are_removed_first() -> None:
     assert offsets_left(writer.log) == [1]
 
 
-# -- looking at records ------------------------------------------------------------------------------------------------
+# -- reading records ---------------------------------------------------------------------------------------------------
 
 RECORDS = st.lists(
     st.builds(
@@ -566,7 +566,7 @@ def test_batches_of_a_coordinator_are_read_in_runs() -> None:
 
 
 def test_a_large_batch_is_cleaned_like_a_small_one() -> None:
-    """Also where the map is full in the middle of it."""
+    """Also if the map becomes full inside the batch."""
     for map_bytes in (1 << 20, 15_000):
         file_system = MemoryFileSystem()
         writer = Writer(file_system)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine stops, or the disk fails, at every step of a pass: whatever is found then has the same last values."""
+"""The machine stops, or the disk fails, at every step of a pass. The last values survive in every case."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keep_half(kind: str, path: str, pending: int) -> int:
 
 
 def keep_entries(kind: str, path: str, pending: int) -> int:
-    """D-6: names reach the disk before what they stand for."""
+    """D-6: names reach the disk before the content of their files."""
     return pending if kind == "entries" else 0
 
 
@@ -38,7 +38,7 @@ KEEPS: list[Keep] = [keep_nothing, keep_everything, keep_half, keep_entries]
 
 
 def prepared() -> tuple[MemoryFileSystem, Log]:
-    """Three closed segments, of which cleaning makes one, and an active one. The last closed one has no survivors."""
+    """Returns a log with an active segment and three closed ones, which cleaning merges. The last becomes empty."""
     file_system = MemoryFileSystem()
     writer = Writer(file_system, index_interval_bytes=50)
     writer.put(("a", "1"), ("b", "1"), ("gone", "1"))
@@ -133,10 +133,8 @@ def test_d7_a_crash_during_the_recovery_of_a_crash() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "for good"])
-def test_d4_d14_an_error_at_every_step_leaves_a_log_that_works_or_says_that_it_failed(
-    code: int, is_lasting: bool
-) -> None:
-    """D-4, D-14: after the error the log goes on with what it had, or is opened again by whoever uses it."""
+def test_d4_d14_an_error_at_every_step_leaves_a_log_that_works_or_has_failed(code: int, is_lasting: bool) -> None:
+    """D-4, D-14: after the error the log continues with its old segments, or its owner opens it again."""
     for step in range(STEPS):
         file_system, log = prepared()
         expected = state(records(log))
@@ -193,14 +191,14 @@ ACTION = st.one_of(
 @settings(max_examples=120, deadline=None)
 @given(st.lists(ACTION, max_size=25))
 def test_any_history_of_writing_cleaning_and_crashing_keeps_the_last_values(actions: list[tuple[object, ...]]) -> None:
-    """What a reader of committed data makes of the log is the same before and after each pass."""
+    """A read_committed reader sees the same state before and after every pass."""
     model = _Model()
     for action in actions:
         model.apply(action)
 
 
 class _Model:
-    """A log, a clock, and what is open in it."""
+    """A log, a clock, and the open transactions."""
 
     def __init__(self) -> None:
         self.file_system = MemoryFileSystem()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which segments a pass takes, when it rests, what it writes at a time, and what it leaves if it is given up."""
+"""The segments of a pass, its rests, the size of its writes, and the files that an abandoned pass leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.storage.support import DIRECTORY, NOW_MS, batch, content, open_log
 
 
 def append(log: Log, key: bytes | None, *, timestamp_ms: int = 5, value: bytes = b"v") -> int:
-    """A batch of one record; returns its size."""
+    """Appends a batch of one record. Returns its size."""
     base = log.end_offset
     data = encode_batch([Record(key, value, [], timestamp_ms, base)], base_offset=base)
     log.append(data, now_ms=NOW_MS)
@@ -37,7 +37,7 @@ def append(log: Log, key: bytes | None, *, timestamp_ms: int = 5, value: bytes =
         (500, 0, 0, False, False),
         (0, 100, 100, False, False),
         (0, 100, 101, False, True),
-        # Without timestamps the time counts from when the segment was made: Kafka takes that of the file.
+        # Without timestamps, the age counts from the creation of the segment. Kafka uses the time of the file.
         (-1, 100, NOW_MS + 99, True, False),
         (-1, 100, NOW_MS + 100, False, False),
         (-1, 100, NOW_MS + 101, False, True),
@@ -47,8 +47,8 @@ def test_the_age_of_a_segment(timestamp_ms: int, lag_ms: int, now_ms: int, is_yo
     log = open_log(MemoryFileSystem())
     size = append(log, b"k", timestamp_ms=timestamp_ms)
     log.roll(NOW_MS)
-    found = assess(log, 0, CleaningRules(min_compaction_lag_ms=lag_ms), 1, now_ms)
-    assert (found.end_offset, found.cleanable_bytes) == ((0, 0) if is_young else (1, size))
+    assessment = assess(log, 0, CleaningRules(min_compaction_lag_ms=lag_ms), 1, now_ms)
+    assert (assessment.end_offset, assessment.cleanable_bytes) == ((0, 0) if is_young else (1, size))
     rules = CleaningRules(max_compaction_lag_ms=lag_ms or 100)
     assert assess(log, 0, rules, 1, now_ms).is_overdue == is_overdue
 
@@ -69,7 +69,7 @@ def test_a_segment_that_cleaning_emptied_is_as_old_as_its_files() -> None:
     assert assess(log, 0, rules, 1, NOW_MS + 11).is_overdue
 
 
-def test_what_was_clean_is_where_the_log_begins_if_it_was_moved_or_cut() -> None:
+def test_the_dirty_part_begins_at_the_log_start_if_the_log_was_moved_or_truncated() -> None:
     log = open_log(MemoryFileSystem(), start_offset=5)
     for _ in range(3):
         append(log, b"k")
@@ -90,7 +90,7 @@ def test_a_marker_that_is_not_stable_yet_ends_no_transaction() -> None:
     assert offsets_left(writer.log) == []
 
 
-def test_nothing_is_cleaned_from_the_oldest_open_transaction_on() -> None:
+def test_nothing_is_cleaned_at_or_after_the_oldest_open_transaction() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     for producer_id in (1, 2):
@@ -104,8 +104,8 @@ def test_nothing_is_cleaned_from_the_oldest_open_transaction_on() -> None:
     assert offsets_left(writer.log) == [1, 2, 3]
 
 
-def test_keys_below_the_dirty_part_take_no_room_in_the_map() -> None:
-    """A pass may begin within a batch, where the map of the one before was full."""
+def test_keys_below_the_dirty_part_need_no_space_in_the_map() -> None:
+    """A pass may begin inside a batch, if the map of the last pass was full there."""
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(*((f"a{number}", "v") for number in range(8)), timestamp_ms=1)
@@ -116,8 +116,8 @@ def test_keys_below_the_dirty_part_take_no_room_in_the_map() -> None:
     assert clean(writer.log, file_system, first_dirty_offset=1, max_map_bytes=room).next_dirty_offset == 9
 
 
-def test_a_pass_ends_behind_the_last_key_of_its_map() -> None:
-    """What lies behind it was not looked at for the map, so it waits for the next pass."""
+def test_a_pass_ends_after_the_last_key_of_its_map() -> None:
+    """The map does not have the later records, so they wait for the next pass."""
     file_system = MemoryFileSystem()
     log = open_log(file_system)
     append(log, b"k")
@@ -176,7 +176,7 @@ def test_a_merged_segment_is_as_old_as_the_last_of_those_it_replaces() -> None:
     assert [segment.created_ms for segment in log.segments] == [NOW_MS + 2, NOW_MS + 3]
 
 
-def test_the_greatest_timestamp_of_a_segment_is_that_of_the_records_that_are_left() -> None:
+def test_the_largest_timestamp_of_a_segment_is_that_of_its_remaining_records() -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     writer.put(("b", "1"), ("a", "1"))
@@ -188,7 +188,7 @@ def test_the_greatest_timestamp_of_a_segment_is_that_of_the_records_that_are_lef
 
 
 def large_log(file_system: MemoryFileSystem, count: int) -> Log:
-    """Batches of exactly one slice, of which the first is superseded by the last."""
+    """Returns a log with batches of exactly one slice. The last supersedes the first."""
     log = open_log(file_system)
     overhead = append(open_log(MemoryFileSystem()), b"0", value=b"v" * 60_000) - 60_000
     for number in range(count + 1):
@@ -197,9 +197,10 @@ def large_log(file_system: MemoryFileSystem, count: int) -> Log:
     return log
 
 
-def test_a_pass_rests_for_all_that_it_reads_and_writes() -> None:
-    """After each slice, by reading for the map, by reading again, and by writing; after four while it looks for
-    transactions, which reads headers alone.
+def test_a_pass_rests_for_all_bytes_that_it_reads_and_writes() -> None:
+    """The cleaner rests after every slice of the map, of the copy and of the writes.
+
+    It rests after every four slices of the search for transactions, which reads only headers.
     """
     file_system = MemoryFileSystem()
     log = large_log(file_system, 8)
@@ -210,7 +211,7 @@ def test_a_pass_rests_for_all_that_it_reads_and_writes() -> None:
 
 
 def test_a_pass_writes_no_more_than_a_slice_at_a_time() -> None:
-    """However large a segment is, it does not have to fit into memory."""
+    """So a segment need not fit into memory."""
     file_system = MemoryFileSystem()
     log = large_log(file_system, 5)
     sizes: list[int] = []
@@ -240,12 +241,12 @@ def test_small_segments_are_written_together() -> None:
 
     file_system.fault = note
     clean(log, file_system, pause=rests.append)
-    one = total // 7
-    assert sizes == [4 * one, 3 * one]
-    assert Counter(rests) == {one: 14, 4 * one: 1}
+    batch_bytes = total // 7
+    assert sizes == [4 * batch_bytes, 3 * batch_bytes]
+    assert Counter(rests) == {batch_bytes: 14, 4 * batch_bytes: 1}
 
 
-def test_a_segment_that_is_clean_is_not_replaced_by_its_like() -> None:
+def test_a_clean_segment_is_not_replaced_by_an_equal_one() -> None:
     file_system = MemoryFileSystem()
     log = open_log(file_system)
     size = append(log, b"k")
@@ -257,7 +258,7 @@ def test_a_segment_that_is_clean_is_not_replaced_by_its_like() -> None:
     assert (result.bytes_after, result.segments_after) == (size, 1)
 
 
-def test_a_pass_without_room_on_the_disk_leaves_nothing_behind() -> None:
+def test_a_pass_on_a_full_disk_leaves_no_files() -> None:
     file_system = MemoryFileSystem()
     log = large_log(file_system, 3)
     before, names = content(log), file_system.list_dir(DIRECTORY)
@@ -276,8 +277,8 @@ def test_a_pass_without_room_on_the_disk_leaves_nothing_behind() -> None:
     assert offsets_left(log) == [1, 2, 3]
 
 
-def test_a_file_that_vanished_while_nobody_changed_the_log_is_an_error() -> None:
-    """It is not what retention does: that takes the segment from the log."""
+def test_a_file_that_vanished_without_a_change_of_the_log_is_an_error() -> None:
+    """Retention would also remove the segment from the log."""
     file_system = MemoryFileSystem()
     log = open_log(file_system)
     append(log, b"k")

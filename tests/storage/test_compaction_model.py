@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes of the cleaner against a plain model of Kafka's compaction: dicts and lists, no segments, no bytes.
 
-The model is Kafka's LogCleaner in words. Of each key the map knows the last offset in the dirty part. A record below it
-goes. A tombstone, and a marker without data before it, stays until the delete horizon that the first pass gives its
-batch (KIP-534). Aborted data goes and supersedes nothing (KIP-98). The last batch of an active producer stays, without
-records if need be.
+The model follows Kafka's LogCleaner. The map has the last offset of every key in the dirty part. Earlier records of the
+key are removed. A tombstone, and a marker without data before it, stays until the delete horizon that the first pass
+gives its batch (KIP-534). Aborted data is removed and supersedes nothing (KIP-98). The last batch of an active producer
+stays, if necessary without records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RULES = CleaningRules(delete_retention_ms=RETENTION_MS)
 
 @dataclass(frozen=True)
 class Batch:
-    """What a reader sees of a batch."""
+    """The visible content of a batch."""
 
     base: int
     last: int
@@ -53,8 +53,8 @@ def batches_of(log: Log) -> list[Batch]:
         records = tuple(decode_records(data))
         kind: ControlRecordType | str | None = None
         if header.is_control:
-            known = decode_control_key(records[0].key) if records else None
-            kind = known if known is not None else "unknown" if records else "empty"
+            control_type = decode_control_key(records[0].key) if records else None
+            kind = control_type if control_type is not None else "unknown" if records else "empty"
         producer = header.producer_id, header.producer_epoch, header.base_sequence
         made.append(
             Batch(
@@ -76,7 +76,7 @@ def emptied(batch: Batch) -> Batch:
 
 
 class Model:
-    """One pass over `batches`, which are those of the whole log."""
+    """One pass over `batches`, all batches of the log."""
 
     def __init__(self, batches: Sequence[Batch], producers: Mapping[int, LastOfProducer], now_ms: int) -> None:
         self.batches = batches
@@ -92,7 +92,7 @@ class Model:
         return inf
 
     def end_of(self, number: int) -> ControlRecordType | None:
-        """How the transaction of a data batch ends."""
+        """Returns how the transaction of a data batch ends."""
         for later in self.batches[number + 1 :]:
             if later.producer[0] == self.batches[number].producer[0] and later.kind in (ABORT, COMMIT):
                 return later.kind
@@ -114,7 +114,7 @@ class Model:
         return True
 
     def fill_map(self, dirty: int, end: int, map_bytes: int) -> int:
-        """Returns where the next pass begins."""
+        """Returns the offset at which the next pass begins."""
         self.last_offsets: dict[bytes, int] = {}
         self.mapped = dirty - 1
         for number, batch in enumerate(self.batches):
@@ -181,7 +181,7 @@ STEPS = st.lists(
             st.sampled_from([-1, 0, 0, 1]),
             st.one_of(
                 st.lists(PAIRS, min_size=1, max_size=4),
-                # Of one size, as coordinators write them: the cleaner reads these in runs.
+                # Records of one size, as coordinators write them, which the cleaner reads in runs.
                 st.permutations([(b"k1", b"v"), (b"k2", b"v"), (b"k3", b"v"), (b"k4", b"v"), (b"k5", b"v")]),
                 st.permutations([(b"k1", None), (b"k2", None), (b"k3", None), (b"k4", None), (b"k5", None)]),
                 st.just([(None, b"v")]),
@@ -246,7 +246,7 @@ def put(
 
 
 def number_of_groups(sizes: Sequence[int], segment_bytes: int) -> int:
-    """How many segments are left where each takes as many of the old ones as fit into it."""
+    """Returns the number of segments if every new one has as many of the old ones as fit."""
     groups, room = 0, -1
     for size in sizes:
         if size > room:
@@ -256,7 +256,7 @@ def number_of_groups(sizes: Sequence[int], segment_bytes: int) -> int:
 
 
 def first_greatest_timestamp(batches: Sequence[Batch]) -> tuple[int, int] | None:
-    """What the time index has to say of a segment: Kafka's maxTimestampSoFar and its offset."""
+    """Returns the expected last time index entry of a segment: Kafka's maxTimestampSoFar and its offset."""
     best = max(batches, key=lambda batch: batch.max_timestamp, default=None)
     return None if best is None or best.max_timestamp < 0 else (best.max_timestamp, best.last)
 
@@ -283,9 +283,9 @@ def test_passes_keep_what_kafka_keeps(
     segment_bytes: int,
     data: st.DataObject,
 ) -> None:
-    """Each pass begins where the one before ended, or at any other offset; some get a map that is too small.
+    """Every pass begins at the end of the last one, or at any other offset. Some passes get a map that is too small.
 
-    Segments are cleaned each alone, or all into one, which then reaches as far as they did.
+    Segments are cleaned alone, or all are merged into one, which has the same end offset.
     """
     log, file_system = written(steps, segment_bytes)
     now_ms, dirty = NOW_MS, 0
@@ -350,12 +350,12 @@ def test_passes_keep_what_kafka_keeps(
             segments_after=groups,
             removed_aborts=model.removed_aborts,
         )
-        assert forgotten == sorted(set(forgotten)), "each call says something new"
+        assert forgotten == sorted(set(forgotten)), "every call has new offsets"
         assert forgotten[-1:] == ([len(model.removed_aborts)] if model.removed_aborts else [])
         if next_dirty == end and count:
             first = max(number for number in range(count) if bases[number] <= start)
             mapped = sizes[first:count]
-            assert sum(rests) == sum(mapped) + sum(sizes[:count]), "the thread rests for each byte that it reads"
+            assert sum(rests) == sum(mapped) + sum(sizes[:count]), "the thread rests for every byte that it reads"
         for segment in log.segments:
             own = [
                 batch for batch in batches_of(log) if segment is log.segments[segment_number(log.segments, batch.base)]

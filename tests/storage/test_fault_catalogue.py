@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/operations.md numbers the faults of a disk, D-1 to D-14; each has tests whose names carry its number."""
+"""docs/durability.md numbers the faults of a disk, D-1 to D-14; the tests of a fault have its number in their names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ FAULTS = range(1, 15)
 _TEST = re.compile(r"def test((?:_d\d+)+)_\w+\(")
 
 
-def test_each_fault_has_a_test_and_a_line_in_the_documentation() -> None:
+def test_every_fault_has_a_test_and_a_line_in_the_documentation() -> None:
     tested = {
         int(number)
         for path in (ROOT / "tests").rglob("test_*.py")
-        for found in _TEST.findall(path.read_text(encoding="utf-8"))
-        for number in re.findall(r"\d+", found)
+        for numbers in _TEST.findall(path.read_text(encoding="utf-8"))
+        for number in re.findall(r"\d+", numbers)
     }
-    documented = {int(number) for number in re.findall(r"^\| D-(\d+) \|", _operations(), re.MULTILINE)}
+    documented = {int(number) for number in re.findall(r"^\| D-(\d+) \|", _durability(), re.MULTILINE)}
     assert tested == documented == set(FAULTS)
 
 
-def _operations() -> str:
-    return (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+def _durability() -> str:
+    return (ROOT / "docs" / "durability.md").read_text(encoding="utf-8")

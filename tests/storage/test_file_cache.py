@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of open files and indexes against a list in the order of use, and what opens files closes them."""
+"""The cache of open files and indexes against a list in the order of use. Every opened file is closed again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.storage.support import DIRECTORY, LOG_FILE, NOW_MS, batch, filled_log
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_what_was_used_least_recently_goes_first(most: int) -> None:
+def test_the_least_recently_used_entry_is_evicted_first(most: int) -> None:
     rng = random.Random(most)
     fs = MemoryFileSystem()
     for path in "abcd":
@@ -56,14 +56,14 @@ def test_what_was_used_least_recently_goes_first(most: int) -> None:
         assert cache.open_files == len(opened)
 
 
-def test_a_path_that_stands_for_another_file_while_it_is_opened_is_opened_again() -> None:
-    """A cleaner renames files beside readers: what a reader finds afterwards is the new one."""
+def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again() -> None:
+    """A cleaner renames files while others read. Later readers get the new file."""
     fs = MemoryFileSystem()
     fs.open_append("f").write(b"old")
     cache = FileCache(fs)
 
     class Renaming(MemoryFileSystem):
-        """In the midst of the first opening the file is replaced."""
+        """A file system in which the file is replaced during its first opening."""
 
         is_replaced = False
 
@@ -83,7 +83,7 @@ def test_a_path_that_stands_for_another_file_while_it_is_opened_is_opened_again(
 
 
 class ClosingFileSystem(MemoryFileSystem):
-    """Knows which files are open: where memory is not counted by references, descriptors would run out."""
+    """Notes which files are open. An interpreter without reference counts would run out of descriptors."""
 
     opened: list[str]
 
@@ -145,8 +145,10 @@ def test_a_journal_is_closed_and_so_are_the_logs_that_it_changes(fs: ClosingFile
 
 
 @pytest.mark.parametrize("end", ["close", "abandon", "delete"])
-def test_a_log_closes_what_is_not_in_the_cache_and_empties_that_at_its_end(fs: ClosingFileSystem, end: str) -> None:
-    """Index files, `.swap` files and the like are opened beside the cache."""
+def test_a_log_closes_files_outside_the_cache_and_empties_the_cache_when_it_is_closed(
+    fs: ClosingFileSystem, end: str
+) -> None:
+    """Index files and `.swap` files are opened outside the cache."""
     config = new_config(index_interval_bytes=0)
     log = filled_log(fs, [batch(offset) for offset in range(4)], config)
     log.roll(NOW_MS)
@@ -170,7 +172,9 @@ def test_a_pass_of_the_cleaner_closes_its_files(fs: ClosingFileSystem) -> None:
         writer.roll()
     clean(writer.log, fs)
     writer.log.close()
-    assert not [path for path in fs.opened if not path.endswith((".log", ".log.cleaned"))], "those are read on"
+    assert not [path for path in fs.opened if not path.endswith((".log", ".log.cleaned"))], (
+        "only log files stay open, for their readers"
+    )
 
 
 @pytest.mark.parametrize("delay_ms", [0, 500])

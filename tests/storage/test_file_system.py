@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both file systems keep the same promises; what a crash leaves is checked in test_memory_file_system.py."""
+"""Both file systems keep the same contract. test_memory_file_system.py checks the effects of a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, Short
 
 @pytest.fixture(params=["real", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[FileSystem, str]:
-    """A file system and an existing folder in it."""
+    """Returns a file system and an existing folder in it."""
     if request.param == "real":
         return RealFileSystem(), str(tmp_path)
     memory = MemoryFileSystem()
@@ -73,7 +73,7 @@ def test_folders_and_names(place: tuple[FileSystem, str]) -> None:
 
 
 @pytest.mark.parametrize("call", ["open_read", "list_dir", "size", "remove", "remove_dir"])
-def test_what_is_missing_is_file_not_found(place: tuple[FileSystem, str], call: str) -> None:
+def test_missing_files_raise_file_not_found(place: tuple[FileSystem, str], call: str) -> None:
     fs, root = place
     with pytest.raises(FileNotFoundError):
         getattr(fs, call)(f"{root}/missing")
@@ -104,7 +104,7 @@ def test_write_file_atomically_replaces(place: tuple[FileSystem, str]) -> None:
     assert fs.list_dir(root) == ["f"]
 
 
-def test_a_file_that_nobody_refers_to_closes_itself_without_a_warning(tmp_path: Path) -> None:
+def test_a_file_without_references_closes_itself_without_a_warning(tmp_path: Path) -> None:
     fs = RealFileSystem()
     file = fs.open_append(f"{tmp_path}/f")
     descriptor = file.descriptor
@@ -135,14 +135,14 @@ def test_a_folder_is_no_file_and_keeps_no_descriptor(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_write_all_goes_on_after_short_writes() -> None:
+def test_write_all_continues_after_short_writes() -> None:
     fs = MemoryFileSystem(fault=lambda operation: ShortWrite(3) if operation.kind == "write" else None)
     file = fs.open_append("f")
     write_all(file, b"0123456789")
     assert file.read_at(0, 100) == b"0123456789"
 
 
-def test_write_all_gives_up_where_nothing_is_taken() -> None:
+def test_write_all_fails_if_a_write_takes_no_bytes() -> None:
     fs = MemoryFileSystem(fault=lambda operation: ShortWrite(0) if operation.kind == "write" else None)
     with pytest.raises(OSError, match="took no bytes") as caught:
         write_all(fs.open_append("f"), b"0123")
@@ -159,7 +159,7 @@ def test_a_lock_is_exclusive_and_can_be_taken_again(place: tuple[FileSystem, str
     fs.lock(f"{root}/.lock").release()
 
 
-def test_a_lock_keeps_another_process_out(tmp_path: Path) -> None:
+def test_a_lock_excludes_another_process(tmp_path: Path) -> None:
     fs = RealFileSystem()
     lock = fs.lock(f"{tmp_path}/.lock")
     program = (

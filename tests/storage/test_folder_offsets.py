@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a data folder, alone or shared by workers, remembers of its partitions, and what it forgets at which moment."""
+"""The offsets that a data folder stores for its partitions, alone or shared by workers, and when it removes them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def opened(log_dir: LogDir, key: TopicPartition, count: int = 0, start: int = 0)
     return log
 
 
-def known(log_dir: LogDir, key: TopicPartition) -> tuple[int, int, int]:
-    """Recovery point, start and cleaned offset."""
+def offsets_of(log_dir: LogDir, key: TopicPartition) -> tuple[int, int, int]:
+    """Returns recovery point, start offset and cleaned offset."""
     recovery = log_dir.recovery_of(*key)
     return recovery.recovery_point, recovery.start_offset, log_dir.cleaned_offset(*key)
 
@@ -95,11 +95,11 @@ def test_the_end_of_the_marker_is_durable_before_anything_is_written(fs: MemoryF
 
 
 @pytest.mark.parametrize("name", [RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, CLEANER_OFFSET_FILE])
-def test_what_any_checkpoint_says_of_a_missing_folder_is_forgotten(fs: MemoryFileSystem, name: str) -> None:
+def test_entries_of_missing_folders_are_removed_from_every_checkpoint(fs: MemoryFileSystem, name: str) -> None:
     store(fs, ROOT, {name: {A: 7}})
     log_dir = take(fs)
     assert log_dir.noted() == []
-    assert known(log_dir, A) == (0, 0, 0)
+    assert offsets_of(log_dir, A) == (0, 0, 0)
     if name != CLEANER_OFFSET_FILE:
         assert stored(fs, name) == {}
 
@@ -112,19 +112,19 @@ def test_partitions_are_noted_by_either_checkpoint(fs: MemoryFileSystem) -> None
 
 
 @pytest.mark.parametrize("name", [RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE])
-def test_a_new_partition_inherits_nothing_of_an_older_one_of_its_name(fs: MemoryFileSystem, name: str) -> None:
+def test_a_new_partition_inherits_no_offsets_of_an_older_one_with_its_name(fs: MemoryFileSystem, name: str) -> None:
     make_durable_dirs(fs, f"{ROOT}/a-0")
     store(fs, ROOT, {name: {A: 7}, CLEANER_OFFSET_FILE: {A: 5}})
     log_dir = take(fs)
     operations = fs.operations
     log_dir.forget(*B)
-    assert fs.operations == operations, "there is nothing to forget"
+    assert fs.operations == operations, "there are no entries to remove"
     log_dir.forget(*A)
-    assert known(log_dir, A) == (0, 0, 0)
+    assert offsets_of(log_dir, A) == (0, 0, 0)
     assert stored(fs, name) == {}
 
 
-def test_a_folder_that_goes_while_the_broker_runs_leaves_nothing_behind(fs: MemoryFileSystem) -> None:
+def test_a_folder_that_vanishes_while_the_broker_runs_leaves_no_entries(fs: MemoryFileSystem) -> None:
     log_dir = take(fs)
     opened(log_dir, A, 5, 2).delete()
     log_dir.note_durable()
@@ -139,7 +139,7 @@ def test_deleted_partitions_have_folders_of_their_own_and_no_offsets(fs: MemoryF
     folders = log_dir.delete_partitions([(*A, "1" * 32), (*B, "2" * 32)])
     assert folders == [f"{ROOT}/a-0.{'1' * 32}-delete", f"{ROOT}/b-0.{'2' * 32}-delete"]
     assert [fs.exists(folder) for folder in folders] == [True, True]
-    assert known(log_dir, A) == known(log_dir, B) == (0, 0, 0)
+    assert offsets_of(log_dir, A) == offsets_of(log_dir, B) == (0, 0, 0)
     fs.crash()
     assert take(fs).partitions() == []
 
@@ -154,19 +154,19 @@ def test_the_smallest_start_that_was_moved_is_stored(fs: MemoryFileSystem) -> No
     assert take(fs).recovery_of(*A).start_offset == 1
 
 
-def test_a_log_that_another_leader_left_is_opened_as_that_says(fs: MemoryFileSystem) -> None:
-    """Not as this process knew it: its own use of the log was longer ago."""
+def test_a_log_is_opened_with_the_handover_of_its_last_leader(fs: MemoryFileSystem) -> None:
+    """The entries of this process are older."""
     log_dir = take(fs)
     log = opened(log_dir, A, 5)
     log.close()
     write_handover(fs, f"{ROOT}/a-0", Handover(4, 3, 2, is_clean=False))
     assert opened(log_dir, A).start_offset == 3
-    assert known(log_dir, A) == (5, 3, 2)
+    assert offsets_of(log_dir, A) == (5, 3, 2)
     assert (stored(fs, RECOVERY_POINT_FILE), stored(fs, LOG_START_OFFSET_FILE)) == ({A: 5}, {A: 3})
     assert not has_handover(fs, f"{ROOT}/a-0")
 
 
-def test_a_handover_that_was_taken_does_not_come_back(fs: MemoryFileSystem) -> None:
+def test_a_handover_is_used_once(fs: MemoryFileSystem) -> None:
     make_durable_dirs(fs, f"{ROOT}/a-0")
     write_handover(fs, f"{ROOT}/a-0", Handover(1, 0, 0, is_clean=True))
     fs.crash()
@@ -176,14 +176,14 @@ def test_a_handover_that_was_taken_does_not_come_back(fs: MemoryFileSystem) -> N
     assert not has_handover(fs, f"{ROOT}/a-0")
 
 
-def test_what_was_handed_over_is_not_in_the_checkpoints_any_more(fs: MemoryFileSystem) -> None:
+def test_a_log_that_was_handed_over_has_no_entries_in_the_checkpoints(fs: MemoryFileSystem) -> None:
     log_dir = take(fs)
     for key in (A, B):
         opened(log_dir, key, 3, 1)
     log_dir.checkpoint()
     log_dir.hand_over([A])
     assert (stored(fs, RECOVERY_POINT_FILE), stored(fs, LOG_START_OFFSET_FILE)) == ({B: 3}, {B: 1})
-    assert known(log_dir, A) == (0, 0, 0)
+    assert offsets_of(log_dir, A) == (0, 0, 0)
 
 
 def test_a_closed_log_needs_no_journal(fs: MemoryFileSystem) -> None:
@@ -210,7 +210,7 @@ def test_a_closed_log_needs_no_journal(fs: MemoryFileSystem) -> None:
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_starts_again_has_not_ended_in_an_orderly_way(fs: MemoryFileSystem) -> None:
+def test_a_worker_that_is_restarted_has_not_ended_orderly(fs: MemoryFileSystem) -> None:
     shared = share(fs)
     join(shared, 0).close()
     marker = f"{ROOT}/.workers/0/{CLEAN_SHUTDOWN_FILE}"
@@ -233,55 +233,53 @@ def inherited(fs: MemoryFileSystem, checkpoints: Mapping[str, dict[TopicPartitio
 
 
 @pytest.mark.parametrize("checkpoints", INHERITED)
-def test_a_worker_forgets_durably_what_it_inherited(
+def test_a_worker_removes_inherited_entries_durably(
     fs: MemoryFileSystem, checkpoints: dict[str, dict[TopicPartition, int]]
 ) -> None:
-    """Zero in its own checkpoints says that those of the folder are out of date."""
+    """Zero in its own checkpoints means that the entries of the folder are out of date."""
     worker = join(inherited(fs, checkpoints), 0)
     operations = fs.operations
     worker.forget(*B)
-    assert fs.operations == operations, "there is nothing to forget"
+    assert fs.operations == operations, "there are no entries to remove"
     worker.forget(*A)
-    assert known(worker, A) == (0, 0, 0)
+    assert offsets_of(worker, A) == (0, 0, 0)
     assert read_merged_checkpoint(fs, ROOT, LOG_START_OFFSET_FILE) == {}
     assert read_merged_checkpoint(fs, ROOT, RECOVERY_POINT_FILE) == {A: 0}
 
 
-def test_a_worker_forgets_what_it_noted_itself(fs: MemoryFileSystem) -> None:
+def test_a_worker_removes_its_own_entries(fs: MemoryFileSystem) -> None:
     worker = join(share(fs), 0)
     opened(worker, A, 3, 1)
     worker.checkpoint()
     worker.forget(*A)
-    assert known(worker, A) == (0, 0, 0)
+    assert offsets_of(worker, A) == (0, 0, 0)
     assert stored(fs, LOG_START_OFFSET_FILE, f"{ROOT}/.workers/0") == {A: 0}
 
 
 @pytest.mark.parametrize("end", ["delete", "hand over"])
-def test_a_partition_that_went_is_known_neither_from_its_log_nor_from_the_folder(
-    fs: MemoryFileSystem, end: str
-) -> None:
+def test_a_partition_that_moved_away_has_no_entries_left(fs: MemoryFileSystem, end: str) -> None:
     worker = join(inherited(fs, {**INHERITED[2], RECOVERY_POINT_FILE: {A: 0}, LOG_START_OFFSET_FILE: {A: 0}}), 0)
     opened(worker, A, 6, 2).close()
     if end == "delete":
         worker.delete_partitions([(*A, "0" * 32)])
     else:
         worker.hand_over([A])
-    assert known(worker, A) == (0, 0, 0)
+    assert offsets_of(worker, A) == (0, 0, 0)
 
 
-def test_what_a_worker_learned_is_newer_than_what_the_folder_said(fs: MemoryFileSystem) -> None:
+def test_entries_of_a_worker_replace_those_of_the_folder(fs: MemoryFileSystem) -> None:
     shared = inherited(fs, {RECOVERY_POINT_FILE: {A: 1, B: 1}, LOG_START_OFFSET_FILE: {A: 1}})
     store(
         fs,
         f"{ROOT}/.workers/0",
         {RECOVERY_POINT_FILE: {A: 5}, LOG_START_OFFSET_FILE: {A: 3}, CLEANER_OFFSET_FILE: {A: 4}},
     )
-    assert known(join(shared, 0, is_restart=True), A) == (5, 3, 4)
-    assert known(join(shared, 1), A) == (1, 1, 0)
+    assert offsets_of(join(shared, 0, is_restart=True), A) == (5, 3, 4)
+    assert offsets_of(join(shared, 1), A) == (1, 1, 0)
 
 
-def test_the_start_that_a_dead_leader_left_is_durable_with_the_next(fs: MemoryFileSystem) -> None:
-    """It counts for the log that was gained, and not for a later one of its name."""
+def test_the_new_leader_stores_the_start_offset_of_a_dead_leader(fs: MemoryFileSystem) -> None:
+    """It applies to the log that moved here, and not to a later log with its name."""
     shared = share(fs)
     old, new = join(shared, 0), join(shared, 1)
     opened(old, A, 5, 2)
@@ -292,7 +290,7 @@ def test_the_start_that_a_dead_leader_left_is_durable_with_the_next(fs: MemoryFi
     folder = f"{ROOT}/.workers/1"
     new.note_gained(*B)
     opened(new, B)
-    assert not fs.exists(f"{folder}/{LOG_START_OFFSET_FILE}"), "there was nothing to learn"
+    assert not fs.exists(f"{folder}/{LOG_START_OFFSET_FILE}"), "there was no start offset to take over"
     new.note_gained(*A)
     assert opened(new, A).start_offset == 2
     assert stored(fs, LOG_START_OFFSET_FILE, folder)[A] == 2
@@ -303,7 +301,7 @@ def test_the_start_that_a_dead_leader_left_is_durable_with_the_next(fs: MemoryFi
 
 @pytest.mark.parametrize(("had_clean_shutdown", "had_crash"), [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("opens_all", [True, False])
-def test_a_folder_is_trusted_if_its_logs_were_whole_and_stayed_so(
+def test_a_folder_is_trusted_if_its_logs_were_and_stayed_complete(
     fs: MemoryFileSystem, had_clean_shutdown: bool, had_crash: bool, opens_all: bool
 ) -> None:
     shared = share(fs)
@@ -325,7 +323,7 @@ def test_a_folder_is_trusted_if_its_logs_were_whole_and_stayed_so(
     assert shared.close_after_workers(1, had_crash=had_crash) == (opens_all or (had_clean_shutdown and not had_crash))
 
 
-def test_where_the_sockets_of_the_workers_are(fs: MemoryFileSystem) -> None:
+def test_the_folder_of_the_workers_sockets(fs: MemoryFileSystem) -> None:
     make_durable_dirs(fs, ROOT)
     assert read_sockets_folder(fs, ROOT) is None
     write_sockets_folder(fs, ROOT, "/run/kcoord-1")
@@ -335,6 +333,6 @@ def test_where_the_sockets_of_the_workers_are(fs: MemoryFileSystem) -> None:
     assert read_sockets_folder(fs, ROOT) is None
 
 
-def test_the_smallest_offset_of_a_worker_counts_in_the_merged_checkpoint(fs: MemoryFileSystem) -> None:
+def test_the_offset_1_of_a_worker_is_in_the_merged_checkpoint(fs: MemoryFileSystem) -> None:
     store(fs, f"{ROOT}/.workers/0", {LOG_START_OFFSET_FILE: {A: 1, B: 0}})
     assert read_merged_checkpoint(fs, ROOT, LOG_START_OFFSET_FILE) == {A: 1}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log does with files that a stop has left half done, with damage, and with an operator's order to repair it."""
+"""Interrupted file operations, damage, and repairs that an operator requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def path(offset: int, suffix: str = ".log") -> str:
 
 
 def segmented(count: int) -> MemoryFileSystem:
-    """A closed log with a segment of two batches for every two offsets, and an empty one at its end."""
+    """Returns a closed log of segments with two batches each, and an empty segment at its end."""
     fs = MemoryFileSystem()
     log = open_log(fs, CONFIG)
     for offset in range(2 * count):
@@ -52,8 +52,8 @@ def segmented(count: int) -> MemoryFileSystem:
 # -- the end of a cleaner's replacement --------------------------------------------------------------------------------
 
 
-def test_a_swap_file_replaces_all_segments_whose_offsets_it_holds() -> None:
-    """Kafka's completeSwapOperations. Neither their indexes nor the half-done new ones are of use any more."""
+def test_a_swap_file_replaces_all_segments_in_its_range() -> None:
+    """As Kafka's completeSwapOperations. The old indexes and the unfinished new ones are removed."""
     fs = segmented(4)
     fs.open_append(path(2, ".log.swap")).write(batch(3) + batch(4))
     for suffix in (".index.swap", ".timeindex.swap"):
@@ -98,19 +98,19 @@ def test_stray_index_files_of_a_replacement_are_removed() -> None:
     assert not [name for name in fs.list_dir(DIRECTORY) if name.endswith(".swap")]
 
 
-# -- what is scanned, cut and refused ----------------------------------------------------------------------------------
+# -- scans, truncation and refused logs --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("recovery_point", "batches"), [(0, 6), (1, 5), (2, 4), (3, 3), (4, 2), (6, 0)])
-def test_only_what_lies_above_the_recovery_point_is_scanned(recovery_point: int, batches: int) -> None:
-    """From the last index entry before it on."""
+def test_only_batches_above_the_recovery_point_are_scanned(recovery_point: int, batches: int) -> None:
+    """The scan begins at the last index entry before it."""
     fs = segmented(3)
     log = open_log(fs, CONFIG, recovery_point=recovery_point)
     assert log.recovery_report.scanned_bytes == 81 * batches
     assert [segment.is_active for segment in log.segments] == [False, False, False, True]
 
 
-def test_a_recovery_point_below_the_first_segment_has_all_scanned() -> None:
+def test_with_a_recovery_point_below_the_first_segment_everything_is_scanned() -> None:
     fs = segmented(3)
     fs.remove(LOG_FILE)
     log = open_log(fs, CONFIG, start_offset=2)
@@ -132,7 +132,7 @@ def test_an_offset_too_far_from_the_name_of_its_file_is_refused(base: int) -> No
             assert (raised.value.position, raised.value.offset) == (81, base + 1)
 
 
-def test_a_sound_batch_right_behind_the_damage_is_seen() -> None:
+def test_a_sound_batch_directly_after_the_damage_is_seen() -> None:
     fs = MemoryFileSystem()
     filled_log(fs, [batch(0)])
     fs.crash(keep_everything)
@@ -141,7 +141,7 @@ def test_a_sound_batch_right_behind_the_damage_is_seen() -> None:
         open_log(fs)
 
 
-def test_a_torn_tail_is_cut_durably_although_nothing_else_has_to_be_synced() -> None:
+def test_a_torn_end_is_truncated_durably_although_nothing_else_has_to_be_synced() -> None:
     fs = MemoryFileSystem()
     filled_log(fs, [batch(0), batch(1)])
     file = fs.open_append(LOG_FILE)
@@ -180,7 +180,7 @@ def test_a_repair_is_durable_and_leaves_a_log_like_any_other() -> None:
     assert content(log) == [batch(0), batch(1), batch(2)]
 
 
-def test_a_log_that_was_cut_to_one_segment_writes_its_indexes() -> None:
+def test_a_log_that_was_truncated_to_one_segment_writes_its_indexes() -> None:
     fs = segmented(3)
     fs.damage(LOG_FILE, lambda old: old + batch(2))
     log = open_log(fs, CONFIG, repair=True)
@@ -190,7 +190,7 @@ def test_a_log_that_was_cut_to_one_segment_writes_its_indexes() -> None:
     assert files(fs) == expected_files([batch(offset) for offset in range(4)], 0)
 
 
-def test_a_start_behind_the_end_removes_the_old_files() -> None:
+def test_a_start_offset_after_the_end_removes_the_old_files() -> None:
     fs = segmented(2)
     open_log(fs, CONFIG, start_offset=50)
     assert fs.list_dir(DIRECTORY) == [f"{50:020d}.log"]
@@ -212,7 +212,7 @@ def two_to_clean(interval_bytes: int = 0) -> tuple[MemoryFileSystem, Log]:
 
 
 def failing(kind: str, suffix: str = "", number: int | None = None) -> Callable[[Operation], BaseException | None]:
-    """Operations of the kind on files with the suffix fail, or only the one with the number."""
+    """Returns a fault of operations of a kind on files with the suffix: of all, or only of the one with the number."""
     count = 0
 
     def fault(operation: Operation) -> BaseException | None:
@@ -257,7 +257,7 @@ def failing(kind: str, suffix: str = "", number: int | None = None) -> Callable[
 def test_an_error_undoes_a_replacement_or_fails_the_log(
     kind: str, suffix: str, number: int | None, has_failed: bool
 ) -> None:
-    """Before readers go to the new segment the old ones are in place; afterwards the log has to be opened again."""
+    """Before `publish` the old segments stay in place. After it the log has to be opened again."""
     fs, log = two_to_clean()
     fs.fault = failing(kind, suffix, number)
     with pytest.raises(OSError, match="planted"):
@@ -273,7 +273,7 @@ def test_an_error_undoes_a_replacement_or_fails_the_log(
     clean(log, fs)
     assert offsets_left(log) == [2, 3, 4]
     assert not [name for name in fs.list_dir(DIRECTORY) if name.endswith((".cleaned", ".swap", ".deleted"))]
-    # Nothing is reserved for the replacement any more.
+    # No segments are reserved any more.
     assert log.delete_old_segments(lambda segment: segment.base_offset < 4, NOW_MS) > 0
 
 
@@ -297,7 +297,7 @@ def test_after_an_error_before_the_announcement_segments_may_be_deleted() -> Non
 
 
 def test_a_replacement_that_cannot_even_be_undone_fails_the_log() -> None:
-    """A .swap file that stays would take the place of the old segments at the next start."""
+    """A remaining .swap file would replace the old segments at the next start."""
     fs, log = two_to_clean()
     sync_fails, remove_fails = failing("sync_dir", number=2), failing("remove", ".swap")
     fs.fault = lambda operation: sync_fails(operation) or remove_fails(operation)
@@ -309,8 +309,8 @@ def test_a_replacement_that_cannot_even_be_undone_fails_the_log() -> None:
     assert offsets_left(open_log(fs)) == [2, 3, 4]
 
 
-def test_readers_of_replaced_segments_go_on_by_their_own_indexes() -> None:
-    """Positions in the new file are others: its index would seem wrong to readers of the old one, and be made anew."""
+def test_readers_of_replaced_segments_continue_with_their_own_indexes() -> None:
+    """The new file has other positions. For readers of the old file its index would be damaged, and they rebuild it."""
     fs = MemoryFileSystem()
     writer = Writer(fs, index_interval_bytes=0)
     for number in range(8):
@@ -326,11 +326,13 @@ def test_readers_of_replaced_segments_go_on_by_their_own_indexes() -> None:
     assert {operation.kind for operation in operations} == {"read_at"}
     operations.clear()
     assert [log.read(offset, 1)[:8] for offset in (3, 6)] == [offset.to_bytes(8, "big") for offset in (3, 6)]
-    assert {operation.path for operation in operations} == {LOG_FILE}, "it has its name, and its indexes are in memory"
+    assert {operation.path for operation in operations} == {LOG_FILE}, (
+        "the files have their final names, and the indexes are in memory"
+    )
 
 
 @pytest.mark.parametrize("interval_bytes", [0, 10**6])
-def test_the_new_segment_has_the_indexes_of_what_it_holds(interval_bytes: int) -> None:
+def test_the_new_segment_has_the_indexes_of_its_own_batches(interval_bytes: int) -> None:
     fs, log = two_to_clean(interval_bytes)
     clean(log, fs)
     kept = [data for _, data in log.batches()][:-1]
@@ -343,8 +345,8 @@ def test_the_new_segment_has_the_indexes_of_what_it_holds(interval_bytes: int) -
 # -- rules of a log ----------------------------------------------------------------------------------------------------
 
 
-def test_an_append_that_would_wait_for_the_disk_is_left_to_others() -> None:
-    """For a new segment, or for the name of a file that is not durable yet."""
+def test_append_without_sync_does_nothing_if_it_would_wait_for_the_disk() -> None:
+    """It would wait for a new segment, or for the name of a file that is not durable yet."""
     fs = MemoryFileSystem()
     log = open_log(fs, new_config(segment_bytes=200))
     assert log.append_without_sync(batch(0), now_ms=NOW_MS) is None, "the folder and the file are new"
@@ -361,7 +363,7 @@ def test_an_append_that_would_wait_for_the_disk_is_left_to_others() -> None:
     assert log.end_offset == 4
 
 
-def test_a_log_that_takes_nothing_stores_no_indexes_and_does_not_roll() -> None:
+def test_a_failed_or_closed_log_stores_no_indexes_and_does_not_roll() -> None:
     for end in ("close", "fail"):
         fs = MemoryFileSystem()
         log = filled_log(fs, [batch(offset) for offset in range(5)], CONFIG)
@@ -379,7 +381,7 @@ def test_a_log_that_takes_nothing_stores_no_indexes_and_does_not_roll() -> None:
         log.roll(NOW_MS)
 
 
-def test_indexes_are_stored_where_something_of_the_active_segment_is_durable() -> None:
+def test_indexes_are_stored_if_a_batch_of_the_active_segment_is_durable() -> None:
     fs = MemoryFileSystem()
     log = filled_log(fs, [batch(0), batch(1)], CONFIG)
     log.roll(NOW_MS)
@@ -413,13 +415,13 @@ def test_an_append_larger_than_a_segment_stays_in_an_empty_one() -> None:
     assert log.append(batch(1), now_ms=NOW_MS).rolled
 
 
-def test_an_append_goes_on_after_a_short_write() -> None:
+def test_an_append_continues_after_a_short_write() -> None:
     fs = MemoryFileSystem(fault=lambda operation: ShortWrite(50) if operation.kind == "write" else None)
     assert content(filled_log(fs, [batch(0, 9), batch(9)])) == [batch(0, 9), batch(9)]
 
 
-def test_a_segment_goes_when_the_next_one_begins_at_the_start_of_the_log() -> None:
-    """Kafka's deleteLogStartOffsetBreachedSegments."""
+def test_a_segment_is_deleted_if_the_next_one_begins_at_the_log_start() -> None:
+    """As Kafka's deleteLogStartOffsetBreachedSegments."""
     fs = segmented(2)
     log = open_log(fs, CONFIG, recovery_point=4, clean=True)
     log.advance_start_offset(1)
@@ -429,7 +431,7 @@ def test_a_segment_goes_when_the_next_one_begins_at_the_start_of_the_log() -> No
     assert log.start_offset == 2
 
 
-def test_a_new_active_segment_has_a_durable_name_before_the_old_ones_go() -> None:
+def test_a_new_active_segment_has_a_durable_name_before_the_old_ones_are_deleted() -> None:
     fs = MemoryFileSystem()
     log = filled_log(fs, [batch(0)])
     kinds: list[str] = []
@@ -439,7 +441,7 @@ def test_a_new_active_segment_has_a_durable_name_before_the_old_ones_go() -> Non
 
 
 def test_the_age_of_a_segment_counts_from_its_first_batch_after_a_restart_too() -> None:
-    """Kafka counts segment.ms from the greatest timestamp of the first batch."""
+    """Kafka counts segment.ms from the largest timestamp of the first batch."""
     fs = MemoryFileSystem()
     config = new_config(segment_ms=100)
     log = filled_log(fs, [batch(0, timestamp_ms=1000), batch(1, timestamp_ms=1050)], config)
@@ -450,7 +452,7 @@ def test_the_age_of_a_segment_counts_from_its_first_batch_after_a_restart_too() 
         log.close()
 
 
-def test_a_segment_of_one_emptied_batch_is_as_old_as_that_says() -> None:
+def test_a_segment_of_one_emptied_batch_has_the_age_of_that_batch() -> None:
     made = with_crc(
         encode_batch([], last_offset=4)[:35] + (77).to_bytes(8, "big") + encode_batch([], last_offset=4)[43:]
     )

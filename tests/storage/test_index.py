@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index files have Kafka's bytes, answer lookups as a plain search would, and refuse what cannot be true."""
+"""The index files have Kafka's bytes, agree with a plain search, and are rejected if they do not fit the log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_time_index_bytes() -> None:
     assert index.encode() == bytes.fromhex("000001a1fbdf19d60000006d 000001a1fbdf1c8900000080")
 
 
-def test_time_index_takes_only_later_timestamps() -> None:
+def test_the_time_index_accepts_only_later_timestamps() -> None:
     index = TimeIndex(0)
     for timestamp, offset in ((-1, 0), (10, 1), (10, 2), (9, 3), (11, 4)):
         index.maybe_append(timestamp, offset)
@@ -86,7 +86,7 @@ def test_time_lookups_agree_with_a_plain_search(entries: list[tuple[int, int]], 
         "00000000 000186a0",
     ],
 )
-def test_an_offset_index_that_cannot_be_true_is_refused(data: str) -> None:
+def test_an_offset_index_that_does_not_fit_its_log_is_rejected(data: str) -> None:
     with pytest.raises(DamagedIndexError):
         OffsetIndex.decode(0, bytes.fromhex(data), 100_000)
 
@@ -109,7 +109,7 @@ def test_an_offset_index_may_begin_at_zero_and_reach_the_end_of_the_log(data: st
         bytes.fromhex("000000000000000500000001000000000000000500000002"),
     ],
 )
-def test_a_time_index_that_cannot_be_true_is_refused(data: bytes) -> None:
+def test_a_time_index_out_of_order_is_rejected(data: bytes) -> None:
     with pytest.raises(DamagedIndexError):
         TimeIndex.decode(0, data)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the journal made durable is in its log after a crash at any step, and nowhere else."""
+"""Appends that the journal made durable are in their log after a crash at any step, and in no other log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def first_file(partition: int = 0) -> str:
 
 
 class Partition:
-    """A log with its journal name, opened again by its first use after `reopen`."""
+    """A log with its name in the journal. The first use after `reopen` opens it again."""
 
     def __init__(self, log_dir: LogDir, number: int, config: LogConfig) -> None:
         self.folder = f"{TOPIC}-{number}"
@@ -57,7 +57,7 @@ class Partition:
 
 
 class Script:
-    """Commits of two logs, with renewals of the journal between them; remembers what was acknowledged."""
+    """Commits to two logs, with renewals of the journal between them. Notes which commits were acknowledged."""
 
     def __init__(self, fs: FileSystem, rounds: int = 12, renewal_bytes: int = 500) -> None:
         self.fs = fs
@@ -87,7 +87,7 @@ class Script:
                 partition.reopen()
                 continue
             appended.append((number, Appended(partition, info, data)))
-        for (number, _), error in zip(appended, appends.settle([each for _, each in appended]), strict=True):
+        for (number, _), error in zip(appended, appends.settle([append for _, append in appended]), strict=True):
             if error is None:
                 self.acknowledged[number] = len(self.appended[number])
             else:
@@ -112,15 +112,15 @@ class Script:
     def check(self, context: object) -> None:
         partitions, _ = self.open()
         for number, partition in partitions.items():
-            found = content(partition.log)
-            assert found == self.appended[number][: len(found)], context
-            assert len(found) >= self.acknowledged[number], context
-            self.appended[number] = found
-            self.acknowledged[number] = len(found)
+            survivors = content(partition.log)
+            assert survivors == self.appended[number][: len(survivors)], context
+            assert len(survivors) >= self.acknowledged[number], context
+            self.appended[number] = survivors
+            self.acknowledged[number] = len(survivors)
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_d5_the_journal_gives_back_what_a_crash_at_any_step_took(keep: str) -> None:
+def test_d5_the_journal_restores_what_a_crash_at_any_step_lost(keep: str) -> None:
     for step in count():
         fs = MemoryFileSystem()
         script = Script(fs)
@@ -187,7 +187,7 @@ def test_d3_a_disk_that_fails_once_loses_nothing_acknowledged(kind: str, where: 
 
 
 def journaled(fs: FileSystem, count: int = 3) -> tuple[Log, list[bytes]]:
-    """A log whose batches only the journal has made durable."""
+    """Returns a log whose batches only the journal has made durable."""
     script = Script(fs, renewal_bytes=1 << 20)
     partitions, appends = script.open()
     for _ in range(count):
@@ -199,7 +199,7 @@ def test_d2_a_hole_in_the_middle_of_the_file_is_filled() -> None:
     fs = MemoryFileSystem()
     _, data = journaled(fs)
     fs.crash(keep_everything)
-    fs.damage(first_file(), lambda found: found[:40] + bytes(60) + found[100:])
+    fs.damage(first_file(), lambda content_now: content_now[:40] + bytes(60) + content_now[100:])
     script = Script(fs)
     script.appended[0], script.acknowledged[0] = data, 3
     script.check("hole")
@@ -224,24 +224,24 @@ def test_a_torn_frame_ends_the_journal() -> None:
         again = MemoryFileSystem()
         journaled(again)
         again.crash(keep_nothing)
-        again.damage(JOURNAL, lambda found, cut=cut: found[:-cut])  # type: ignore[misc]
+        again.damage(JOURNAL, lambda content_now, cut=cut: content_now[:-cut])  # type: ignore[misc]
         assert restore(again, "data", JOURNAL) == sum(sizes[:2])
     assert restore(fs, "data", "data/none") == 0
 
 
-def test_segments_that_others_follow_are_left_alone() -> None:
-    """A cleaner may have put another file in the place of one that was synced when the next began."""
+def test_only_the_active_segment_is_restored() -> None:
+    """A cleaner may have replaced a closed segment, which was synced when the next one began."""
     fs = MemoryFileSystem()
     log, data = journaled(fs)
     log.roll(NOW_MS)
     log.sync_names()
     fs.crash(keep_nothing)
-    fs.damage(first_file(), lambda found: found[len(data[0]) :])
+    fs.damage(first_file(), lambda content_now: content_now[len(data[0]) :])
     assert restore(fs, "data", JOURNAL) == 0
     assert fs.size(first_file()) == len(b"".join(data[1:]))
 
 
-def test_a_folder_that_was_closed_is_forgotten_also_where_a_new_topic_takes_its_place() -> None:
+def test_the_extents_of_a_closed_log_are_not_restored_to_a_new_topic_of_its_name() -> None:
     fs = MemoryFileSystem()
     make_durable_dirs(fs, f"data/{TOPIC}-0")
     journal = Journal(fs, JOURNAL)
@@ -250,7 +250,7 @@ def test_a_folder_that_was_closed_is_forgotten_also_where_a_new_topic_takes_its_
     journal.forget(f"{TOPIC}-0")
     size = journal.size_bytes
     journal.forget(f"{TOPIC}-0")
-    assert journal.size_bytes == size, "there is nothing to forget"
+    assert journal.size_bytes == size, "the journal has no extents of the log"
     for number in range(2):
         make_durable_dirs(fs, f"data/{TOPIC}-{number}")
         fs.open_append(first_file(number))
@@ -258,7 +258,7 @@ def test_a_folder_that_was_closed_is_forgotten_also_where_a_new_topic_takes_its_
     assert fs.size(first_file(0)) == 0
 
 
-def test_missing_folders_and_missing_bytes_are_for_those_who_open_the_log() -> None:
+def test_a_restore_skips_missing_folders_and_gaps() -> None:
     fs = MemoryFileSystem()
     make_durable_dirs(fs, f"data/{TOPIC}-0")
     fs.open_append(first_file())
@@ -277,8 +277,8 @@ def test_a_log_that_failed_gets_its_bytes_from_the_journal_before_it_is_opened_a
     assert not appends.renew(), "the log stays failed"
     script.commit(partitions, appends, [1])
     fs.fault = no_fault
-    # The kernel evicted what it could not write.
-    fs.damage(first_file(), lambda found: bytes(len(found)))
+    # The kernel has dropped the pages that it could not write.
+    fs.damage(first_file(), lambda content_now: bytes(len(content_now)))
     partitions[0].reopen()
     assert content(partitions[0].log) == script.appended[0]
     assert appends.renew()
@@ -287,7 +287,7 @@ def test_a_log_that_failed_gets_its_bytes_from_the_journal_before_it_is_opened_a
     script.check("reopened")
 
 
-def test_an_orderly_stop_leaves_no_journal_and_one_with_a_failed_log_does() -> None:
+def test_a_stop_leaves_a_journal_only_if_a_log_has_failed() -> None:
     fs = MemoryFileSystem()
     script = Script(fs)
     script.run()
@@ -313,7 +313,7 @@ def test_a_real_disk_is_written_in_place(tmp_path: object) -> None:
     make_named_logs_durable(fs, str(tmp_path), f"{tmp_path}/none")
 
 
-def test_a_journal_that_could_not_begin_anew_takes_nothing() -> None:
+def test_a_journal_that_could_not_be_emptied_accepts_nothing() -> None:
     file_system = MemoryFileSystem()
     journal = Journal(file_system, "journal")
     extent = Extent("topic-0", 0, 0, b"batch")

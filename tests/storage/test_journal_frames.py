@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal file to the byte, what ends it, and when it begins again."""
+"""The bytes of the journal file, the frames that end it, and its renewal."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tests.storage.support import LOG_FILE
 JOURNAL = f"data/{JOURNAL_FILE}"
 FIRST = Extent("topic-0", 0, 0, b"first")
 SECOND = Extent("topic-0", 0, 5, b"second")
+THIRD = Extent("topic-0", 0, 11, b"third")
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def fs() -> MemoryFileSystem:
 
 
 def frame(*extents: Extent) -> bytes:
-    """CRC-32C and length of the body; per extent the lengths of name and data, base offset and position, and both."""
+    """Returns a frame: CRC-32C and length of the body; per extent two lengths, base offset, position, name and data."""
     body = b"".join(
         pack(">Hqqi", len(extent.folder), extent.segment_base_offset, extent.position, len(extent.data))
         + extent.folder.encode()
@@ -51,7 +52,7 @@ def frame(*extents: Extent) -> bytes:
 
 
 def restored(fs: MemoryFileSystem, journal: bytes) -> bytes:
-    """What a start gives the log that is empty, from such a journal."""
+    """Returns the content of an empty log after a start has restored it from such a journal."""
     fs.open_append(JOURNAL).write(journal)
     restore(fs, "data", JOURNAL)
     fs.crash()
@@ -59,15 +60,15 @@ def restored(fs: MemoryFileSystem, journal: bytes) -> bytes:
     return read_file(fs, LOG_FILE)
 
 
-def test_a_journal_is_a_row_of_frames(fs: MemoryFileSystem) -> None:
+def test_a_journal_is_a_sequence_of_frames(fs: MemoryFileSystem) -> None:
     journal = Journal(fs, JOURNAL)
     journal.write([FIRST, SECOND])
-    journal.write([FIRST])
-    assert read_file(fs, JOURNAL) == frame(FIRST, SECOND) + frame(FIRST)
+    journal.write([THIRD])
+    assert read_file(fs, JOURNAL) == frame(FIRST, SECOND) + frame(THIRD)
     assert journal.size_bytes == fs.size(JOURNAL)
 
 
-def test_a_journal_goes_on_after_short_writes(fs: MemoryFileSystem) -> None:
+def test_a_journal_continues_after_short_writes(fs: MemoryFileSystem) -> None:
     journal = Journal(fs, JOURNAL)
     fs.fault = lambda operation: ShortWrite(7) if operation.kind == "write" else None
     journal.write([FIRST])
@@ -86,13 +87,13 @@ def test_a_journal_goes_on_after_short_writes(fs: MemoryFileSystem) -> None:
         (bytes(8) + frame(SECOND), b"first"),
         (bytes(3), b"first"),
         (b"\7" + frame(SECOND)[1:], b"first"),
-        # Its CRC is right for what is there, but it says that there is one byte more, or very many.
+        # The CRC is right for the bytes of the file, but the length is one byte too large, or very large.
         (frame(SECOND)[:4] + pack(">I", len(frame(SECOND)) - 7) + frame(SECOND)[8:], b"first"),
         (frame(SECOND)[:4] + b"\xff\xff\xff\xff" + frame(SECOND)[8:], b"first"),
     ],
 )
 def test_the_first_damaged_frame_ends_the_journal(fs: MemoryFileSystem, tail: bytes, expected: bytes) -> None:
-    """What follows zeros may be of an earlier use of the same blocks of the disk."""
+    """Bytes after zeros may come from an earlier use of the same blocks of the disk."""
     assert restored(fs, frame(FIRST) + tail) == expected
 
 
@@ -107,7 +108,7 @@ def test_a_new_journal_is_durably_empty(fs: MemoryFileSystem) -> None:
     assert fs.size(JOURNAL) == 0
 
 
-def test_a_journal_that_began_anew_is_durably_empty_and_knows_no_folders(fs: MemoryFileSystem) -> None:
+def test_a_renewed_journal_is_durably_empty_and_has_no_folders(fs: MemoryFileSystem) -> None:
     journal = Journal(fs, JOURNAL)
     journal.write([FIRST])
     journal.sync()
@@ -118,7 +119,7 @@ def test_a_journal_that_began_anew_is_durably_empty_and_knows_no_folders(fs: Mem
     assert fs.size(JOURNAL) == 0
 
 
-def test_what_is_forgotten_does_not_come_back_after_a_crash(fs: MemoryFileSystem) -> None:
+def test_voided_extents_are_not_restored_after_a_crash(fs: MemoryFileSystem) -> None:
     journal = Journal(fs, JOURNAL)
     journal.write([FIRST])
     journal.sync()
@@ -127,8 +128,8 @@ def test_what_is_forgotten_does_not_come_back_after_a_crash(fs: MemoryFileSystem
     assert restore(fs, "data", JOURNAL) == 0
 
 
-def test_logs_that_a_journal_names_are_made_durable_as_they_are(fs: MemoryFileSystem) -> None:
-    """The machine goes on, so the files hold it, and perhaps more."""
+def test_logs_with_extents_in_a_journal_are_synced_without_a_change(fs: MemoryFileSystem) -> None:
+    """The machine has not stopped, so the files have the extents, and perhaps more."""
     fs.open_append(LOG_FILE).write(b"firstsecondthird")
     Journal(fs, JOURNAL).write([FIRST, Extent("gone-0", 0, 0, b"x")])
     make_named_logs_durable(fs, "data", JOURNAL)
@@ -137,19 +138,19 @@ def test_logs_that_a_journal_names_are_made_durable_as_they_are(fs: MemoryFileSy
     assert not fs.exists(JOURNAL)
 
 
-# -- when it begins again ----------------------------------------------------------------------------------------------
+# -- renewal -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Partition:
-    """A log that counts how often it was synced, and may fail."""
+    """A log that counts its syncs, which may fail."""
 
     folder: str = "topic-0"
     flushes: int = 0
     is_failed: bool = False
 
     def sync_names(self) -> None:
-        """They are durable."""
+        """Does nothing: the names are durable."""
 
     def flush(self) -> None:
         self.flushes += 1
@@ -167,31 +168,35 @@ def size_of(*items: Sequence[Appended]) -> int:
 
 def test_a_journal_is_renewed_when_it_has_reached_its_size(fs: MemoryFileSystem) -> None:
     log = Partition()
-    one = size_of(appended(log))
-    appends = DurableAppends(Journal(fs, JOURNAL), renewal_bytes=2 * one)
+    append_bytes = size_of(appended(log))
+    appends = DurableAppends(Journal(fs, JOURNAL), renewal_bytes=2 * append_bytes)
     for number, is_due in ((1, False), (2, True)):
-        assert appends.settle(appended(log)) == [None]
-        assert (appends.is_renewal_due, appends.is_renewal_useful, fs.size(JOURNAL)) == (is_due, True, number * one)
-    assert log.flushes == 0, "the journal made it durable"
+        assert appends.settle(appended(log, 10 * number)) == [None]
+        assert (appends.is_renewal_due, appends.is_renewal_useful, fs.size(JOURNAL)) == (
+            is_due,
+            True,
+            number * append_bytes,
+        )
+    assert log.flushes == 0, "the journal made the appends durable"
     assert appends.renew()
     assert (appends.is_renewal_due, appends.is_renewal_useful, log.flushes, fs.size(JOURNAL)) == (False, False, 1, 0)
 
 
-def test_a_journal_that_a_log_still_needs_grows_by_its_size_before_it_is_tried_again(fs: MemoryFileSystem) -> None:
+def test_a_journal_that_a_log_still_needs_grows_by_its_size_before_the_next_renewal(fs: MemoryFileSystem) -> None:
     log = Partition(is_failed=True)
-    one = size_of(appended(log))
-    appends = DurableAppends(Journal(fs, JOURNAL), renewal_bytes=2 * one)
+    append_bytes = size_of(appended(log))
+    appends = DurableAppends(Journal(fs, JOURNAL), renewal_bytes=2 * append_bytes)
     dues = []
-    for _ in range(6):
-        appends.settle(appended(log))
+    for number in range(6):
+        appends.settle(appended(log, 10 * number))
         dues.append(appends.is_renewal_due)
         if dues[-1]:
             assert not appends.renew()
     assert dues == [False, True, False, True, False, True]
-    assert fs.size(JOURNAL) == 6 * one
+    assert fs.size(JOURNAL) == 6 * append_bytes
 
 
-def test_a_torn_journal_begins_anew_with_the_next_append(fs: MemoryFileSystem) -> None:
+def test_a_torn_journal_is_renewed_with_the_next_append(fs: MemoryFileSystem) -> None:
     log = Partition()
     journal = Journal(fs, JOURNAL)
     appends = DurableAppends(journal)
@@ -201,7 +206,7 @@ def test_a_torn_journal_begins_anew_with_the_next_append(fs: MemoryFileSystem) -
     assert (log.flushes, fs.size(JOURNAL), appends.is_renewal_due) == (0, size_of(appended(log)), False)
 
 
-def test_a_torn_journal_that_cannot_begin_anew_is_passed_by(fs: MemoryFileSystem) -> None:
+def test_the_logs_are_synced_if_a_torn_journal_cannot_be_renewed(fs: MemoryFileSystem) -> None:
     log, other = Partition(is_failed=True), Partition("topic-1")
     journal = Journal(fs, JOURNAL)
     appends = DurableAppends(journal)
@@ -211,18 +216,18 @@ def test_a_torn_journal_that_cannot_begin_anew_is_passed_by(fs: MemoryFileSystem
     assert (other.flushes, fs.size(JOURNAL)) == (1, size_of(appended(log)))
 
 
-def test_who_syncs_the_journal_by_himself_may_write_to_it_while_it_is_not_due(fs: MemoryFileSystem) -> None:
+def test_a_caller_that_syncs_the_journal_itself_may_write_until_a_renewal_is_due(fs: MemoryFileSystem) -> None:
     log = Partition()
-    one = size_of(appended(log))
-    appends = DurableAppends(Journal(fs, JOURNAL), renewal_bytes=2 * one)
+    append_bytes = size_of(appended(log))
+    appends = DurableAppends(Journal(fs, JOURNAL), renewal_bytes=2 * append_bytes)
     for size in (1, 2):
-        assert appends.write(appended(log))
-        assert fs.size(JOURNAL) == size * one
+        assert appends.write(appended(log, 10 * size))
+        assert fs.size(JOURNAL) == size * append_bytes
     before = appends.is_renewal_useful
     appends.note(appended(log))
     assert (before, appends.is_renewal_useful) == (False, True)
-    assert not appends.write(appended(log)), "it has to be renewed first"
-    assert fs.size(JOURNAL) == 2 * one
+    assert not appends.write(appended(log)), "the journal has to be renewed first"
+    assert fs.size(JOURNAL) == 2 * append_bytes
     assert appends.renew()
     fs.fault = lambda operation: OSError(errno.ENOSPC, "planted") if operation.kind == "write" else None
     assert not appends.write(appended(log))

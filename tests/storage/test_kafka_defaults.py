@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that Kafka has where nobody set another: its topic configs, and the width of its relative offsets."""
+"""The defaults of Kafka's topic configs, and the width of its relative offsets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kcoord.storage.segment import LogConfig
 
 
 def test_topic_configs() -> None:
-    """`file.delete.delay.ms` is the exception: a log that nobody told of it removes its files at once."""
+    """`file.delete.delay.ms` is the exception: without a value, a log removes its files at once."""
     log = LogConfig()
     assert (log.segment_bytes, log.segment_ms) == (1_073_741_824, 604_800_000)
     assert (log.segment_index_bytes, log.index_interval_bytes, log.file_delete_delay_ms) == (10_485_760, 4096, 0)

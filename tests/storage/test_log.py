@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log promises to those who append and read, without faults."""
+"""Appends, reads, retention and lookups of a log, without faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fs() -> MemoryFileSystem:
 # -- append ------------------------------------------------------------------------------------------------------------
 
 
-def test_append_tells_where_the_batches_went(fs: MemoryFileSystem) -> None:
+def test_an_append_returns_the_place_of_its_batches(fs: MemoryFileSystem) -> None:
     log = open_log(fs)
     assert (log.start_offset, log.end_offset, log.size_bytes) == (0, 0, 0)
     info = log.append(batch(0, 3, timestamp_ms=50) + batch(3, 2, timestamp_ms=10), now_ms=NOW_MS)
@@ -52,7 +52,7 @@ def test_append_tells_where_the_batches_went(fs: MemoryFileSystem) -> None:
 def test_the_first_timestamp_of_a_segment_is_that_of_its_first_batch(fs: MemoryFileSystem) -> None:
     log = open_log(fs)
     (segment,) = log.segments
-    assert segment.first_timestamp() is None, "nothing has been appended"
+    assert segment.first_timestamp() is None, "the segment is empty"
     log.append(batch(0, 3, timestamp_ms=50) + batch(3, 2, timestamp_ms=10), now_ms=NOW_MS)
     assert segment.first_timestamp() == 52
 
@@ -71,7 +71,7 @@ def test_the_first_timestamp_of_a_segment_is_that_of_its_first_batch(fs: MemoryF
     ],
     ids=["empty", "torn", "header", "surplus", "back", "overlap", "magic", "zeros"],
 )
-def test_what_does_not_continue_the_log_is_not_appended(fs: MemoryFileSystem, data: bytes) -> None:
+def test_data_that_does_not_continue_the_log_is_not_appended(fs: MemoryFileSystem, data: bytes) -> None:
     log = filled_log(fs, batches(5))
     with pytest.raises(InvalidAppendError):
         log.append(data, now_ms=NOW_MS)
@@ -79,7 +79,7 @@ def test_what_does_not_continue_the_log_is_not_appended(fs: MemoryFileSystem, da
     log.append(batch(5), now_ms=NOW_MS)
 
 
-def test_a_closed_log_takes_nothing(fs: MemoryFileSystem) -> None:
+def test_a_closed_log_accepts_nothing(fs: MemoryFileSystem) -> None:
     log = filled_log(fs, batches(2))
     log.close()
     log.close()
@@ -128,7 +128,7 @@ def test_roll_by_the_time_of_the_records(fs: MemoryFileSystem) -> None:
     assert [segment.base_offset for segment in reopened.segments] == [0, 3, 5, 6]
 
 
-def test_roll_by_the_clock_where_records_have_no_time(fs: MemoryFileSystem) -> None:
+def test_roll_by_the_clock_if_records_have_no_time(fs: MemoryFileSystem) -> None:
     log = open_log(fs, new_config(segment_ms=100))
     for offset, now_ms in enumerate((NOW_MS, NOW_MS + 100, NOW_MS + 101)):
         log.append(batch(offset, timestamp_ms=-1), now_ms=now_ms)
@@ -189,14 +189,14 @@ def test_index_files_follow_kafkas_rule(fs: MemoryFileSystem) -> None:
     data = batches(10)
     size = len(data[0])
     filled_log(fs, data, new_config(index_interval_bytes=2 * size)).close()
-    # An entry for each batch before which more than the interval was written since the last entry.
+    # A batch has an entry if more than the interval was written between it and the last entry.
     expected = [(number, number * size) for number in (3, 6, 9)]
     assert read_file(fs, INDEX_FILE) == b"".join(o.to_bytes(4, "big") + p.to_bytes(4, "big") for o, p in expected)
     times = [(100 + number, number) for number in (3, 6, 9)]
     assert read_file(fs, TIME_INDEX_FILE) == b"".join(t.to_bytes(8, "big") + o.to_bytes(4, "big") for t, o in times)
 
 
-def test_closing_writes_the_greatest_timestamp(fs: MemoryFileSystem) -> None:
+def test_closing_writes_the_largest_timestamp(fs: MemoryFileSystem) -> None:
     filled_log(fs, batches(3), new_config(index_interval_bytes=1 << 20)).close()
     assert read_file(fs, INDEX_FILE) == b""
     assert read_file(fs, TIME_INDEX_FILE) == (102).to_bytes(8, "big") + (2).to_bytes(4, "big")
@@ -217,7 +217,7 @@ def test_reopening_many_times_changes_nothing(fs: MemoryFileSystem) -> None:
 
 
 @pytest.mark.parametrize("interval", [0, 100, 300, 1 << 20])
-def test_reads_return_whole_batches_from_the_one_asked_for(fs: MemoryFileSystem, interval: int) -> None:
+def test_reads_return_whole_batches_from_the_requested_offset(fs: MemoryFileSystem, interval: int) -> None:
     data = batches(30, records=3, value_size=20)
     log = filled_log(fs, data, new_config(segment_bytes=2500, index_interval_bytes=interval))
     bases = [segment.base_offset for segment in log.segments]
@@ -265,7 +265,7 @@ def test_reads_outside_the_log(fs: MemoryFileSystem) -> None:
         assert (caught.value.offset, caught.value.start_offset, caught.value.end_offset) == (offset, 2, 5)
 
 
-def test_reads_skip_to_the_next_segment_behind_a_gap(fs: MemoryFileSystem) -> None:
+def test_reads_skip_to_the_next_segment_after_a_gap(fs: MemoryFileSystem) -> None:
     log = filled_log(fs, [batch(0), batch(3)])
     log.roll(NOW_MS)
     log.append(batch(10), now_ms=NOW_MS)
@@ -284,11 +284,11 @@ def test_batches_from_any_offset(fs: MemoryFileSystem) -> None:
     data = batches(20, records=2)
     log = filled_log(fs, data, new_config(segment_bytes=700))
     for offset in range(40):
-        assert [each for _, each in log.batches(offset)] == data[offset // 2 :]
+        assert [batch_bytes for _, batch_bytes in log.batches(offset)] == data[offset // 2 :]
     assert list(log.batches(40)) == []
 
 
-def test_a_reader_beside_a_writer_sees_only_whole_batches(tmp_path: Path) -> None:
+def test_a_concurrent_reader_sees_only_whole_batches(tmp_path: Path) -> None:
     log = Log.open(RealFileSystem(), str(tmp_path / "t-0"), new_config(segment_bytes=20_000), 0)
     count = 3000
     problems: list[str] = []
@@ -331,25 +331,25 @@ def test_offset_for_timestamp_finds_the_first_record_at_or_after_it(fs: MemoryFi
     for clean in (0, 1):
         log = open_log(fs, new_config(index_interval_bytes=interval), clean=clean, recovery_point=12 * clean)
         for timestamp in range(-1, 82):
-            found = log.offset_for_timestamp(timestamp)
+            position = log.offset_for_timestamp(timestamp)
             expected = next((number for number, stamp in enumerate(stamps) if stamp >= timestamp), None)
-            assert (found.offset if found else None) == expected, timestamp
-            if found is not None:
-                assert (found.timestamp, found.leader_epoch) == (stamps[found.offset], 7)
+            assert (position.offset if position else None) == expected, timestamp
+            if position is not None:
+                assert (position.timestamp, position.leader_epoch) == (stamps[position.offset], 7)
         best = log.max_timestamp()
         assert best is not None
         assert tuple(best) == (80, 10, 7)
 
 
-def test_offset_for_timestamp_looks_into_batches_and_respects_the_start(fs: MemoryFileSystem) -> None:
+def test_offset_for_timestamp_searches_in_batches_and_respects_the_start(fs: MemoryFileSystem) -> None:
     log = filled_log(fs, [batch(0, 5, timestamp_ms=100), batch(5, 5, timestamp_ms=100)])
-    found = log.offset_for_timestamp(103)
-    assert found is not None
-    assert found.offset == 3
+    position = log.offset_for_timestamp(103)
+    assert position is not None
+    assert position.offset == 3
     log.advance_start_offset(4)
-    found = log.offset_for_timestamp(103)
-    assert found is not None
-    assert found.offset == 4
+    position = log.offset_for_timestamp(103)
+    assert position is not None
+    assert position.offset == 4
     assert log.offset_for_timestamp(105) is None
     best = log.max_timestamp()
     assert best is not None
@@ -359,9 +359,9 @@ def test_offset_for_timestamp_looks_into_batches_and_respects_the_start(fs: Memo
 def test_log_append_time_counts_for_every_record(fs: MemoryFileSystem) -> None:
     records = [Record(b"k", b"v", [], 500, offset) for offset in range(3)]
     log = filled_log(fs, [encode_batch(records, timestamp_type=TimestampType.LOG_APPEND_TIME)])
-    found = log.offset_for_timestamp(500)
-    assert found is not None
-    assert (found.timestamp, found.offset) == (500, 0)
+    position = log.offset_for_timestamp(500)
+    assert position is not None
+    assert (position.timestamp, position.offset) == (500, 0)
 
 
 def test_timestamps_of_an_empty_log(fs: MemoryFileSystem) -> None:
@@ -388,7 +388,7 @@ def test_moving_the_start_hides_records_and_then_deletes_segments(fs: MemoryFile
     assert content(log) == data[9:]
 
 
-def test_retention_deletes_from_the_oldest_on_and_stops_at_the_first_that_stays(fs: MemoryFileSystem) -> None:
+def test_retention_deletes_the_oldest_segments_and_stops_at_the_first_that_stays(fs: MemoryFileSystem) -> None:
     data = batches(20)
     log = filled_log(fs, data, new_config(segment_bytes=4 * len(data[0])))
     assert log.delete_old_segments(lambda segment: segment.base_offset in (0, 4, 12), NOW_MS) == 2
@@ -427,11 +427,11 @@ def test_delete_removes_the_folder(fs: MemoryFileSystem) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_log_holds_few_files(tmp_path: Path) -> None:
+def test_an_idle_log_has_few_open_files(tmp_path: Path) -> None:
     fs = RealFileSystem()
     log = Log.open(fs, str(tmp_path / "t-0"), new_config(segment_bytes=700), 0)
-    for each in batches(100):
-        log.append(each, now_ms=0)
+    for batch_bytes in batches(100):
+        log.append(batch_bytes, now_ms=0)
     log.flush()
     for offset in range(100):
         log.read(offset, 1)
@@ -444,17 +444,17 @@ def test_an_idle_log_holds_few_files(tmp_path: Path) -> None:
     assert content(reopened) == batches(100)
 
 
-def test_bytes_from_an_offset_are_those_of_the_batches_from_it_on(fs: MemoryFileSystem) -> None:
+def test_bytes_from_an_offset_are_those_of_the_batches_from_there(fs: MemoryFileSystem) -> None:
     data = batches(9, records=2)
     log = filled_log(fs, data, new_config(segment_bytes=3 * len(data[0])))
     assert len(log.segments) == 3
     for offset in range(18):
-        assert log.bytes_from(offset) == sum(len(each) for _, each in log.batches(offset))
+        assert log.bytes_from(offset) == sum(len(batch_bytes) for _, batch_bytes in log.batches(offset))
     assert log.bytes_from(18) == 0
     assert log.size_bytes == sum(map(len, data))
 
 
-def test_only_closed_segments_that_follow_each_other_are_replaced(fs: MemoryFileSystem) -> None:
+def test_only_consecutive_closed_segments_are_replaced(fs: MemoryFileSystem) -> None:
     data = batches(9)
     log = filled_log(fs, data, new_config(segment_bytes=3 * len(data[0])))
     first, second, active = log.segments

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine stops at every single step, and keeps any share of what was not synced: nothing acknowledged is missing.
+"""The machine stops at every step, and any share of the unsynced bytes survives: no acknowledged batch is missing.
 
-Checked after each crash: what was flushed is there, what is there was appended, in order and once; and the log can be
-used again.
+Checked after every crash: all flushed batches are there; every batch there was appended, in order and once; the log can
+be used again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ KEEPS: dict[str, Keep] = {
 
 
 class Script:
-    """Appends and flushes DATA, rolls, takes checkpoints; remembers what was promised when the machine stops."""
+    """Appends and flushes DATA, rolls, and writes checkpoints. Notes what was acknowledged when the machine stops."""
 
     def __init__(self, fs: MemoryFileSystem) -> None:
         self.fs = fs
@@ -87,15 +87,15 @@ class Script:
 
     def check(self, context: object) -> None:
         log = open_log(self.fs, config(), recovery_point=self.recovery_point)
-        found = content(log)
-        assert found == DATA[: len(found)], context
-        assert self.acknowledged <= len(found) <= self.appended, context
-        for offset, data in enumerate(found):
+        survivors = content(log)
+        assert survivors == DATA[: len(survivors)], context
+        assert self.acknowledged <= len(survivors) <= self.appended, context
+        for offset, data in enumerate(survivors):
             assert log.read(offset, 1) == data, context
         largest = log.max_timestamp()
-        assert (largest.timestamp if largest else None) == (99 + len(found) if found else None), context
-        # What was found is as good as acknowledged.
-        self.acknowledged = self.appended = self.recovery_point = len(found)
+        assert (largest.timestamp if largest else None) == (99 + len(survivors) if survivors else None), context
+        # Batches that survived a crash have to survive the next ones, too.
+        self.acknowledged = self.appended = self.recovery_point = len(survivors)
 
 
 @pytest.mark.parametrize("keep", KEEPS)
@@ -136,7 +136,7 @@ def test_a_crash_at_every_step_of_recovery(keep: str) -> None:
 
 
 def crash_everywhere(prepare: Callable[[MemoryFileSystem], Log], action: Callable[[Log], object]) -> list[list[bytes]]:
-    """The contents of the log after a crash at each step of `action`, for each share that may survive."""
+    """Returns the contents of the log after a crash at every step of `action`, for every share that may survive."""
     outcomes = []
     for keep in KEEPS.values():
         for step in count():
@@ -158,11 +158,11 @@ def test_a_crash_at_every_step_of_retention() -> None:
         log.flush()
 
     outcomes = crash_everywhere(lambda fs: filled_log(fs, DATA, config()), retain)
-    tail = next(found for found in outcomes if found != DATA and len(found) == min(map(len, outcomes)))
+    tail = next(survivors for survivors in outcomes if survivors != DATA and len(survivors) == min(map(len, outcomes)))
     assert len(tail) >= 10
-    for found in outcomes:
-        assert found[-len(tail) :] == tail
-        assert set(found) <= set(DATA)
+    for survivors in outcomes:
+        assert survivors[-len(tail) :] == tail
+        assert set(survivors) <= set(DATA)
 
 
 def test_a_crash_at_every_step_of_deleting_everything() -> None:
@@ -180,7 +180,7 @@ def test_a_crash_at_every_step_of_deleting_everything() -> None:
             finished = runs_through(retain, log)
             fs.fault = no_fault
             fs.crash(keep)
-            # The end never goes back: offsets are not given twice.
+            # The end offset never falls, so no offset is used twice.
             assert open_log(fs, config(), recovery_point=len(DATA)).end_offset >= len(DATA)
             if finished:
                 break
@@ -227,8 +227,8 @@ def test_d4_a_short_write_is_continued() -> None:
     fs = MemoryFileSystem()
     log = open_log(fs)
     fs.fault = lambda operation: ShortWrite(7) if operation.kind == "write" else None
-    for each in data:
-        log.append(each, now_ms=NOW_MS)
+    for batch_bytes in data:
+        log.append(batch_bytes, now_ms=NOW_MS)
     assert content(log) == data
 
 
@@ -242,7 +242,7 @@ def test_d4_a_write_that_cannot_be_undone_fails_the_log() -> None:
         log.append(data[2], now_ms=NOW_MS)
     fs.fault = no_fault
     for call in (lambda: log.append(data[2], now_ms=NOW_MS), log.flush, log.checkpoint, lambda: log.roll(NOW_MS)):
-        with pytest.raises(LogFailedError, match="failed earlier"):
+        with pytest.raises(LogFailedError, match="the log failed earlier"):
             call()
     assert content(log) == data[:2]
     log.close()
@@ -267,7 +267,7 @@ def test_d3_a_failed_sync_fails_the_log_until_it_is_opened_again() -> None:
     log.close()
 
 
-def test_d3_after_a_failed_sync_the_reopened_log_serves_only_what_is_on_disk() -> None:
+def test_d3_after_a_failed_sync_the_reopened_log_has_only_what_is_on_disk() -> None:
     data = batches(4)
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
@@ -319,12 +319,12 @@ def test_a_fault_while_rolling_loses_nothing(kind: str, path_end: str) -> None:
         log.flush()
         before = 8
     fs.crash()
-    found = content(open_log(fs, config()))
-    assert found == DATA[: len(found)]
-    assert len(found) >= before
+    survivors = content(open_log(fs, config()))
+    assert survivors == DATA[: len(survivors)]
+    assert len(survivors) >= before
 
 
-def test_leaving_durability_to_the_system_makes_no_promise() -> None:
+def test_without_a_flush_nothing_is_promised() -> None:
     fs = MemoryFileSystem()
     log = filled_log(fs, batches(2))
     log.append(batch(2), now_ms=NOW_MS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data folder: who owns it, what its files say, and what a start may trust after which end."""
+"""A data folder: its owner, its files, and the logs that a start trusts after an orderly stop or a crash."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def test_a_new_folder_gets_the_candidate_identity_and_keeps_it(fs: MemoryFileSys
     assert take(fs, Identity("other", 1, "other")).identity == ME
 
 
-def test_a_wanted_cluster_id_is_used_for_a_new_folder(fs: MemoryFileSystem) -> None:
+def test_a_requested_cluster_id_is_used_for_a_new_folder(fs: MemoryFileSystem) -> None:
     assert take(fs, cluster_id="wanted").identity.cluster_id == "wanted"
 
 
 @pytest.mark.parametrize(
     ("identity", "cluster_id", "reason"),
     [
-        (Identity("x", 2, "x"), None, "belongs to node.id 1, but node.id is 2 now"),
+        (Identity("x", 2, "x"), None, "belongs to node.id 1, but the configured node.id is 2"),
         (Identity("x", 1, "x"), "other", "belongs to cluster.id cluster-1, not to other"),
     ],
 )
-def test_a_folder_of_somebody_else_is_refused(
+def test_a_folder_of_another_node_or_cluster_is_refused(
     fs: MemoryFileSystem, identity: Identity, cluster_id: str | None, reason: str
 ) -> None:
     take(fs).close()
@@ -103,7 +103,7 @@ def test_only_one_owner_at_a_time(tmp_path: Path) -> None:
     LogDir.open(fs, str(tmp_path), ME).close()
 
 
-# -- ends and starts ---------------------------------------------------------------------------------------------------
+# -- stops and starts -------------------------------------------------------------------------------------------------
 
 
 def test_after_a_clean_stop_logs_are_not_scanned(fs: MemoryFileSystem) -> None:
@@ -148,8 +148,8 @@ def test_after_a_crash_a_log_is_scanned_from_its_recovery_point(fs: MemoryFileSy
     assert log_dir.open_log("a", 0, new_config(), NOW_MS).end_offset == 110
 
 
-def test_checkpoints_that_two_threads_write_are_never_older_than_what_is_noted(fs: MemoryFileSystem) -> None:
-    """One thread is on its way to the disk with what is noted; meanwhile a partition goes."""
+def test_checkpoints_of_two_threads_are_never_older_than_the_noted_offsets(fs: MemoryFileSystem) -> None:
+    """One thread writes the noted offsets while another removes a partition."""
     log_dir = take(fs)
     log_dir.writing = threading.Lock()
     log_dir.open_log("gone", 0, new_config(), NOW_MS).append(batch(0), now_ms=NOW_MS)
@@ -173,7 +173,7 @@ def test_checkpoints_that_two_threads_write_are_never_older_than_what_is_noted(f
     assert read_offset_checkpoint(fs, f"{ROOT}/{RECOVERY_POINT_FILE}") == {("stays", 0): 0}
 
 
-def test_a_folder_that_was_given_back_is_not_written_to(fs: MemoryFileSystem) -> None:
+def test_a_released_folder_is_not_written_to(fs: MemoryFileSystem) -> None:
     log_dir = take(fs)
     log_dir.open_log("t", 0, new_config(), NOW_MS)
     log_dir.note_durable()
@@ -184,8 +184,8 @@ def test_a_folder_that_was_given_back_is_not_written_to(fs: MemoryFileSystem) ->
     assert fs.operations == operations
 
 
-def test_remembered_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSystem) -> None:
-    """As while a broker works: what is durable is noted, and index files reach as far."""
+def test_noted_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSystem) -> None:
+    """As in a running broker: durable offsets are noted, and the index files have their entries."""
     log_dir = take(fs)
     log = log_dir.open_log("t", 0, new_config(index_interval_bytes=200), NOW_MS)
     for offset in range(100):
@@ -202,7 +202,7 @@ def test_remembered_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSyste
     assert 0 < again.recovery_report.scanned_bytes < size_bytes // 10
 
 
-def test_no_index_is_stored_where_the_system_decides_what_is_durable(fs: MemoryFileSystem) -> None:
+def test_no_index_is_stored_without_a_flush(fs: MemoryFileSystem) -> None:
     log = filled(take(fs), "a", 100)
     asked: list[Operation] = []
     fs.fault = lambda operation: asked.append(operation)
@@ -247,7 +247,7 @@ def test_a_stop_with_a_failed_log_is_not_clean(fs: MemoryFileSystem) -> None:
     assert content(log_dir.open_log("a", 0, new_config(), NOW_MS))[:5] == [batch(offset) for offset in range(5)]
 
 
-def test_a_failed_log_is_opened_again_from_what_is_durable(fs: MemoryFileSystem) -> None:
+def test_a_failed_log_is_opened_again_from_its_flushed_offset(fs: MemoryFileSystem) -> None:
     log_dir = take(fs)
     log = filled(log_dir, "a")
     log.flush()
@@ -300,7 +300,7 @@ def test_a_damaged_recovery_checkpoint_costs_time_only(fs: MemoryFileSystem) -> 
     assert log_dir.open_log("a", 0, new_config(), NOW_MS).end_offset == 5
 
 
-def test_a_damaged_start_checkpoint_is_refused_and_gives_the_lock_back(fs: MemoryFileSystem) -> None:
+def test_a_damaged_start_checkpoint_is_refused_and_the_lock_is_released(fs: MemoryFileSystem) -> None:
     take(fs).close()
     fs.damage(f"{ROOT}/log-start-offset-checkpoint", lambda old: b"junk")
     with pytest.raises(MalformedCheckpointError, match="log-start-offset-checkpoint"):
@@ -398,7 +398,7 @@ def test_a_stray_folder_is_kept(fs: MemoryFileSystem) -> None:
     assert fs.exists(folder)
 
 
-def test_a_folder_that_vanished_leaves_nothing_behind_in_the_checkpoints(fs: MemoryFileSystem) -> None:
+def test_a_folder_that_vanished_has_no_entries_in_the_checkpoints(fs: MemoryFileSystem) -> None:
     log_dir = take(fs)
     filled(log_dir, "a").close()
     log_dir.close()
@@ -421,7 +421,7 @@ def test_lost_segments_are_noticed(fs: MemoryFileSystem) -> None:
     assert log_dir.open_log("a", 0, new_config(), NOW_MS, repair=True).end_offset == 0
 
 
-def test_long_topic_names_keep_the_folder_name_legal() -> None:
+def test_long_topic_names_are_cut_to_valid_folder_names() -> None:
     name = retired_folder("t" * 249, 12345, "f" * 32, "-delete")
     assert len(name) == 255
     assert name.endswith(f"t-12345.{'f' * 32}-delete")
@@ -445,8 +445,8 @@ def test_many_clean_logs_open_with_few_open_files(tmp_path: Path) -> None:
     log_dir = LogDir.open(fs, str(tmp_path), ME)
     for partition in range(300):
         log = log_dir.open_log("t", partition, new_config(), NOW_MS)
-        for each in batches(2):
-            log.append(each, now_ms=NOW_MS)
+        for batch_bytes in batches(2):
+            log.append(batch_bytes, now_ms=NOW_MS)
         log.flush()
     assert log_dir.files.open_files <= 256
     for partition in range(300):

@@ -16,7 +16,7 @@ small = st.integers(0, 5)
 
 
 class LogAndList(RuleBasedStateMachine):
-    """`model` holds (first offset, next offset, timestamp, bytes); the log must hold what of it is above `start`."""
+    """`model` has (first offset, next offset, timestamp, bytes) of every batch. The log has those above `start`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class LogAndList(RuleBasedStateMachine):
             assert data[: len(expected)] == expected
             assert sum(header.size_bytes for _, header in iter_headers(data)) == len(data) <= max(300, len(expected))
         stamps = [timestamp for _, _, timestamp, _ in alive]
-        found = self.log.offset_for_timestamp(max(stamps, default=0))
-        assert (found is not None) == bool(stamps)
+        position = self.log.offset_for_timestamp(max(stamps, default=0))
+        assert (position is not None) == bool(stamps)
 
 
 LogAndList.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

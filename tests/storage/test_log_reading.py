@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader finds against a plain search of all records, and how much of the files it reads for that."""
+"""Reads and lookups against a plain search of all records, and how much of the files they read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = st.lists(
 def written(
     steps: Sequence[tuple[list[int], int, bool]], interval_bytes: int
 ) -> tuple[Log, list[list[bytes]], MemoryFileSystem]:
-    """A log, and the batches of each of its segments."""
+    """Returns a log, and the batches of every segment."""
     fs = MemoryFileSystem()
     log = open_log(fs, new_config(index_interval_bytes=interval_bytes))
     segments: list[list[bytes]] = [[]]
@@ -50,20 +50,20 @@ def written(
 
 
 def plain_read(segments: list[list[bytes]], offset: int, max_bytes: int, bound: int, *, min_one: bool) -> bytes:
-    """The whole batches of one segment that fit, from the one that holds the offset or the next, below the bound."""
+    """Returns the whole batches of one segment that fit, from the one with the offset or the next, below the bound."""
     for data in segments:
-        found: list[bytes] = []
+        whole: list[bytes] = []
         for made in data:
             header = decode_header(made)
             if header.last_offset >= bound:
                 break
-            fits = sum(map(len, found)) + len(made) <= max_bytes or (min_one and not found)
+            fits = sum(map(len, whole)) + len(made) <= max_bytes or (min_one and not whole)
             if header.last_offset >= offset:
                 if not fits:
-                    return b"".join(found)
-                found.append(made)
-        if found:
-            return b"".join(found)
+                    return b"".join(whole)
+                whole.append(made)
+        if whole:
+            return b"".join(whole)
     return b""
 
 
@@ -108,22 +108,22 @@ Readings = list[tuple[str, int]]
 
 
 def readings(fs: MemoryFileSystem, action: Callable[[], object]) -> Readings:
-    """The files that it reads, by offset and suffix, with the bytes that it asks for."""
-    found: Readings = []
+    """Returns the reads of an action: the files by offset and suffix, with the number of bytes."""
+    made: Readings = []
 
     def note(operation: Operation) -> None:
         if operation.kind == "read_at":
-            found.append((operation.path.rpartition("/")[2].lstrip("0") or "0", operation.size))
+            made.append((operation.path.rpartition("/")[2].lstrip("0") or "0", operation.size))
 
     fs.fault = note
     action()
     fs.fault = no_fault
-    return found
+    return made
 
 
 @pytest.fixture
 def three() -> tuple[MemoryFileSystem, Log]:
-    """Segments of 3 batches with 81 bytes each, every batch indexed, and an active one of 3."""
+    """Returns a log with segments of 3 batches of 81 bytes, all in the index, and an active segment of 3."""
     fs = MemoryFileSystem()
     log = open_log(fs, new_config(index_interval_bytes=0))
     for offset in range(9):
@@ -133,8 +133,8 @@ def three() -> tuple[MemoryFileSystem, Log]:
     return fs, log
 
 
-def test_a_fetch_reads_one_window_of_headers_and_what_it_returns(three: tuple[MemoryFileSystem, Log]) -> None:
-    """It opens no other segment, looks for no bound where the segment ends, and loads no index that is in memory."""
+def test_a_fetch_reads_one_window_of_headers_and_its_result(three: tuple[MemoryFileSystem, Log]) -> None:
+    """It opens no other segment, needs no bound at the end of the segment, and loads no index that is in memory."""
     fs, log = three
     assert readings(fs, lambda: log.read(0, 10**6)) == [(".log", 243), (".log", 243)]
     assert readings(fs, lambda: log.read(1, 81)) == [(".log", 162), (".log", 81)]
@@ -165,7 +165,7 @@ def test_a_search_without_entries_reads_headers_and_one_batch() -> None:
     assert readings(fs, lambda: log.offset_for_timestamp(101)) == [(".log", 4 * 81), (".log", 81)]
 
 
-def test_a_fetch_within_a_gap_opens_no_segment_at_its_bound() -> None:
+def test_a_fetch_in_a_gap_opens_no_segment_at_its_bound() -> None:
     fs = MemoryFileSystem()
     log = filled_log(fs, [batch(0), batch(5)], new_config(segment_bytes=100))
     assert [segment.base_offset for segment in log.segments] == [0, 5]
@@ -188,14 +188,14 @@ def test_indexes_of_closed_segments_are_read_once(three: tuple[MemoryFileSystem,
     assert {name for name, _ in readings(fs, lambda: log.read(1, 1))} == {".log"}
 
 
-def test_times_of_closed_segments_are_known_although_their_indexes_left_the_cache(
+def test_timestamps_of_closed_segments_stay_in_memory_without_their_indexes(
     three: tuple[MemoryFileSystem, Log],
 ) -> None:
-    """Retention looks at all segments again and again."""
+    """Retention reads them of all segments periodically."""
     fs, log = three
     log.close()
-    known = Recovery(recovery_point=9, clean=True)
-    log = Log.open(fs, DIRECTORY, log.config, NOW_MS, recovery=known, files=FileCache(fs, max_indexes=1))
+    recovery = Recovery(recovery_point=9, clean=True)
+    log = Log.open(fs, DIRECTORY, log.config, NOW_MS, recovery=recovery, files=FileCache(fs, max_indexes=1))
 
     def times() -> list[int]:
         return [
@@ -219,7 +219,7 @@ def test_a_rolled_segment_keeps_its_indexes_in_the_cache(three: tuple[MemoryFile
     }
 
 
-def test_a_log_that_is_read_by_a_right_index_is_not_written_to(three: tuple[MemoryFileSystem, Log]) -> None:
+def test_a_read_with_a_right_index_writes_nothing(three: tuple[MemoryFileSystem, Log]) -> None:
     fs, log = three
     log.close()
     log = open_log(fs, log.config, recovery_point=9, clean=True)
@@ -230,22 +230,22 @@ def test_a_log_that_is_read_by_a_right_index_is_not_written_to(three: tuple[Memo
     assert kinds == {"read_at"}
 
 
-def test_a_large_fetch_looks_at_no_header_before_the_entry_nearest_to_its_end() -> None:
+def test_a_large_fetch_reads_no_header_before_the_index_entry_nearest_to_its_end() -> None:
     fs = MemoryFileSystem()
     data = [batch(offset, value_size=1000) for offset in range(200)]
     log = filled_log(fs, data, new_config(index_interval_bytes=4096))
-    wanted = 150 * len(data[0]) + 5
-    found = readings(fs, lambda: log.read(3, wanted))
-    assert [size for _, size in found] == [16 << 10, 16 << 10, 150 * len(data[0])]
+    max_bytes = 150 * len(data[0]) + 5
+    sizes = readings(fs, lambda: log.read(3, max_bytes))
+    assert [size for _, size in sizes] == [16 << 10, 16 << 10, 150 * len(data[0])]
     log.roll(NOW_MS)
     assert [size for _, size in readings(fs, lambda: log.read(199, 1))][-1] == len(data[0])
 
 
-# -- damage below the end of the log, which only readers find ----------------------------------------------------------
+# -- damage below the end of the log, which only reads detect ----------------------------------------------------------
 
 
 def closed_with(change: Callable[[bytes], bytes], data: list[bytes], interval_bytes: int = 10**6) -> Log:
-    """A log that was stopped in an orderly way; then its first segment was changed."""
+    """Returns a log whose first segment was changed after an orderly stop."""
     fs = MemoryFileSystem()
     log = filled_log(fs, data, new_config(index_interval_bytes=interval_bytes))
     log.roll(NOW_MS)
@@ -255,8 +255,8 @@ def closed_with(change: Callable[[bytes], bytes], data: list[bytes], interval_by
 
 
 @pytest.mark.parametrize(("interval_bytes", "last_entry"), [(10**6, 0), (100, 162)])
-def test_a_closed_file_that_lost_its_end_is_read_up_to_there(interval_bytes: int, last_entry: int) -> None:
-    """As long as its index may belong to it."""
+def test_a_closed_file_without_its_end_is_read_up_to_the_damage(interval_bytes: int, last_entry: int) -> None:
+    """This holds as long as its index fits the file."""
     data = [batch(offset) for offset in range(4)]
     for size in range(last_entry + 1, 4 * 81):
         log = closed_with(lambda old, size=size: old[:size], data, interval_bytes)  # type: ignore[misc]
@@ -275,7 +275,7 @@ def test_a_closed_file_that_lost_its_end_is_read_up_to_there(interval_bytes: int
 
 
 @pytest.mark.parametrize("interval_bytes", [0, 10**6])
-def test_a_closed_file_with_garbage_in_it_is_refused_there(interval_bytes: int) -> None:
+def test_a_read_of_a_closed_file_fails_at_garbage(interval_bytes: int) -> None:
     data = [batch(offset) for offset in range(4)]
     for number in range(4):
         at = 81 * number
@@ -293,7 +293,7 @@ def test_a_closed_file_with_garbage_in_it_is_refused_there(interval_bytes: int) 
 
 
 @pytest.mark.parametrize("first", [5, 6])
-def test_segments_that_overlap_are_noticed_where_all_batches_are_read(first: int) -> None:
+def test_overlapping_segments_are_noticed_if_all_batches_are_read(first: int) -> None:
     fs = MemoryFileSystem()
     filled_log(fs, [batch(0, 3), batch(3, 3)]).close()
     fs.open_append(f"{DIRECTORY}/{5:020d}.log").write(batch(first))
@@ -307,10 +307,12 @@ def test_segments_that_overlap_are_noticed_where_all_batches_are_read(first: int
 
 
 @pytest.mark.parametrize("offset", [1, 7])
-def test_an_offset_outside_of_the_log_is_told_with_its_bounds(offset: int) -> None:
+def test_the_error_for_an_offset_outside_the_log_has_its_bounds(offset: int) -> None:
     log = filled_log(MemoryFileSystem(), [batch(0, 6)])
     log.advance_start_offset(2)
-    with pytest.raises(OffsetOutOfRangeError, match=f"^offset {offset} is outside the log, which holds 2 to 6$"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=f"^offset {offset} is outside the log, which has the offsets 2 to 6$"
+    ):
         log.read(offset, 1)
 
 
@@ -318,6 +320,6 @@ def test_the_first_of_equal_timestamps_counts() -> None:
     log = filled_log(MemoryFileSystem(), [batch(0, timestamp_ms=7)])
     log.roll(NOW_MS)
     log.append(batch(1, timestamp_ms=7), now_ms=NOW_MS)
-    found = log.max_timestamp()
-    assert found is not None
-    assert found.offset == 0
+    position = log.max_timestamp()
+    assert position is not None
+    assert position.offset == 0

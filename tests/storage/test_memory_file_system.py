@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory file system forgets exactly what a real one may forget in a crash, and nothing that was synced."""
+"""In a crash, the memory file system loses only what a real one may lose, and nothing that was synced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kcoord.storage.memory_file_system import (
 
 
 def synced(content: bytes = b"old") -> MemoryFileSystem:
-    """A file system with the durable file f."""
+    """Returns a file system with the durable file f."""
     fs = MemoryFileSystem()
     file = fs.open_append("f")
     file.write(content)
@@ -31,7 +31,7 @@ def synced(content: bytes = b"old") -> MemoryFileSystem:
     return fs
 
 
-def test_unsynced_bytes_are_lost_and_synced_ones_stay() -> None:
+def test_unsynced_bytes_are_lost_and_synced_bytes_stay() -> None:
     fs = synced()
     fs.open_append("f").write(b"new")
     fs.crash()
@@ -98,7 +98,7 @@ def test_an_unsynced_truncation_is_undone_or_not() -> None:
     assert read_file(fs, "f") == b"o"
 
 
-def test_what_a_failed_sync_dropped_is_not_written_by_the_next_one() -> None:
+def test_bytes_that_a_failed_sync_dropped_are_not_written_by_the_next_sync() -> None:
     fs = synced()
     file = fs.open_append("f")
     file.write(b"lost")
@@ -113,7 +113,7 @@ def test_what_a_failed_sync_dropped_is_not_written_by_the_next_one() -> None:
     assert read_file(fs, "f") == b"old\0\0\0\0later"
 
 
-def test_what_a_failed_sync_dropped_is_written_after_a_rewrite() -> None:
+def test_bytes_that_a_failed_sync_dropped_are_written_after_a_rewrite() -> None:
     fs = synced()
     file = fs.open_append("f")
     file.write(b"kept")
@@ -143,8 +143,8 @@ def crashed(fs: MemoryFileSystem, keep: Keep) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_byte_is_kept_or_lost_by_itself(seed: int) -> None:
-    """A model of bytes: where a failed sync dropped one, later syncs write a zero until it is written again."""
+def test_every_byte_is_kept_or_lost_alone(seed: int) -> None:
+    """A model of single bytes: if a failed sync drops a byte, later syncs write a zero until it is written again."""
     rng = random.Random(seed)
     fs = synced(b"")
     file = fs.open_append("f")

@@ -13,8 +13,8 @@ STEPS = st.lists(st.lists(KEYS, min_size=1, max_size=4, unique=True), max_size=1
 
 
 @given(STEPS, st.integers(0, 5), st.sampled_from([-1, 0, 1]))
-def test_keys_are_taken_as_long_as_they_fit(steps: list[list[bytes]], most: int, spare: int) -> None:
-    """Single keys and, of one length, many at a time: these only if all of them would fit if they were new."""
+def test_keys_are_accepted_as_long_as_they_fit(steps: list[list[bytes]], most: int, spare: int) -> None:
+    """Single keys, and many keys of one length: these are accepted only if all of them would fit as new keys."""
     limit = most * (ENTRY_BYTES + 1) + spare
     offsets = OffsetMap(limit)
     expected: dict[bytes, int] = {}
@@ -38,10 +38,10 @@ def test_keys_are_taken_as_long_as_they_fit(steps: list[list[bytes]], most: int,
     assert [offsets.get(key) for key in asked] == offsets.last_offsets(asked)
 
 
-def test_long_keys_take_more_room_than_short_ones() -> None:
+def test_long_keys_need_more_space_than_short_keys() -> None:
     offsets = OffsetMap(2 * ENTRY_BYTES + 30)
     assert not offsets.put_all([b"a" * 20, b"b" * 20], [0, 1])
     assert offsets.put_all([b"a" * 15, b"b" * 15], [0, 1])
     assert offsets.size_bytes == 2 * ENTRY_BYTES + 30
     assert not offsets.put(b"", 2)
-    assert offsets.put(b"a" * 15, 2), "it is there already"
+    assert offsets.put(b"a" * 15, 2), "the map has the key already"

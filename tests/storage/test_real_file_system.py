@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the real file system asks of the operating system: syncs, short reads and writes, and locks."""
+"""The system calls of the real file system: syncs, short reads and writes, and locks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_reads_and_writes_go_on_where_the_system_takes_or_gives_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_and_writes_continue_after_short_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RealFileSystem()
     path = f"{tmp_path}/f"
     fs.open_append(path).write(b"0123456789")
@@ -36,7 +34,7 @@ def test_reads_and_writes_go_on_where_the_system_takes_or_gives_less(
     monkeypatch.setattr(os, "pread", read_little)
     file = fs.open_read(path)
     assert file.read_at(1, 8) == b"12345678"
-    assert sizes == [8, 4], "nothing more is asked for when all is there"
+    assert sizes == [8, 4], "no further read follows a complete one"
     assert file.read_at(1, 9) == b"123456789"
     assert file.read_at(5, 20) == b"56789"
     assert file.read_at(0, 3) == b"012"
@@ -83,7 +81,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     fs.lock(path).release()
     assert descriptors() == before
     fs.open_read(path)
-    assert descriptors() == before, "one that nobody refers to closes itself"
+    assert descriptors() == before, "a file without references closes itself"
 
 
 @pytest.mark.parametrize("lock", [RealFileSystem.lock, lambda fs, path: fs.lock_byte(path, 3)], ids=["file", "byte"])
@@ -91,14 +89,14 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     ("number", "error"),
     [(errno.EAGAIN, DirectoryLockedError), (errno.EACCES, DirectoryLockedError), (errno.ENOLCK, OSError)],
 )
-def test_a_lock_that_somebody_holds_is_told_from_other_errors(
+def test_a_lock_of_another_process_differs_from_other_errors(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     lock: Callable[[RealFileSystem, str], Lock],
     number: int,
     error: type[Exception],
 ) -> None:
-    """POSIX lets a system answer with either of two errors if another process holds the lock."""
+    """POSIX permits either of two errors if another process has the lock."""
 
     def refuse(*arguments: object) -> None:
         raise OSError(number, "refused")
@@ -125,7 +123,7 @@ def test_only_folders_have_entries_to_sync(tmp_path: Path, is_real: bool) -> Non
 
 
 @pytest.mark.parametrize("is_real", [True, False])
-def test_what_a_crash_left_of_an_atomic_replacement_is_not_in_the_next(tmp_path: Path, is_real: bool) -> None:
+def test_the_leftover_of_an_atomic_replacement_is_not_in_the_next(tmp_path: Path, is_real: bool) -> None:
     fs = RealFileSystem() if is_real else MemoryFileSystem()
     path = f"{tmp_path}/f" if is_real else "f"
     fs.open_append(f"{path}.tmp").write(b"half of something longer")
@@ -142,5 +140,5 @@ def test_what_a_crash_left_of_an_atomic_replacement_is_not_in_the_next(tmp_path:
         (ValueError(errno.ENOSPC), False),
     ],
 )
-def test_a_full_disk_passes_without_anybody_touching_the_log(error: BaseException, is_full: bool) -> None:
+def test_only_a_full_disk_or_quota_is_disk_full(error: BaseException, is_full: bool) -> None:
     assert is_disk_full(error) is is_full

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the cleaner reads and writes records: in runs of equal ones if there are such, and to the byte as an encoder
-that gets only what is left.
-"""
+"""The cleaner reads records in runs, and writes the same bytes as an encoder of the remaining records."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def record(
     later: int = 0,
     tail: bytes = b"\0",
 ) -> bytes:
-    """One record with its length."""
+    """Returns one record with its length."""
     content = b"\0" + encode_varlong(later) + encode_varint(delta) + encode_varint(key_size(len(key))) + key
     content += encode_varint(-1 if value is None else value_size(len(value))) + (value or b"") + tail
     return encode_varint(len(content)) + content
@@ -75,7 +73,7 @@ def runs_of(data: bytes, count: int) -> list[int] | None:
 def test_a_run_has_at_least_four_records_or_is_the_last(
     sizes: list[int], expected: list[int] | None, field: str
 ) -> None:
-    """A run ends where the sizes, the timestamp, or whether there are a value and headers change."""
+    """A run ends at a change of a size, of the timestamp, or of the presence of a value or headers."""
     data, delta = b"", 0
     for number, size in enumerate(sizes):
         for _ in range(size):
@@ -109,8 +107,8 @@ def test_a_run_has_at_least_four_records_or_is_the_last(
         ([0, 3, 5, 63, 64, 66, 90, 8191], [4, 4]),
     ],
 )
-def test_a_run_ends_where_offset_deltas_take_another_byte(deltas: Sequence[int], expected: list[int] | None) -> None:
-    """Three bytes are too rare for runs."""
+def test_a_run_ends_if_offset_deltas_need_another_byte(deltas: Sequence[int], expected: list[int] | None) -> None:
+    """Deltas of three bytes are too rare for runs."""
     data = b"".join(map(record, deltas))
     assert runs_of(data, len(deltas)) == expected
     runs = read_runs(data, len(deltas)) or []
@@ -118,13 +116,13 @@ def test_a_run_ends_where_offset_deltas_take_another_byte(deltas: Sequence[int],
 
 
 SIZES: tuple[Size, ...] = (int, operator.invert, operator.neg, lambda size: size + 1)
-"""What a record says of a size: the truth, negative numbers, one too many."""
+"""Returns the possible size fields of a record: the true size, negative numbers, and one byte too many."""
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"\2\2h\2v", b"", b"\2"])
 @pytest.mark.parametrize("delta", [0, -70, 61])
-def test_runs_hold_what_the_walker_finds_and_nothing_that_it_refuses(delta: int, tail: bytes) -> None:
-    """Records whose sizes may be wrong, with a byte too many or too few behind them."""
+def test_runs_have_the_records_of_the_walker_and_none_that_it_rejects(delta: int, tail: bytes) -> None:
+    """Records whose sizes may be wrong, with a byte too many or too few after them."""
     fields = product((1, 5), (b"", b"k", b"key"), (None, b"", b"v", b"va"), SIZES, SIZES, (-1, 0, 1))
     for count, key, value, key_size, value_size, surplus in fields:
         data = b"".join(
@@ -167,7 +165,7 @@ BATCHES = st.fixed_dictionaries(
 
 @settings(max_examples=150)
 @given(RECORDS, BATCHES, st.sets(st.integers(0, 5), min_size=1), st.none() | TIMES)
-def test_a_filtered_batch_is_what_an_encoder_makes_of_the_records_that_are_left(
+def test_a_filtered_batch_equals_the_encoded_remaining_records(
     made: list[Record], fields: dict[str, Any], chosen: set[int], horizon_ms: int | None
 ) -> None:
     """The first record always stays here, because a batch without a delete horizon counts its timestamps from it."""
@@ -185,7 +183,7 @@ def test_a_filtered_batch_is_what_an_encoder_makes_of_the_records_that_are_left(
     filtered = filter_batch(header, data, spans, horizon_ms)
     expected = encode_batch(kept, last_offset=made[-1].offset, delete_horizon_ms=horizon_ms, **fields)
     if fields["timestamp_type"] is APPEND:
-        # All records have the greatest timestamp of the batch, which so stays.
+        # All records have the largest timestamp of the batch, so it stays.
         expected = with_crc(expected[:35] + whole[35:43] + expected[43:])
     assert filtered == expected
 
@@ -205,10 +203,10 @@ def test_the_base_timestamp_stays_if_the_first_record_goes() -> None:
 @pytest.mark.parametrize("is_transactional", [False, True])
 @pytest.mark.parametrize("is_control", [False, True])
 @pytest.mark.parametrize("horizon_ms", [None, 77])
-def test_an_emptied_batch_says_what_the_whole_one_did_but_for_its_records(
+def test_an_emptied_batch_keeps_the_header_of_the_whole_batch(
     timestamp_type: TimestampType, is_transactional: bool, is_control: bool, horizon_ms: int | None
 ) -> None:
-    """Kafka's writeEmptyHeader: neither codec nor delete horizon, and the timestamp of the batch."""
+    """As Kafka's writeEmptyHeader: without codec and delete horizon, with the timestamp of the batch."""
     kept: dict[str, Any] = {
         "timestamp_type": timestamp_type,
         "is_transactional": is_transactional,

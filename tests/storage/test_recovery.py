@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a log: what a crash may leave is put right, what it cannot leave is refused with file, position, offset."""
+"""Opening a log: the effects of a crash are repaired, and other damage is refused with file, position and offset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[bytes], bytes]
 
 
 def written(data: list[bytes], **config: int) -> MemoryFileSystem:
-    """A log of `data` after a kill: all bytes are there, no index was written for the active segment."""
+    """Makes a log of `data` after a kill: all bytes are there, and the active segment has no index file."""
     fs = MemoryFileSystem()
     filled_log(fs, data, new_config(**config))
     fs.crash(keep_everything)
@@ -113,13 +113,13 @@ def test_d1_the_cut_is_durable_before_the_log_is_used() -> None:
     assert read_file(fs, LOG_FILE) == b"".join(data[:-1])
 
 
-def test_what_only_the_page_cache_held_is_durable_before_it_is_served() -> None:
+def test_bytes_in_the_page_cache_are_durable_before_they_are_served() -> None:
     data = batches(3)
     fs = MemoryFileSystem()
     log = open_log(fs)
     log.flush()
-    for each in data:
-        log.append(each, now_ms=NOW_MS)
+    for batch_bytes in data:
+        log.append(batch_bytes, now_ms=NOW_MS)
     assert content(open_log(fs)) == data
     fs.crash()
     assert content(open_log(fs)) == data
@@ -141,7 +141,7 @@ def test_d8_every_flipped_bit_in_the_middle_is_refused() -> None:
     data = batches(4)
     start = len(data[0])
     for position in range(start, start + len(data[1])):
-        # Base offset and leader epoch are outside the CRC: the first must continue the log, the second may be anything.
+        # The CRC does not cover base offset and leader epoch. The base offset continues the log; any epoch is valid.
         if position - start in range(12, 16):
             continue
         for mask in (0x01, 0x80):
@@ -158,20 +158,20 @@ def test_d8_a_length_beyond_the_end_in_the_middle_is_no_torn_tail() -> None:
     data = batches(4)
     fs = written(data)
     fs.damage(LOG_FILE, flip(len(data[0]) + 9))
-    assert_refused(fs, len(data[0]), 1, "the batch says that it has .* a sound batch with offset 2 follows")
+    assert_refused(fs, len(data[0]), 1, "the batch has a length of .* a sound batch with offset 2 follows")
 
 
-def test_d11_offsets_that_go_back_are_refused() -> None:
+def test_d11_offsets_that_fall_are_refused() -> None:
     data = batches(3)
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: data[0] + data[1] + data[0])
-    assert_refused(fs, len(data[0]) * 2, 2, "begins with offset 0, but the log is at 2 already")
+    assert_refused(fs, len(data[0]) * 2, 2, "begins with offset 0, but the log is already at 2")
 
 
 def test_d11_offsets_that_overlap_are_refused() -> None:
     fs = written(batches(3))
     fs.damage(LOG_FILE, lambda old: batch(0, 5) + batch(4))
-    assert_refused(fs, len(batch(0, 5)), 5, "begins with offset 4, but the log is at 5 already")
+    assert_refused(fs, len(batch(0, 5)), 5, "begins with offset 4, but the log is already at 5")
 
 
 def test_d9_a_batch_of_another_file_is_refused() -> None:
@@ -181,11 +181,11 @@ def test_d9_a_batch_of_another_file_is_refused() -> None:
     log.close()
     path = log.segments[0].log_path
     fs.damage(path, lambda old: batch(7))
-    with pytest.raises(CorruptLogError, match="begins with offset 7, but the log is at 100"):
+    with pytest.raises(CorruptLogError, match="begins with offset 7, but the log is already at 100"):
         open_log(fs, start_offset=100)
 
 
-def test_a_foreign_magic_with_batches_behind_it_is_refused() -> None:
+def test_a_foreign_magic_before_sound_batches_is_refused() -> None:
     data = batches(4)
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: old[: len(data[0]) + 16] + b"\x03" + old[len(data[0]) + 17 :])
@@ -193,7 +193,7 @@ def test_a_foreign_magic_with_batches_behind_it_is_refused() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_an_old_message_is_refused_wherever_it_is(magic: int) -> None:
+def test_a_message_in_an_old_format_is_refused_at_any_position(magic: int) -> None:
     body = bytes([magic, 0]) + bytes(8) * magic + b"\xff\xff\xff\xff" + b"\0\0\0\x20" + b"v" * 80
     message = zlib.crc32(body).to_bytes(4, "big") + body
     fs = written(batches(1))
@@ -206,7 +206,7 @@ def test_d8_a_hole_of_zeros_in_the_middle_is_refused() -> None:
     position = len(b"".join(data[:10]))
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: old[:position] + bytes(1000) + old[position + 1000 :])
-    assert_refused(fs, position, 10, "goes on with zeros, but a sound batch")
+    assert_refused(fs, position, 10, "continues with zeros, but a sound batch")
 
 
 def test_damage_below_the_recovery_point_is_refused_even_at_the_end() -> None:
@@ -214,7 +214,7 @@ def test_damage_below_the_recovery_point_is_refused_even_at_the_end() -> None:
     position = len(b"".join(data[:3]))
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: old[:-1])
-    assert_refused(fs, position, 3, "everything below offset 4 had reached the disk", recovery_point=4)
+    assert_refused(fs, position, 3, "all batches below offset 4 were durable", recovery_point=4)
 
 
 def test_a_file_that_ends_before_the_recovery_point_is_refused() -> None:
@@ -222,7 +222,7 @@ def test_a_file_that_ends_before_the_recovery_point_is_refused() -> None:
     for clean in (0, 1):
         fs = closed(data)
         fs.damage(LOG_FILE, lambda old: b"".join(data[:3]))
-        assert_refused(fs, len(b"".join(data[:3])), 3, "below offset 4 had reached", recovery_point=4, clean=clean)
+        assert_refused(fs, len(b"".join(data[:3])), 3, "below offset 4 were durable", recovery_point=4, clean=clean)
 
 
 def test_d5_a_missing_file_is_refused() -> None:
@@ -252,7 +252,7 @@ def test_d11_segments_that_overlap_are_refused() -> None:
     size = fs.size(LOG_FILE)
     count = size // len(batch(0))
     fs.damage(LOG_FILE, lambda old: old + batch(count))
-    with pytest.raises(CorruptLogError, match=f"offset {count + 1}: the file before it holds offsets up to {count}"):
+    with pytest.raises(CorruptLogError, match=f"offset {count + 1}: the file before it has offsets up to {count}"):
         open_log(fs, new_config(segment_bytes=400))
 
 
@@ -271,7 +271,7 @@ def test_d8_damage_in_a_closed_segment_is_refused_when_it_is_read() -> None:
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 
-def test_repair_cuts_at_the_damage_and_says_what_was_lost() -> None:
+def test_repair_truncates_at_the_damage_and_reports_the_loss() -> None:
     data = batches(20)
     config = new_config(segment_bytes=400)
     fs = written(data, segment_bytes=400)
@@ -328,9 +328,9 @@ def test_d10_a_bad_index_costs_time_only(clean: int, file: str, change: Change |
     for offset in (0, 1, 50, 98, 99):
         assert log.read(offset, 1) == data[offset]
     if file == INDEX_FILE or not clean:
-        found = log.offset_for_timestamp(150)
-        assert found is not None
-        assert found.offset == 50
+        position = log.offset_for_timestamp(150)
+        assert position is not None
+        assert position.offset == 50
     log.append(batch(100, timestamp_ms=200), now_ms=NOW_MS)
     assert log.read(100, 1) == batch(100, timestamp_ms=200)
     log.close()
@@ -339,7 +339,7 @@ def test_d10_a_bad_index_costs_time_only(clean: int, file: str, change: Change |
 
 
 @pytest.mark.parametrize("name", ["index", "timeindex"])
-def test_d10_a_missing_index_of_a_closed_segment_is_made_again(name: str) -> None:
+def test_d10_a_missing_index_of_a_closed_segment_is_built_again(name: str) -> None:
     data = batches(100)
     fs = closed(data, segment_bytes=3000)
     path = f"{DIRECTORY}/{0:020d}.{name}"
@@ -350,7 +350,7 @@ def test_d10_a_missing_index_of_a_closed_segment_is_made_again(name: str) -> Non
     assert read_file(fs, path) == intact
 
 
-def test_d10_an_index_entry_that_points_between_batches_is_not_believed() -> None:
+def test_d10_an_index_entry_that_points_between_batches_is_not_used() -> None:
     data = batches(100)
     fs = closed(data, segment_bytes=3000)
     fs.damage(INDEX_FILE, lambda old: old[:7] + bytes([old[7] ^ 1]) + old[8:])
@@ -378,11 +378,11 @@ def test_recovery_starts_at_the_recovery_point() -> None:
 @pytest.mark.parametrize(
     ("tail", "reason"),
     [
-        (bytes(20), "the file goes on with zeros"),
+        (bytes(20), "the file continues with zeros"),
         (bytes(19) + b"x", "the file ends 20 bytes into a batch header"),
-        (batch(6)[:-5], "the batch says that it has 81 bytes, the file has 76 more"),
-        (bytes(200), "the file goes on with zeros"),
-        (b"x" * 200, "no record batch: magic is 120 instead of 2"),
+        (batch(6)[:-5], "the batch has a length of 81 bytes, but the file has only 76 more"),
+        (bytes(200), "the file continues with zeros"),
+        (b"x" * 200, "not a record batch: magic is 120 instead of 2"),
     ],
 )
 def test_a_torn_tail_is_described(tail: bytes, reason: str) -> None:
@@ -393,7 +393,7 @@ def test_a_torn_tail_is_described(tail: bytes, reason: str) -> None:
     assert (cut.lost_bytes, cut.reason, log.end_offset) == (len(tail), reason, 6)
 
 
-# -- half-done file operations -----------------------------------------------------------------------------------------
+# -- interrupted file operations ---------------------------------------------------------------------------------------
 
 
 def test_deleted_and_cleaned_files_are_removed() -> None:
@@ -405,7 +405,7 @@ def test_deleted_and_cleaned_files_are_removed() -> None:
 
 
 @pytest.mark.parametrize("removed", [0, 1, 2])
-def test_d6_a_swap_file_takes_the_place_of_the_segments_it_was_made_from(removed: int) -> None:
+def test_d6_a_swap_file_replaces_the_segments_that_it_was_made_from(removed: int) -> None:
     data = batches(12)
     config = new_config(segment_bytes=400)
     fs = closed(data, segment_bytes=400)
@@ -421,7 +421,7 @@ def test_d6_a_swap_file_takes_the_place_of_the_segments_it_was_made_from(removed
     assert log.read(0, 1) == data[1]
 
 
-def test_a_swap_file_beside_unfinished_ones_is_undone() -> None:
+def test_a_swap_file_with_an_earlier_unfinished_one_is_removed() -> None:
     data = batches(6)
     fs = closed(data)
     for unfinished in (0, 5):
@@ -445,7 +445,7 @@ def test_other_files_are_left_alone() -> None:
     assert len(fs.list_dir(DIRECTORY)) == 8
 
 
-def test_gaps_that_compaction_left_are_no_damage() -> None:
+def test_gaps_of_compaction_are_not_damage() -> None:
     fs = written([batch(0), batch(5, 3), batch(100)])
     log = open_log(fs)
     assert log.end_offset == 101
@@ -453,7 +453,7 @@ def test_gaps_that_compaction_left_are_no_damage() -> None:
     assert log.read(8, 1) == batch(100)
 
 
-def test_a_start_offset_above_the_end_begins_the_log_anew() -> None:
+def test_a_start_offset_above_the_end_empties_the_log() -> None:
     fs = closed(batches(3))
     log = open_log(fs, start_offset=50)
     assert (log.start_offset, log.end_offset, log.size_bytes) == (50, 50, 0)

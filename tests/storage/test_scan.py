@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walk over a log file against one that has the whole file at hand, however little is read at a time."""
+"""The walk over a log file against a walk with the whole file in memory, for any size of reads."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.batch_corpus import message_sets, segments, with_crc
 HEADER_BYTES = 61
 Frame = tuple[int, int, int, int, int, int]
 NOTHING = b"\0" + b"\xff" * 8
-"""Attributes, no key and no value: with magic and CRC 14 bytes, Kafka's RECORD_OVERHEAD_V0."""
+"""Attributes, and no key and no value. With magic and CRC it has 14 bytes, Kafka's RECORD_OVERHEAD_V0."""
 
 
 class WatchedFile(RealFile):
-    """A file of which nothing behind `end` may be read: it may be in the midst of being written."""
+    """A file that may not be read after `end`, because another thread may be writing there."""
 
     def __init__(self, data: bytes, end: int | None = None) -> None:
         super().__init__(os.memfd_create("log"), "rb+")
         self.write(data)
         self.end = len(data) if end is None else end
         self.most_bytes = 0
-        """The largest reading."""
+        """The size of the largest read."""
 
     def read_at(self, position: int, size: int) -> bytes:
         assert position + size <= self.end
@@ -51,7 +51,7 @@ def walked(file: File, end: int, offset: int, *, verify: bool) -> tuple[list[Fra
 
 
 def plainly_walked(data: bytes, offset: int, *, verify: bool) -> tuple[list[Frame], tuple[DamageKind, int, int] | None]:
-    """The same, by a reader that knows all of the file; the kind, position and offset of the damage."""
+    """Walks like `walk`, with the whole file in memory. Returns also kind, position and offset of the damage."""
     frames: list[Frame] = []
     at = 0
     while at < len(data):
@@ -79,16 +79,16 @@ def plainly_walked(data: bytes, offset: int, *, verify: bool) -> tuple[list[Fram
 
 
 def is_message(data: bytes, length: int) -> bool:
-    """Whether `data` begins with a whole message of a format before record batches."""
+    """Returns whether `data` begins with a whole message of a format before record batches."""
     return 14 <= length <= len(data) - 12 and zlib.crc32(data[16 : 12 + length]) == int.from_bytes(data[12:16], "big")
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_walk_finds_the_same_however_little_it_reads_at_a_time(monkeypatch: pytest.MonkeyPatch, verify: bool) -> None:
+def test_a_walk_has_the_same_result_for_any_size_of_reads(monkeypatch: pytest.MonkeyPatch, verify: bool) -> None:
     kinds = set()
     files = [*message_sets(), *(data for data in segments() if len(data) < 20_000)]
     for number, data in enumerate(files):
-        # Somebody appends behind the end meanwhile: that is not looked at.
+        # Another thread appends after the end meanwhile. The walk does not read it.
         end = len(data) - (0, 1, 70, len(data) // 2)[number % 4]
         offset = (0, 0, 5)[number % 3]
         expected, damage = plainly_walked(data[:end], offset, verify=verify)
@@ -101,13 +101,13 @@ def test_a_walk_finds_the_same_however_little_it_reads_at_a_time(monkeypatch: py
     assert kinds == {None, *DamageKind}
 
 
-def test_a_batch_after_damage_is_found_wherever_one_reading_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the smallest, which is only a header, and not one that goes on behind the end."""
+def test_a_batch_after_damage_is_found_wherever_a_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the smallest batch, which is only a header, but not a batch that continues after the end."""
     smallest = with_crc(encode_batch([], base_offset=9, last_offset=9))
     assert len(smallest) == HEADER_BYTES
     garbage = bytes(range(1, 98))
     for sound in (smallest, batch(9, value_size=40)):
-        # What looks like a batch and is none, what is one below the offset, and the one.
+        # Bytes that look like a batch, a batch below the offset, and the batch to find.
         data = garbage + smallest[:-1] + b"\7" + batch(3) + garbage[:50] + sound
         at = len(data) - len(sound)
         file = WatchedFile(data + batch(10), len(data))
@@ -126,7 +126,7 @@ def header(base_offset: int = 0, length: int = 100, magic: int = 2, last_delta: 
 
 
 def message(content: bytes) -> bytes:
-    """A message of format 0: offset 0, length, CRC-32, and what that covers."""
+    """Returns a message of format 0: offset 0, length, CRC-32, and the bytes that it covers."""
     covered = b"\0" + content
     return pack(">qiI", 0, 4 + len(covered), zlib.crc32(covered)) + covered
 
@@ -134,13 +134,13 @@ def message(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("tail", "kind", "reason"),
     [
-        (bytes(60), DamageKind.GARBAGE, "the file goes on with zeros"),
-        (bytes(200), DamageKind.GARBAGE, "the file goes on with zeros"),
+        (bytes(60), DamageKind.GARBAGE, "the file continues with zeros"),
+        (bytes(200), DamageKind.GARBAGE, "the file continues with zeros"),
         (batch(1)[:60], DamageKind.INCOMPLETE, "the file ends 60 bytes into a batch header"),
-        (batch(1)[:61], DamageKind.INCOMPLETE, "the batch says that it has 81 bytes, the file has 61 more"),
-        (batch(1)[:-1], DamageKind.INCOMPLETE, "the batch says that it has 81 bytes, the file has 80 more"),
+        (batch(1)[:61], DamageKind.INCOMPLETE, "the batch has a length of 81 bytes, but the file has only 61 more"),
+        (batch(1)[:-1], DamageKind.INCOMPLETE, "the batch has a length of 81 bytes, but the file has only 80 more"),
         (batch(1)[:-1] + b"\7", DamageKind.GARBAGE, "the CRC of the batch does not match its content"),
-        (header(magic=3), DamageKind.GARBAGE, "no record batch: magic is 3 instead of 2"),
+        (header(magic=3), DamageKind.GARBAGE, "not a record batch: magic is 3 instead of 2"),
         (header(length=48), DamageKind.GARBAGE, "impossible batch header: base offset 0, length 48"),
         (header(-1), DamageKind.GARBAGE, "impossible batch header: base offset -1, length 100"),
         (header(last_delta=-1), DamageKind.GARBAGE, "impossible batch header: base offset 0, length 100"),
@@ -148,7 +148,7 @@ def message(content: bytes) -> bytes:
         (
             batch(0),
             DamageKind.MISPLACED,
-            "the batch begins with offset 0, but the log is at 1 already: offsets overlap or go back",
+            "the batch begins with offset 0, but the log is already at 1: offsets overlap or fall",
         ),
         (message_sets()[0], DamageKind.FOREIGN, "a message in the old format (magic 0), which is not supported"),
         (message_sets()[1], DamageKind.FOREIGN, "a message in the old format (magic 1), which is not supported"),
@@ -160,12 +160,12 @@ def message(content: bytes) -> bytes:
         (
             message(NOTHING[:-1]) + bytes(80),
             DamageKind.GARBAGE,
-            "no record batch: magic is 0 instead of 2",
+            "not a record batch: magic is 0 instead of 2",
         ),
-        (header(magic=1, length=-20), DamageKind.GARBAGE, "no record batch: magic is 1 instead of 2"),
+        (header(magic=1, length=-20), DamageKind.GARBAGE, "not a record batch: magic is 1 instead of 2"),
     ],
 )
-def test_damage_is_told_in_the_words_of_the_operator(tail: bytes, kind: DamageKind, reason: str) -> None:
+def test_the_text_of_damage_is_for_operators(tail: bytes, kind: DamageKind, reason: str) -> None:
     first = batch(0)
     frames, damage = walked(WatchedFile(first + tail), len(first + tail), 0, verify=True)
     assert [frame[0] for frame in frames] == [0]
@@ -174,8 +174,8 @@ def test_damage_is_told_in_the_words_of_the_operator(tail: bytes, kind: DamageKi
     assert damage.reason == str(damage) == reason
 
 
-def test_a_message_that_lies_about_its_length_is_not_read_beyond_the_end() -> None:
-    """Its CRC is right for what is there, but it says that there is one byte more, or two gigabytes."""
+def test_a_message_with_a_wrong_length_is_not_read_beyond_the_end() -> None:
+    """The CRC is right for the bytes of the file, but the length is one byte too large, or two gigabytes."""
     first, old = batch(0), message_sets()[0]
     for length in (len(old) - 11, 2**31 - 1):
         data = first + old[:8] + length.to_bytes(4, "big") + old[12:]
@@ -184,8 +184,8 @@ def test_a_message_that_lies_about_its_length_is_not_read_beyond_the_end() -> No
         assert damage.kind is DamageKind.GARBAGE
 
 
-def test_a_file_that_is_shorter_than_it_was_ends_the_walk() -> None:
-    """Somebody cut it while it is served: neither may the walk go on for ever, nor end as if all were well."""
+def test_a_file_that_becomes_shorter_ends_the_walk() -> None:
+    """Another program truncates the file while it is read. The walk must end, and it must report damage."""
     first, second = batch(0), batch(1)
     for size in (len(first), len(first) + 10, len(first) + 70):
         file = WatchedFile((first + second)[:size], len(first + second))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index files to the byte: those of a log that nothing interrupted, whatever happened to it meanwhile."""
+"""The bytes of index files: they equal those of an uninterrupted log after any stops and restarts."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Files = tuple[bytes, bytes]
 
 
 def expected_files(data: Sequence[bytes], interval_bytes: int, stops: Collection[int] = ()) -> Files:
-    """What Kafka's LogSegment.append writes for the batches of one segment from offset 0 on, and its onBecomeInactive.
+    """Returns the entries that Kafka's LogSegment.append and onBecomeInactive write for the batches of a segment.
 
-    As in Kafka a segment does not remember over an orderly stop how many bytes lie behind its last entry: `stops` says
-    before which batches that was.
+    As in Kafka, an orderly stop loses the number of bytes since the last entry. `stops` has the batches before which
+    the log was stopped.
     """
     offsets: list[bytes] = []
     times: list[bytes] = []
@@ -78,7 +78,7 @@ STEPS = st.lists(
 
 
 def made_of(steps: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """Batches of so many records, behind a gap in the offsets, with a timestamp."""
+    """Batches with a number of records, a gap in the offsets before them, and a timestamp."""
     data, offset = [], 0
     for records, gap, timestamp_ms in steps:
         offset += gap
@@ -90,10 +90,10 @@ def made_of(steps: Sequence[tuple[int, int, int]]) -> list[bytes]:
 
 @settings(max_examples=120)
 @given(STEPS, st.sampled_from([0, 100, 200, 10**6]), st.sampled_from(["stop", "kill"]), st.data())
-def test_index_files_are_those_of_a_log_that_nothing_interrupted(
+def test_index_files_equal_those_of_an_uninterrupted_log(
     steps: list[tuple[int, int, int]], interval_bytes: int, end: str, draw: st.DataObject
 ) -> None:
-    """Checkpoints, and orderly stops or kills on the way, with any recovery point that was reached."""
+    """With checkpoints, orderly stops and kills between the batches, and any recovery point that was reached."""
     data = made_of(steps)
     fs = MemoryFileSystem()
     config = new_config(index_interval_bytes=interval_bytes)
@@ -123,7 +123,7 @@ def test_index_files_are_those_of_a_log_that_nothing_interrupted(
                 log = open_log(fs, config, recovery_point=durable)
     log.close()
     assert files(fs) == expected_files(data, interval_bytes, stops)
-    # Also if they have to be made from the log alone.
+    # Also if they have to be built from the log.
     for path in (INDEX_FILE, TIME_INDEX_FILE):
         fs.remove(path)
     again = open_log(fs, config, recovery_point=log.end_offset)
@@ -164,7 +164,7 @@ def test_a_closed_segment_gets_new_index_files_if_one_is_missing(path: str, is_c
 )
 @pytest.mark.parametrize("how", ["closed segment", "clean stop", "kill"])
 def test_a_wrong_index_costs_time_only(index: bytes, how: str) -> None:
-    """Each offset is found by its batch, and where Kafka's rule is applied anew the files are right again."""
+    """Every offset is found in its batch, and the files are right again when they are rebuilt by Kafka's rule."""
     data = [batch(offset) for offset in range(9)]
     fs = MemoryFileSystem()
     config = new_config(index_interval_bytes=0)
@@ -182,10 +182,10 @@ def test_a_wrong_index_costs_time_only(index: bytes, how: str) -> None:
     if index and how == "closed segment":
         assert read_file(fs, INDEX_FILE) == expected_files(data, 0)[0]
     if how == "kill" and (len(index) % 8 or index[4:] in (pack(">i", 81 * 9), pack(">i", -1), pack(">i", 81 * 5 + 3))):
-        assert files(fs) == expected_files([*data, batch(9)], 0), "such an index was not believed"
+        assert files(fs) == expected_files([*data, batch(9)], 0), "such an index was not used"
 
 
-def test_batches_that_come_together_are_indexed_each() -> None:
+def test_every_batch_of_an_append_is_indexed() -> None:
     data = [batch(offset, value_size=10 * offset, timestamp_ms=offset) for offset in range(7)]
     fs = MemoryFileSystem()
     log = open_log(fs, new_config(index_interval_bytes=0))
@@ -195,7 +195,7 @@ def test_batches_that_come_together_are_indexed_each() -> None:
     assert files(fs) == expected_files(data, 0)
 
 
-def test_entries_behind_the_end_of_the_log_are_not_kept_in_the_file() -> None:
+def test_entries_after_the_end_of_the_log_are_removed_from_the_file() -> None:
     data = [batch(offset) for offset in range(9)]
     fs = MemoryFileSystem()
     config = new_config(index_interval_bytes=0)
@@ -205,7 +205,7 @@ def test_entries_behind_the_end_of_the_log_are_not_kept_in_the_file() -> None:
     assert files(fs) == expected_files(data, 0)
 
 
-def test_index_files_that_grow_by_checkpoints_are_durable_with_each() -> None:
+def test_index_files_are_durable_after_every_checkpoint() -> None:
     data = [batch(offset, timestamp_ms=offset) for offset in range(7)]
     fs = MemoryFileSystem()
     log = open_log(fs, new_config(index_interval_bytes=0))
@@ -222,7 +222,7 @@ def test_index_files_that_grow_by_checkpoints_are_durable_with_each() -> None:
         assert log.checkpoint() == count
         fs.fault = no_fault
         if count > 1:
-            assert written == [(TIME_INDEX_FILE, 12), (INDEX_FILE, 8)], "the time index first, and only what is new"
+            assert written == [(TIME_INDEX_FILE, 12), (INDEX_FILE, 8)], "the time index first, and only new entries"
         at_crash = deepcopy(fs)
         at_crash.crash()
         offsets, times = expected_files(data[:count], 0)
@@ -230,8 +230,8 @@ def test_index_files_that_grow_by_checkpoints_are_durable_with_each() -> None:
         assert read_file(at_crash, LOG_FILE) == b"".join(data[:count])
 
 
-def test_a_log_that_is_cut_has_the_indexes_of_what_is_left() -> None:
-    """By an operator's repair, wherever the damage is and however much of the log was known to be durable."""
+def test_a_truncated_log_has_the_indexes_of_its_remaining_batches() -> None:
+    """A repair truncates it, for any position of the damage and any recovery point."""
     data = [batch(offset, timestamp_ms=offset) for offset in range(7)]
     whole = MemoryFileSystem()
     config = new_config(index_interval_bytes=0)
@@ -242,7 +242,7 @@ def test_a_log_that_is_cut_has_the_indexes_of_what_is_left() -> None:
             at = sum(map(len, data[:damaged])) + 70
             fs.damage(LOG_FILE, lambda old, at=at: old[:at] + b"\xff" + old[at + 1 :])  # type: ignore[misc]
             log = open_log(fs, config, recovery_point=recovery_point, repair=True)
-            # What lies below the entry of the recovery point is not looked at.
+            # Batches below the entry of the recovery point are not read.
             end = damaged if damaged >= min(recovery_point, 6) else 7
             log.close()
             assert log.end_offset == end, (damaged, recovery_point)
@@ -250,7 +250,7 @@ def test_a_log_that_is_cut_has_the_indexes_of_what_is_left() -> None:
 
 
 def test_the_last_entry_that_a_clean_start_trusts() -> None:
-    """Only the batches from there on are looked at: Kafka does not even do that."""
+    """Only the batches after it are read. Kafka reads none."""
     data = [batch(offset) for offset in range(9)]
     for entry, scanned in (
         (pack(">ii", 8, 81 * 8), 1),
@@ -283,8 +283,8 @@ def test_a_segment_is_rolled_when_an_index_is_full(timestamps: str, per_segment:
     assert [segment.base_offset for segment in log.segments] == list(range(0, 20, per_segment))
 
 
-def test_a_folder_that_was_filled_anew_is_not_read_by_old_indexes() -> None:
-    """As after a restore from a backup, or when a topic of the same name was made again."""
+def test_a_folder_with_new_files_is_not_read_with_old_indexes() -> None:
+    """This happens after a restore from a backup, or if a topic of the same name was created again."""
     fs = MemoryFileSystem()
     make_durable_dirs(fs, DIRECTORY)
     cache = FileCache(fs)
@@ -297,8 +297,8 @@ def test_a_folder_that_was_filled_anew_is_not_read_by_old_indexes() -> None:
         log.close()
         for name in backup.list_dir(DIRECTORY):
             fs.open_append(f"{DIRECTORY}/{name}").write(read_file(backup, f"{DIRECTORY}/{name}"))
-        known = Recovery(recovery_point=6, clean=True)
-        log = Log.open(fs, DIRECTORY, config, NOW_MS, recovery=known, files=cache)
+        recovery = Recovery(recovery_point=6, clean=True)
+        log = Log.open(fs, DIRECTORY, config, NOW_MS, recovery=recovery, files=cache)
         assert [log.read(offset, 1) for offset in range(6)] == data
         log.close()
         assert cache.open_files == 0
@@ -307,7 +307,7 @@ def test_a_folder_that_was_filled_anew_is_not_read_by_old_indexes() -> None:
             fs.remove(f"{DIRECTORY}/{name}")
 
 
-def test_what_is_unsynced_in_any_segment_is_written_again_if_the_last_leader_failed() -> None:
+def test_unsynced_bytes_of_any_segment_are_written_again_if_the_last_leader_failed() -> None:
     fs = MemoryFileSystem()
     make_durable_dirs(fs, DIRECTORY)
     data = [batch(0), batch(1)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snapshot file of a shard: all of it or none, the old one or the new one."""
+"""The snapshot file of a shard: it is complete or not used, and a crash leaves the old or the new one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def file_system() -> MemoryFileSystem:
 
 
 @pytest.mark.parametrize("snapshot", [OLD, NEW, Snapshot(0, 0, 0, [])])
-def test_what_is_written_is_read(file_system: MemoryFileSystem, snapshot: Snapshot) -> None:
+def test_a_written_snapshot_can_be_read(file_system: MemoryFileSystem, snapshot: Snapshot) -> None:
     write_snapshot(file_system, DIRECTORY, OLD)
     write_snapshot(file_system, DIRECTORY, snapshot)
     file_system.crash(keep_nothing)
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(file_system: MemoryFileSystem, snapshot: Snapsh
     assert file_system.list_dir(DIRECTORY) == [SNAPSHOT_FILE]
 
 
-def test_none_is_no_error(file_system: MemoryFileSystem) -> None:
+def test_a_missing_snapshot_is_not_an_error(file_system: MemoryFileSystem) -> None:
     assert read_snapshot(file_system, DIRECTORY) is None
     write_snapshot(file_system, DIRECTORY, NEW)
     remove_snapshot(file_system, DIRECTORY)
@@ -67,12 +67,14 @@ def _flipped(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def test_d10_every_shorter_and_a_longer_file_is_refused(file_system: MemoryFileSystem) -> None:
+def test_d10_every_shorter_and_a_longer_file_is_rejected(file_system: MemoryFileSystem) -> None:
     write_snapshot(file_system, DIRECTORY, NEW)
     whole = file_system.open_read(PATH).read_at(0, 10_000)
     for size in range(len(whole)):
         file_system.damage(PATH, lambda data, size=size: whole[:size])  # type: ignore[misc]
-        with pytest.raises(SnapshotError, match="too few" if size < 38 else "ends within a chunk|CRC of the chunk"):
+        with pytest.raises(
+            SnapshotError, match="but the header has 38" if size < 38 else "ends inside a chunk|CRC of the chunk"
+        ):
             read_snapshot(file_system, DIRECTORY)
     file_system.damage(PATH, lambda data: whole + b"\0")
     with pytest.raises(SnapshotError):
@@ -80,9 +82,7 @@ def test_d10_every_shorter_and_a_longer_file_is_refused(file_system: MemoryFileS
 
 
 @pytest.mark.parametrize("start", [b"KCSHARD\n\0\2", b"KCSHARE\n\0\1"])
-def test_another_version_or_another_file_is_refused_although_it_is_whole(
-    file_system: MemoryFileSystem, start: bytes
-) -> None:
+def test_another_version_or_another_file_is_rejected(file_system: MemoryFileSystem, start: bytes) -> None:
     write_snapshot(file_system, DIRECTORY, NEW)
 
     def changed(data: bytes) -> bytes:
@@ -90,7 +90,7 @@ def test_another_version_or_another_file_is_refused_although_it_is_whole(
         return header + crc32c(header).to_bytes(4, "big") + data[38:]
 
     file_system.damage(PATH, changed)
-    with pytest.raises(SnapshotError, match="no snapshot of version 1"):
+    with pytest.raises(SnapshotError, match="not a snapshot of version 1"):
         read_snapshot(file_system, DIRECTORY)
 
 
@@ -120,8 +120,8 @@ def test_d6_a_crash_at_every_step_leaves_the_old_or_the_new_one(keep: Keep) -> N
             pass
         file_system.fault = no_fault
         file_system.crash(keep)
-        found = read_snapshot(file_system, DIRECTORY)
-        assert found == NEW if is_through else found in (OLD, NEW)
+        snapshot = read_snapshot(file_system, DIRECTORY)
+        assert snapshot == NEW if is_through else snapshot in (OLD, NEW)
         write_snapshot(file_system, DIRECTORY, NEW)
         assert read_snapshot(file_system, DIRECTORY) == NEW
         step += 1
@@ -129,7 +129,7 @@ def test_d6_a_crash_at_every_step_leaves_the_old_or_the_new_one(keep: Keep) -> N
 
 
 def cleaned(offset: int, deltas: list[int], last_delta: int) -> bytes:
-    """A batch from which the cleaner has taken records."""
+    """Returns a batch from which the cleaner has removed records."""
     records = [Record(b"key", b"value", [], 5, offset + delta) for delta in range(last_delta + 1)]
     whole = encode_batch(records, base_offset=offset)
     kept = [
@@ -151,16 +151,14 @@ def cleaned(offset: int, deltas: list[int], last_delta: int) -> bytes:
         ([batch(0), cleaned(1, [], 2), batch(4)], True),
     ],
 )
-def test_deletions_may_be_missed_behind_an_old_snapshot_if_the_log_was_cleaned(
-    batches: list[bytes], is_cleaned: bool
-) -> None:
+def test_an_old_snapshot_may_miss_deletions_if_the_log_was_cleaned(batches: list[bytes], is_cleaned: bool) -> None:
     log = filled_log(MemoryFileSystem(), batches)
     snapshot = Snapshot(1, 1, 1000, [])
     assert may_miss_deletions(snapshot, log, 1500, 500) is is_cleaned
-    assert not may_miss_deletions(snapshot, log, 1499, 500), "what was deleted since is still there"
+    assert not may_miss_deletions(snapshot, log, 1499, 500), "the tombstones after the snapshot are still there"
     assert not may_miss_deletions(Snapshot(log.end_offset, log.end_offset, 1000, []), log, 1500, 500)
 
 
-def test_deletions_may_be_missed_if_the_end_of_the_log_is_gone() -> None:
+def test_a_snapshot_may_miss_deletions_if_the_end_of_the_log_was_cleaned() -> None:
     log = open_log(MemoryFileSystem(), start_offset=5)
     assert may_miss_deletions(Snapshot(3, 3, 0, []), log, 1000, 500)

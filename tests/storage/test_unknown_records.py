@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of other releases in the logs of a group coordinator: skipped by who reads, kept by who cleans."""
+"""Records of other releases in the logs of a group coordinator: loading skips them, cleaning keeps them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def commit(offset: int) -> tuple[bytes, bytes]:
 
 
 def commit_with_tagged_field(offset: int) -> tuple[bytes, bytes]:
-    """As a later release may write it: the flexible version ends with tagged fields."""
+    """Returns a record as a later release may write it: the flexible version ends with tagged fields."""
     key = b"\x00\x01" + OffsetCommitKey(group="g", topic="t", partition=1).encode(0)
     value = OffsetCommitValue(offset=offset, metadata="", commit_timestamp=5).encode(4)
     assert value.endswith(b"\x00")
@@ -76,5 +76,5 @@ def test_d11_records_of_unknown_types_are_skipped_with_a_count() -> None:
     shard = runtime.machine(0)
     assert shard is not None
     offsets = shard._offsets.of_group("g")["t"]
-    assert {partition: each.offset for partition, each in offsets.items()} == {0: 7, 1: 8}
+    assert {partition: committed.offset for partition, committed in offsets.items()} == {0: 7, 1: 8}
     assert runtime.statistics.records_skipped == len(UNKNOWN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data folder that workers share: what each knows, and what a start may trust after which end."""
+"""A data folder that workers share: their checkpoints, and the logs that a start trusts after a stop or a crash."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def filled(log_dir: LogDir, topic: str, count: int = 5) -> Log:
 
 
 def die(worker: WorkerLogDir) -> None:
-    """The end of a process gives its locks back, and nothing else."""
+    """Ends a process: its locks are released, and nothing else happens."""
     worker._lock.release()
     worker._unlock(list(worker._locks))
 
@@ -55,7 +55,7 @@ def points(fs: MemoryFileSystem) -> dict[tuple[str, int], int]:
     return read_offset_checkpoint(fs, f"{ROOT}/recovery-point-offset-checkpoint")
 
 
-def test_an_orderly_end_leaves_what_one_process_would(fs: MemoryFileSystem) -> None:
+def test_an_orderly_stop_leaves_the_files_of_a_single_process(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     for number, topic in enumerate(("a", "b")):
         worker = join(shared, number)
@@ -96,7 +96,7 @@ def test_a_crash_leaves_the_checkpoints_of_the_workers(fs: MemoryFileSystem) -> 
     assert (recovery.recovery_point, recovery.clean) == (5, False)
 
 
-def test_a_worker_that_outlives_its_supervisor_keeps_others_out(fs: MemoryFileSystem) -> None:
+def test_a_worker_that_outlives_its_supervisor_keeps_the_folder_locked(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     shared._lock.release()
@@ -106,7 +106,7 @@ def test_a_worker_that_outlives_its_supervisor_keeps_others_out(fs: MemoryFileSy
     LogDir.open(fs, ROOT, ME).close()
 
 
-def test_a_worker_that_is_started_again_trusts_nothing(fs: MemoryFileSystem) -> None:
+def test_a_restarted_worker_scans_every_log(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     filled(worker, "a")
@@ -125,7 +125,7 @@ def test_a_worker_that_is_started_again_trusts_nothing(fs: MemoryFileSystem) -> 
     assert shared.close_after_workers(1, had_crash=True)
 
 
-def test_after_a_crash_only_logs_that_were_opened_are_known_to_be_whole(fs: MemoryFileSystem) -> None:
+def test_after_a_crash_only_opened_logs_are_known_to_be_complete(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     filled(worker, "a")
@@ -186,7 +186,7 @@ def test_the_cleaners_offsets_are_those_of_the_worker_that_cleaned(fs: MemoryFil
     assert (alone.cleaned_offset("a", 0), alone.cleaned_offset("b", 0)) == (4, 2)
 
 
-def test_others_see_what_the_workers_know(fs: MemoryFileSystem) -> None:
+def test_other_programs_see_the_entries_of_the_workers(fs: MemoryFileSystem) -> None:
     name = "log-start-offset-checkpoint"
     assert read_merged_checkpoint(fs, ROOT, name) is None
     shared = take(fs)
@@ -200,7 +200,7 @@ def test_others_see_what_the_workers_know(fs: MemoryFileSystem) -> None:
     assert read_merged_checkpoint(fs, ROOT, name) == {}
 
 
-def test_a_damaged_checkpoint_of_start_offsets_keeps_what_workers_know(fs: MemoryFileSystem) -> None:
+def test_a_damaged_checkpoint_of_start_offsets_keeps_the_files_of_the_workers(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     log = filled(worker, "a")
@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_of_start_offsets_keeps_what_workers_know(fs: Memor
     assert fs.exists(f"{ROOT}/.workers/0/recovery-point-offset-checkpoint")
 
 
-# --- logs that go from one worker to another --------------------------------------------------------------------------
+# --- logs that move between workers -----------------------------------------------------------------------------------
 
 
 def handed_over(fs: MemoryFileSystem, topic: str = "a") -> Handover | None:
@@ -237,7 +237,7 @@ def test_only_one_worker_has_a_log_open(fs: MemoryFileSystem) -> None:
         old.open_log("a", 0, new_config(), NOW_MS)
 
 
-def test_a_log_takes_along_what_its_leader_knew(fs: MemoryFileSystem) -> None:
+def test_a_log_moves_with_the_entries_of_its_leader(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     old, new = join(shared, 0), join(shared, 1)
     log = filled(old, "a")
@@ -271,7 +271,7 @@ def test_a_log_that_comes_back_is_as_its_last_leader_left_it(fs: MemoryFileSyste
     assert points(fs) == {("a", 0): 10}
 
 
-def test_a_log_that_nobody_opened_since_is_handed_over_to_the_next_start(fs: MemoryFileSystem) -> None:
+def test_a_handover_that_no_worker_has_read_is_used_at_the_next_start(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     log = filled(worker, "a")
@@ -298,10 +298,10 @@ def test_after_the_death_of_its_leader_a_log_is_checked_and_keeps_its_start(fs: 
     assert taken.recovery_report.scanned_bytes > 0
     again = join(shared, 0, is_restart=True)
     again.hand_over(again.noted())
-    assert handed_over(fs) is None, "the log is open elsewhere"
+    assert handed_over(fs) is None, "another worker has the log open"
 
 
-def test_a_worker_that_is_started_again_hands_over_what_it_does_not_lead_any_more(fs: MemoryFileSystem) -> None:
+def test_a_restarted_worker_hands_over_the_logs_that_it_no_longer_leads(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     old = join(shared, 0)
     log = filled(old, "a")
@@ -315,7 +315,7 @@ def test_a_worker_that_is_started_again_hands_over_what_it_does_not_lead_any_mor
 
 
 def test_a_log_whose_sync_failed_is_written_again_by_the_next_leader(fs: MemoryFileSystem) -> None:
-    """A failed sync may drop what it should write. Programs see that, and no later sync writes it (D-3)."""
+    """A failed sync may drop bytes. Programs still see them, but later syncs do not write them (D-3)."""
     shared = take(fs)
     old, new = join(shared, 0), join(shared, 1)
     log = filled(old, "a")
@@ -334,7 +334,7 @@ def test_a_log_whose_sync_failed_is_written_again_by_the_next_leader(fs: MemoryF
 
 
 def test_a_log_with_a_failed_write_is_not_handed_over_as_clean(fs: MemoryFileSystem) -> None:
-    """All that counts of it is durable, and yet its file may end with something else."""
+    """All of its batches are durable, but its file may end with other bytes."""
     worker = join(take(fs), 0)
     log = filled(worker, "a")
     log.flush()
@@ -347,7 +347,7 @@ def test_a_log_with_a_failed_write_is_not_handed_over_as_clean(fs: MemoryFileSys
     assert handed_over(fs) == Handover(5, 0, 0, is_clean=False)
 
 
-def test_a_handover_that_is_there_is_newer_than_what_a_worker_remembers(fs: MemoryFileSystem) -> None:
+def test_a_handover_is_newer_than_the_entries_of_a_worker(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     give(worker, filled(worker, "a"))
@@ -367,7 +367,7 @@ def test_a_deleted_partition_is_free_for_another_worker(fs: MemoryFileSystem) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"1\n5 0 0 1\n", b"0\n5 0 0\n", b"0\n5 x 0 1\n"])
-def test_a_handover_that_cannot_be_read_is_not_guessed(fs: MemoryFileSystem, content: bytes) -> None:
+def test_a_malformed_handover_fails_the_opening(fs: MemoryFileSystem, content: bytes) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     give(worker, filled(worker, "a"))
@@ -405,7 +405,7 @@ def _try(fd, position):
 
 
 def journaled(worker: WorkerLogDir, topic: str) -> None:
-    """A batch that is durable by the worker's journal alone."""
+    """Appends a batch that only the worker's journal has made durable."""
     log = worker.open_log(topic, 0, new_config(), NOW_MS)
     data = batch(0)
     info = log.append(data, now_ms=NOW_MS)
@@ -427,7 +427,7 @@ def test_the_journals_of_workers_outlive_the_machine(fs: MemoryFileSystem) -> No
     assert [worker.open_log(topic, 0, new_config(), NOW_MS).end_offset for topic in ("a", "b")] == [1, 1]
 
 
-def test_a_worker_that_is_started_again_syncs_what_its_journal_names_and_changes_nothing(fs: MemoryFileSystem) -> None:
+def test_a_restarted_worker_syncs_the_logs_of_its_journal_and_changes_nothing(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     journaled(worker, "a")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the Java that Spark needs. Spark's own error for a missing Java has only a script and an exit code."""
+"""Checks the Java that Spark needs, and has the options of short-lived JVMs.
+
+Spark's own error for a missing Java has only a script and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from pathlib import Path
 from typing import Final
 
 LEAST_JAVA: Final = 17
+# Published jars need no verification of their byte code, which takes a sixth of the CPU time of a short run.
+QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""Options of a JVM that runs for seconds, with any garbage collector."""
+SHORT_LIVED: Final = f"{QUICK_START} -XX:+UseSerialGC"
 _SECONDS: Final = 60
 
 

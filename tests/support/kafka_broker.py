@@ -11,6 +11,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
+from tests.support.java import QUICK_START
 from tests.support.kafka_jars import VERSION, KafkaJars
 from tests.support.shared import shared
 from tests.support.waiting import wait_until
@@ -23,20 +24,25 @@ class KafkaBroker:
     """A running Kafka broker.
 
     Its data is under `folder / "logs"`, which may already have data. Keyword arguments are settings with underscores
-    for dots.
+    for dots. `{port}` and `{controller_port}` stand for the ports.
     """
 
     def __init__(self, jars: KafkaJars, folder: Path, **settings: str) -> None:
         script = shared("anchors", "kafka", "run.sh")
         self._folder = folder
         self.data = folder / "logs"
-        self.port = _free_port_pair()
+        self.port = free_port_pair()
         work = folder / "work"
         # The script reads the class path of a version from this folder.
         path = work if jars.version == VERSION else folder / f"work-{jars.version}"
         path.mkdir(parents=True, exist_ok=True)
         (path / "cp.txt").write_text(jars.class_path)
-        overrides = [f"{key.replace('_', '.')}={value}" for key, value in settings.items()]
+        ports = {"{port}": str(self.port), "{controller_port}": str(self.port + 1)}
+        overrides = []
+        for key, value in settings.items():
+            for name, port in ports.items():
+                value = value.replace(name, port)
+            overrides.append(f"{key.replace('_', '.')}={value}")
         with (folder / "kafka.log").open("wb") as log:
             self._process = subprocess.Popen(
                 ["bash", str(script), str(self.port), str(folder), *overrides],
@@ -44,7 +50,7 @@ class KafkaBroker:
                     **os.environ,
                     "KAFKA": jars.version,
                     "WORK": str(work),
-                    "KAFKA_HEAP_OPTS": "-Xms128m -Xmx384m -XX:TieredStopAtLevel=1",
+                    "KAFKA_HEAP_OPTS": f"-Xms128m -Xmx384m {QUICK_START}",
                 },
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -74,7 +80,7 @@ class KafkaBroker:
                 self._process.wait()
 
 
-def _free_port_pair() -> int:
+def free_port_pair() -> int:
     """Returns the first of two consecutive free ports. The controller listens on the second."""
     while True:
         with socket.socket() as first, socket.socket() as second:

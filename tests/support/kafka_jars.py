@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
+from tests.support.java import SHORT_LIVED
 from tests.support.shared import ROOT, missing, shared
 from tests.support.waiting import wait_until
 
@@ -62,12 +65,24 @@ class KafkaJars:
         self.class_path = cache.read_text().strip()
 
     def command(self, *arguments: str) -> list[str]:
-        return ["java", "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", self.class_path, *arguments]
+        return ["java", "-Xmx192m", *SHORT_LIVED.split(), "-cp", self.class_path, *arguments]
 
-    def tool(self, name: str, *arguments: str, stdin: str = "", check: bool = True) -> str:
-        """Runs a Kafka tool and returns its output."""
+    def tool(
+        self,
+        name: str,
+        *arguments: str,
+        stdin: str = "",
+        check: bool = True,
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        """Runs a Kafka tool with system properties, and returns its output."""
+        options = [f"-D{key}={value}" for key, value in properties.items()]
         done = subprocess.run(
-            self.command(TOOLS[name], *arguments), input=stdin, capture_output=True, text=True, timeout=TOOL_SECONDS
+            self.command(*options, TOOLS[name], *arguments),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=TOOL_SECONDS,
         )
         assert done.returncode == 0 or not check, f"{name} {arguments}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr

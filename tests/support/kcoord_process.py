@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from tests.support.waiting import wait_until
 
@@ -61,7 +62,7 @@ class KcoordProcess:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
-    def start(self) -> KcoordProcess:
+    def start(self) -> Self:
         """Starts the process and waits until it is ready."""
         begin = self.spawn()
         process = self._process

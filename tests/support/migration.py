@@ -9,6 +9,12 @@ import struct
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._scram import (
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialAlteration,
+    UserScramCredentialUpsertion,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from tests.support.confluent import PolledConsumer, produce
@@ -40,7 +46,10 @@ def transaction(address: str, transactional_id: str, offset: int, end: str) -> P
 
 
 def use_everything(address: str) -> Producer:
-    """Creates topics, groups of each kind, and transactions of each outcome. Returns the producer of the open one."""
+    """Creates topics, a user, groups of each kind, and transactions of each outcome.
+
+    Returns the producer of the open transaction.
+    """
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     topics = [NewTopic("orders", 3, 1, config={"retention.ms": "3600000"}), NewTopic("out", 1, 1)]
     for future in admin.create_topics(topics).values():
@@ -55,6 +64,10 @@ def use_everything(address: str) -> Producer:
     simple = Consumer({"bootstrap.servers": address, "group.id": "simple", "enable.auto.commit": False, **QUIET})
     simple.commit(offsets=[TopicPartition("orders", 1, 5, metadata="nötig")], asynchronous=False)
     simple.close()
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192)
+    users: list[UserScramCredentialAlteration] = [UserScramCredentialUpsertion("alice", info, b"password")]
+    for altered in admin.alter_user_scram_credentials(users).values():
+        altered.result(20)
     transaction(address, "first", 7, "commit")
     transaction(address, "second", 9, "abort")
     return transaction(address, "third", 11, "nothing")
@@ -100,7 +113,10 @@ def descriptions(jars: KafkaJars, address: str) -> dict[str, list[str]]:
     groups = jars.tool("consumer-groups", *server, "--describe", "--all-groups")
     states = jars.tool("consumer-groups", *server, "--describe", "--all-groups", "--state")
     topics = jars.tool("topics", *server, "--describe", "--exclude-internal")
+    users = jars.tool("configs", *server, "--describe", "--entity-type", "users")
+    assert "'alice' are SCRAM-SHA-512=iterations=8192" in users
     return {
+        "users": users.splitlines(),
         "offsets": sorted(line for line in groups.splitlines() if " orders " in line),
         "states": sorted(
             re.sub(r"127.0.0.1:\d+ +\(1\)", "", line) for line in states.splitlines() if "127.0.0.1" in line

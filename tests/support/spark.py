@@ -13,11 +13,31 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kcoord.pipeline
+from kcoord.pipeline.lake.session import ARROW_UNCHECKED
 from tests.support.client_races import note_retry
-from tests.support.java import JavaNotFoundError, require_java
+from tests.support.java import SHORT_LIVED, JavaNotFoundError, require_java
 from tests.support.shared import missing
 
 Result = TypeVar("Result")
+
+# With the defaults, Spark's classes cause several full collections, and the small code cache of the first compiler is
+# swept again and again.
+SPARK_JVM: Final = f"{ARROW_UNCHECKED} {SHORT_LIVED} -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=256m"
+
+SMALL: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    # For tables of ten rows, compiling code takes longer than it saves.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # With it, each call of a column's method sends its place in the Python code to the JVM.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # The listeners of the web interface format the plan of every query, even without the web interface.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.driver.extraJavaOptions": SPARK_JVM,
+    "spark.executor.extraJavaOptions": SPARK_JVM,
+}
+"""Settings for sessions over small tables."""
 
 TOO_BUSY: Final = "Python worker failed to connect back"
 """Spark's error if a new Python process does not start within 10 s, as on a loaded machine."""
@@ -35,6 +55,11 @@ def unless_too_busy(work: Callable[[], Result]) -> Result:
     return work()
 
 
+def small_options() -> list[str]:
+    """Returns `SMALL` as options of a command."""
+    return [word for name, value in SMALL.items() for word in ("--conf", f"{name}={value}")]
+
+
 def start_spark(folder: Path) -> SparkSession:
     """Starts `local[2]` with all files in `folder`. Without Java 17 the test is skipped, or fails in CI."""
     try:
@@ -43,16 +68,16 @@ def start_spark(folder: Path) -> SparkSession:
         missing(str(error))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
+        **SMALL,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Dlog4j2.level=error",
+        "spark.driver.extraJavaOptions": f"{SMALL['spark.driver.extraJavaOptions']} -Dlog4j2.level=error",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stopTimeout": "60s",
     }
     builder = SparkSession.builder.master("local[2]").appName("kcoord tests")

@@ -11,14 +11,13 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.support.client_races import note_retry
+from tests.support.java import SHORT_LIVED
 from tests.support.shared import ROOT
 from tests.support.spark import TOO_BUSY, TOO_BUSY_RACE
 from tests.support.waiting import wait_until
 
 START_SECONDS = 180.0
 RUN_SECONDS = 580
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options for processes that run for seconds."""
 LOOPBACK = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
 
 
@@ -32,7 +31,7 @@ def spark_environment() -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": JVM,
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
     }
 
 

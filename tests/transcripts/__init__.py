@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues with a coordinator as text files, played on several stages; CONTRIBUTING.md says how to write one."""
+"""Dialogues with a coordinator as text files, played on several stages. CONTRIBUTING.md describes their use."""

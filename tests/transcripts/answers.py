@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses and records as the lines of a transcript: every field that is neither null nor its default, by its name.
+"""Prints responses and records as the lines of a transcript.
 
-A struct is one line of `field: value`, and each struct of a list is a line below it, indented. Partitions are written
-`foo:0-3,5;bar:0`. Error codes have their names; identifiers that a broker made have those of `names`; moments are
-relative to the start of the transcript (`+45000`, in ms); embedded messages of the classic protocol are shown as what
-they say.
+Every field that is neither null nor its default is printed by its name. A struct is one line of `field: value`. Each
+struct in a list is an indented line below it. Values have these forms:
+
+* partitions: `foo:0-3,5;bar:0`
+* error codes: their names
+* ids that a broker made: the names of `names`
+* moments: milliseconds after the start of the transcript, `+45000`
+* embedded messages of the classic protocol: `subscription v1 [foo]`, `assignment v3 foo:0-2`
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ from tests.transcripts.names import NO_TOPIC_ID, Names
 
 INDENT: Final = "  "
 _FIRST_MOMENT: Final = 1_500_000_000_000
-"""Numbers from here on are milliseconds since 1970."""
+"""Larger numbers are printed as moments: they are milliseconds since 1970."""
 _OWN_TAGS: Final = {EPOCH_REASON_TAG: "epochReason", EMPTY_SINCE_TAG: "emptySince"}
 _HIDDEN: Final = frozenset({"throttleTimeMs"})
 _SORTED_BY: Final = ("memberId", "groupId", "transactionalId", "name", "topic", "topicName", "partitionIndex")
-"""Lists of structs are shown in the order of the first of these fields: their order means nothing to a client."""
+"""Lists of structs are sorted by the first of these fields that they have, since clients ignore their order."""
 _PRODUCER_IDS: Final = ("producerId", "previousProducerId", "nextProducerId")
 _NUMBERS_OF_PARTITIONS: Final = ("partitions", "partitionIndexes")
 _STATES_OF_TRANSACTIONS: Final = {
@@ -46,19 +50,22 @@ _STATES_OF_TRANSACTIONS: Final = {
 
 @dataclass(slots=True)
 class Printer:
+    """Prints the responses and records of one transcript."""
+
     names: Names
     start_ms: int
 
     # Responses.
 
     def response(self, message: Message) -> list[str]:
+        """Returns the lines of a response."""
         lines = self._struct(message)
         return lines if any(lines) else ["ok"]
 
     # Records.
 
     def records(self, records: Iterable[CoordinatorRecord]) -> list[str]:
-        """One line for each, those of a group together."""
+        """Returns one line per record. The records of a group are together, in the order in which they were written."""
         texts = [self._record(record) for record in sorted(records, key=_owner_of)]
         return [f"record {text}" for text in texts]
 
@@ -110,7 +117,7 @@ class Printer:
         return lines
 
     def _shown(self, field: FieldSchema, value: Any) -> str | None:
-        """The value in one word or list; None for structs that need lines of their own."""
+        """Returns the value as a word or a list, or None for structs that need lines of their own."""
         if field.json_name in ("errorCode", "partitionErrorCode"):
             return Errors(value).name
         if field.is_array and field.struct is None:
@@ -139,7 +146,8 @@ class Printer:
         if field.json_name == "transactionStatus":
             return _STATES_OF_TRANSACTIONS[value]
         if field.json_name in ("metadataHash", "version"):
-            return "..."  # these depend on topic ids, and on the length of the metadata log
+            # They depend on topic ids and on the length of the metadata log.
+            return "..."
         if field.json_name == "state" and isinstance(value, int):
             return MemberState(value).name
         if field.json_name in ("memberId", "leader"):
@@ -156,7 +164,7 @@ class Printer:
         return f'"{shown}"' if not shown or " " in shown or "\n" in shown else shown
 
     def _bytes(self, data: bytes) -> str:
-        """A subscription or an assignment of the classic protocol, else hexadecimal digits."""
+        """Returns a subscription or an assignment of the classic protocol as text, other bytes in hexadecimal."""
         if not data:
             return "none"
         assignment = _whole_assignment(data)
@@ -170,7 +178,7 @@ class Printer:
         return f"{shown} owned {show_partitions(owned)}" if owned else shown
 
     def _topic_partitions(self, structs: Sequence[Any]) -> str | None:
-        """Partitions of topics on one line, if that says all that the structs hold."""
+        """Returns partitions of topics on one line, or None if the structs have other fields."""
         if not structs:
             return "none"
         names = {field.json_name for field in structs[0].schema.fields}
@@ -194,7 +202,7 @@ class Printer:
 
 
 def show_partitions(topics: dict[str, list[int]]) -> str:
-    """The notation that `requests.parse_partitions` reads."""
+    """Returns partitions in the notation that `requests.parse_partitions` reads."""
     return ";".join(f"{topic}:{_spans(partitions)}" for topic, partitions in topics.items()) or "none"
 
 
@@ -211,7 +219,10 @@ def _show_epochs(epochs: list[int] | None) -> str:
 
 
 def _whole_assignment(data: bytes) -> str | None:
-    """What the bytes assign if they are an assignment and nothing else; a subscription is seldom one too."""
+    """Returns the partitions if the bytes are exactly one assignment, otherwise None.
+
+    Only a few subscriptions could be read as an assignment, too.
+    """
     assignment = consumer_protocol.read_assignment(data)
     version = consumer_protocol.read_version(data)
     if (
@@ -235,7 +246,7 @@ def _is_default(field: FieldSchema, value: Any) -> bool:
 
 
 def _place(lines: list[str]) -> tuple[str, ...]:
-    """Sorts structs of a list by their first identifying field; numbers by value."""
+    """Returns the key by which the structs of a list are sorted: the first identifying field, numbers by value."""
     words = dict(part.split(": ", 1) for part in lines[0].split("  ") if ": " in part)
     for name in _SORTED_BY:
         if name in words:
@@ -244,7 +255,7 @@ def _place(lines: list[str]) -> tuple[str, ...]:
 
 
 def _owner_of(record: CoordinatorRecord) -> str:
-    """The group or transactional id of a record; the records of one keep their order."""
+    """Returns the group id or transactional id of a record."""
     for name in ("group_id", "group", "transactional_id"):
         owner = getattr(record.key, name, None)
         if owner is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction coordinator of the core stage: one pure shard, whose markers the shard of the groups writes."""
+"""The transaction coordinator of the core stage: one pure shard. The shard of the groups writes its markers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _FIRST_PRODUCER_ID = 1000
 
 
 class CoreTopics:
-    """Serves `Broker.topics`: the core has no topic data, so that markers of topics have nowhere to go."""
+    """Serves `Broker.topics`. The core has no topic data, so it drops the markers of topics."""
 
     def __init__(self) -> None:
         self.producer_ids = ProducerIds()
         self.producer_ids.add_block(_FIRST_PRODUCER_ID, 1_000_000)
 
     def write_marker(self, topic: str, partition: int, marker: Marker, now_ms: int) -> None:
-        """Nothing to write to."""
+        """Does nothing."""
 
 
 class CoreTransactions:
-    """Serves `Broker.transactions`."""
+    """Serves `Broker.transactions` with one shard, in which an operation ends when it returns."""
 
     shard_ids = (_SHARD,)
 
@@ -96,7 +96,7 @@ class CoreTransactions:
         )
 
     def write_markers(self) -> None:
-        """Tells the groups' shard how transactions ended that are decided."""
+        """Ends decided transactions in the groups' shard, as their markers do."""
         while self._coordinator.tasks:
             task = self._coordinator.tasks.pop(0)
             assert isinstance(task.work, WriteMarkers)

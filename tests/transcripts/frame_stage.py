@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage that is a whole broker: topics and configs are changed by requests, and records are read by Fetch."""
+"""The base of stages with a whole broker."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ _LOGS: Final = (
 
 
 class FrameStage(Stage):
-    """See the module's text. Subclasses carry requests to the broker and decide how time passes."""
+    """A stage with a whole broker: requests change topics and configs, and Fetch reads the records.
+
+    Subclasses send the requests to the broker and decide how time passes.
+    """
 
     async def _open_logs(self) -> None:
-        """Has the topics of the coordinators created, and finds their ends."""
+        """Creates the topics of the coordinators by FindCoordinator, and notes their end offsets."""
         for kind, key in enumerate(("g", "t")):
             await self._find_coordinator(kind, key)
-        # Takes producer id 0, which in some responses means that there is none.
+        # Uses up producer id 0, which in some responses means that there is no producer.
         request = InitProducerIdRequest(transactional_id=None)
         while (await self.request(request, _INIT_PRODUCER_ID_VERSION)).error_code:
             await self.settle()
@@ -70,14 +73,14 @@ class FrameStage(Stage):
             await self.settle()
 
     async def _partition_count(self, topic: str) -> int:
-        asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
-        (answer,) = (await self.request(asked, _METADATA_VERSION)).topics
+        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
+        (answer,) = (await self.request(request, _METADATA_VERSION)).topics
         return len(answer.partitions)
 
     async def _end_offset(self, topic: str, partition: int) -> int:
-        asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=_LATEST)
+        latest = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=_LATEST)
         request = ListOffsetsRequest(
-            replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[asked])]
+            replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[latest])]
         )
         (answer,) = (await self.request(request, _LIST_OFFSETS_VERSION)).topics[0].partitions
         assert answer.error_code == 0, answer
@@ -85,7 +88,7 @@ class FrameStage(Stage):
 
     @abc.abstractmethod
     async def request(self, message: Message, version: int) -> Any:
-        """The response to a request that the transcript does not show."""
+        """Sends a request that is not part of the transcript, and returns its response."""
 
     async def _exchange(self, message: Message, version: int) -> Any:
         sent = Sent(Request(type(message).__name__.removesuffix("Request"), version, "stage", message))
@@ -94,7 +97,7 @@ class FrameStage(Stage):
             if sent.answer is not None:
                 return sent.answer
             await self.settle()
-        raise AssertionError(f"no answer to {message}")
+        raise AssertionError(f"no response to {message}")
 
     # Topics and configs.
 

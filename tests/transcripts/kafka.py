@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays transcripts on Apache Kafka: `python -m tests.transcripts.kafka [FILE ...]`, all that can be played without.
+"""Plays transcripts on Apache Kafka and prints the differences.
 
-Files with the same settings share a broker. `--port` takes a broker that runs already, `--rewrite REASON` writes what
-Kafka answers otherwise into the files, as variants with that reason.
+    python -m tests.transcripts.kafka [FILE ...]
+
+Without FILE it plays all transcripts that can be played on Kafka. Files with the same settings share a broker. `--port`
+uses a running broker. `--rewrite REASON` writes different answers of Kafka into the files, with that reason.
 """
 
 from __future__ import annotations
@@ -26,24 +28,24 @@ from tests.transcripts.transcript import FOLDER, Transcript
 
 _RELEASE = "kcoord.release"
 VERSIONS = {"4.3": "4.3.1", "4.4": "4.4.0"}
-"""The Kafka that a transcript is compared with, by its kcoord.release."""
+"""The version of Kafka that a transcript is compared with, by its kcoord.release."""
 
 
 def kafka_settings(transcript: Transcript) -> dict[str, str]:
-    """The settings of the transcript; of those that only kcoord has the release stays, which chooses the Kafka."""
+    """Returns the settings of the transcript without the keys that only kcoord has, except kcoord.release."""
     settings = SETTINGS | transcript.settings
     return {key: value for key, value in settings.items() if key == _RELEASE or not key.startswith("kcoord.")}
 
 
 def start(settings: dict[str, str], folder: Path) -> KafkaBroker:
-    """The release of Kafka that the settings name, with these settings."""
+    """Starts the version of Kafka that kcoord.release names, with these settings."""
     own = {key.replace(".", "_"): value for key, value in settings.items() if key != _RELEASE}
     return KafkaBroker(KafkaJars(VERSIONS[settings[_RELEASE]]), folder, **own)
 
 
 def compare(transcript: Transcript, port: int, number: int, rewrite: str | None = None) -> list[str]:
-    """The differences, as lines for people."""
-    # A broker that runs already has groups of earlier runs.
+    """Plays a transcript; returns the differences as lines."""
+    # A running broker may have groups of earlier runs.
     stage = KafkaStage(Names(f"t{time.time_ns() // 1000 % 10**8}x{number}."), port)
     try:
         answers = asyncio.run(play(transcript, stage))
@@ -62,7 +64,7 @@ def compare(transcript: Transcript, port: int, number: int, rewrite: str | None 
 
 
 def playable(paths: Iterable[Path]) -> dict[tuple[tuple[str, str], ...], list[Transcript]]:
-    """The transcripts by the settings of the broker that they need."""
+    """Returns the transcripts that can be played on Kafka, by the settings of their broker."""
     by_settings = defaultdict(list)
     for path in paths:
         transcript = Transcript.read(path)
@@ -72,7 +74,7 @@ def playable(paths: Iterable[Path]) -> dict[tuple[tuple[str, str], ...], list[Tr
 
 
 def play_all(paths: Iterable[Path], folder: Path, port: int | None = None, rewrite: str | None = None) -> int:
-    """Prints a line for each file and its differences; returns how many files have some."""
+    """Prints a line for each file, and its differences. Returns the number of files that differ."""
     failed, number = 0, 0
     for settings, transcripts in playable(paths).items():
         broker = None
@@ -94,9 +96,9 @@ def play_all(paths: Iterable[Path], folder: Path, port: int | None = None, rewri
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("files", nargs="*", type=Path, help="transcripts; all without")
-    parser.add_argument("--port", type=int, help="of a broker on this machine that runs already")
-    parser.add_argument("--rewrite", metavar="REASON", help="write Kafka's other answers into the files")
+    parser.add_argument("files", nargs="*", type=Path, help="transcripts (default: all)")
+    parser.add_argument("--port", type=int, help="port of a running broker on this machine")
+    parser.add_argument("--rewrite", metavar="REASON", help="write different answers of Kafka into the files")
     arguments = parser.parse_args()
     files = [path.resolve() for path in arguments.files] or sorted(FOLDER.glob("*/*.txt"))
     with tempfile.TemporaryDirectory(prefix="kcoord-transcripts-") as folder:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names in transcripts for identifiers that a broker makes: member ids, producer ids and topic ids.
+"""Names in transcripts for ids that a broker makes: member ids, producer ids and topic ids.
 
-The member id that a client A is given first is `A-1`, its next one `A-2`; a static member's begin with its instance id.
-Producer ids are P1, P2 and so on in the order of their first appearance. A topic id is shown as the topic's name, and
-as `foo#2` once a topic of that name was created again.
+* The first member id that client A gets is `A-1`, its second is `A-2`. Member ids of a static member begin with its
+  instance id.
+* Producer ids are `P1`, `P2` and so on, in the order of their first appearance.
+* A topic id is the name of the topic. If a topic of that name was created again, the new id is `foo#2`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ NO_TOPIC_ID: Final = bytes(16)
 
 
 class Names:
-    """`prefix` stands before each group and transactional id on a stage that several files share."""
+    """The names of one transcript. If several files share a stage, `prefix` begins each group and transactional id."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
@@ -38,7 +39,7 @@ class Names:
         return self._topics.get(topic_id, topic_id.hex())
 
     def topic_id(self, name: str) -> bytes:
-        """The id of a topic, also of one that is gone; made up if there was never one of that name."""
+        """Returns the id of a topic, also of a deleted topic. If there was no topic of that name, it makes up an id."""
         for topic_id, shown in reversed(self._topics.items()):
             if name in (shown, shown.partition("#")[0]):
                 return topic_id
@@ -47,7 +48,7 @@ class Names:
     # Members.
 
     def learn_member(self, member_id: str, owner: str = "") -> None:
-        """Names a member id if a broker made it: after the client or instance that owns it, else after its prefix."""
+        """Names a member id that a broker made after the client or instance that owns it, or else after its prefix."""
         match = _GENERATED_MEMBER_ID.fullmatch(member_id)
         if member_id in self._members or match is None:
             return
@@ -68,14 +69,14 @@ class Names:
         return self._producers.get(producer_id, str(producer_id))
 
     def producer_id(self, name: str) -> int:
-        """The id behind a name such as P1; a plain number is an id that no producer was given."""
+        """Returns the id of a name such as P1. A plain number stands for an id that no producer has."""
         for number, shown in self._producers.items():
             if shown == name:
                 return number
         return int(name)
 
     def shown(self, text: str) -> str:
-        """A text of the broker with its identifiers replaced by their names."""
+        """Returns a text of the broker with ids replaced by their names."""
         for member_id, name in self._members.items():
             if member_id in text:
                 text = text.replace(member_id, name)

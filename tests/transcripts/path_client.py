@@ -14,7 +14,7 @@ MOST_BYTES: Final = 100_000_000
 
 
 class PathClient:
-    """One connection. Answers come in the order of the requests, as a client reads them."""
+    """One connection. The responses come in the order of the requests."""
 
     def __init__(self, settings: PathSettings, client_id: str) -> None:
         self._client_id = client_id
@@ -32,7 +32,7 @@ class PathClient:
         self.read()
 
     def read(self) -> None:
-        """Hands the responses that have come to their requests."""
+        """Reads the responses that are ready, and sets them in their requests."""
         output = self._path.take_output()
         assert self._path.close_reason is None, self._path.close_reason
         for frame in self._frames.feed(output):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests from the text of a command: `OffsetCommit v8 group=g member=A epoch=2 offsets=foo:0@5,1@7`.
+"""Parses requests from the text of a command: `OffsetCommit v8 group=g member=A epoch=2 offsets=foo:0@5,1@7`.
 
-The first word is the name of the API as Kafka's schemas spell it, the second may be a version. Each argument sets a
-field by its name in the schema (`sessionTimeoutMs=6000`) or by one of the short names below; the rest has the schema's
-default, or one that a client would send. Partitions are written `foo:0-3,5;bar:0`, lists `a,b`, an empty list or text
-`none`, and null `null`. `client=A` chooses the connection and the client id.
+The first word is the name of the API in Kafka's schemas. The second word may be a version. Each argument sets a field
+by its name in the schema (`sessionTimeoutMs=6000`) or by a short name of `_SHORT`. The other fields have the schema's
+defaults, or values that a client would send. Partitions are `foo:0-3,5;bar:0`, lists `a,b`, an empty list or text is
+`none`, and null is `null`. `client=A` selects the connection and the client id.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ VERSIONS: Final = {
     "DescribeTransactions": 0,
     "ListTransactions": 1,
 }
-"""The version of a request that names none: the newest that Kafka 4.3.1 serves to clients and that has names of topics.
+"""The version of a request without a version: the newest version that Kafka 4.3.1 serves to clients, if it has topic
+names.
 """
 _SHORT: Final = {
     "group": ("groupId",),
@@ -74,18 +75,20 @@ _TOPIC_ID_VERSIONS: Final = {"OffsetCommit": 10, "OffsetFetch": 10, "TxnOffsetCo
 _NAMED_PROTOCOL_VERSION: Final = 5
 """SyncGroup names the protocol from this version on."""
 _MEMBERS_VERSION: Final = 3
-"""LeaveGroup takes several members from this version on."""
+"""LeaveGroup removes several members from this version on."""
 
 Arguments = dict[str, str]
 Partitions = dict[str, list[int]]
 
 
 class CommandError(ValueError):
-    """A command that cannot be understood."""
+    """A command cannot be parsed."""
 
 
 @dataclass(slots=True)
 class Request:
+    """A parsed request, and the client that sends it."""
+
     api: str
     version: int
     client: str
@@ -93,7 +96,7 @@ class Request:
 
 
 def parse_partitions(text: str) -> Partitions:
-    """`foo:0-3,5;bar:0` as topics with partition numbers."""
+    """Parses `foo:0-3,5;bar:0`; returns the partitions by topic."""
     topics: Partitions = {}
     for part in text.split(";") if text != "none" else ():
         topic, _, ranges = part.rpartition(":")
@@ -105,7 +108,7 @@ def parse_partitions(text: str) -> Partitions:
 
 
 def parse_offsets(text: str) -> dict[str, dict[int, int]]:
-    """`foo:0@5,1@7;bar:0@3` as topics with an offset for each partition."""
+    """Parses `foo:0@5,1@7;bar:0@3`; returns the offsets by topic and partition."""
     topics: dict[str, dict[int, int]] = {}
     for part in filter(None, text.split(";")):
         topic, _, cells = part.rpartition(":")
@@ -116,11 +119,12 @@ def parse_offsets(text: str) -> dict[str, dict[int, int]]:
 
 
 def parse_request(text: str, names: Names) -> Request:
+    """Returns the request of a command. Raises CommandError if the text has no such API or field."""
     api, *words = shlex.split(text)
     try:
         message = message_class(f"{api}Request")()
     except KeyError:
-        raise CommandError(f"there is no API {api}") from None
+        raise CommandError(f"API {api} does not exist") from None
     version = VERSIONS.get(api, message.valid_versions.stop - 1)
     if words and re.fullmatch(r"v\d+", words[0]):
         version = int(words.pop(0)[1:])
@@ -136,7 +140,7 @@ def parse_request(text: str, names: Names) -> Request:
 
 
 def _client_of(member: str) -> str:
-    """Members send over connections of their own: A-1 is a member id of client A."""
+    """Returns the client of a member, which has its own connection: A-1 is a member id of client A."""
     return re.sub(r"-\d+$", "", member) or "c"
 
 
@@ -182,7 +186,7 @@ def _scalar(field: FieldSchema, text: str, names: Names) -> object:
 
 
 def _partitions(message: Message, struct_name: str, topics: Partitions, names: Names) -> list[Any]:
-    """Structs of a topic, by id or by name, and its partitions."""
+    """Returns a struct per topic, with the id or the name of the topic and its partitions."""
     struct = getattr(type(message), struct_name)
     attributes = {field.attribute for field in struct.schema.fields}
     numbers = next(name for name in ("partitions", "partition_indexes") if name in attributes)
@@ -207,15 +211,17 @@ def _partitions(message: Message, struct_name: str, topics: Partitions, names: N
 
 
 def _heartbeat(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """A first heartbeat has what Kafka's client sends with it: a rebalance timeout, and no partitions."""
+    """Builds a heartbeat. The first heartbeat has a rebalance timeout and no partitions, as that of Kafka's client."""
     if arguments.get("epoch") == "0":
         arguments = {"rebalance": "300000", "owned": "none", **arguments}
     _build(message, version, arguments, names)
 
 
 def _join(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """`protocols=range,sticky`, each with the subscription that `subscribe`, `owned`, `ownedGeneration` and
-    `subscriptionVersion` describe, or with the bytes of `metadata`.
+    """Builds a JoinGroup with `protocols=range,sticky`.
+
+    Each protocol has the subscription that `subscribe`, `owned`, `ownedGeneration` and `subscriptionVersion` describe,
+    or the bytes of `metadata`.
     """
     subscribed = arguments.pop("subscribe", "none")
     owned = parse_partitions(arguments.pop("owned", "none"))
@@ -242,7 +248,7 @@ def _join(message: Any, version: int, arguments: Arguments, names: Names) -> Non
 
 
 def _sync(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """The leader's assignment: `A-1:=foo:0-2 B-1:=foo:3-5`."""
+    """Builds a SyncGroup with the leader's assignment `A-1:=foo:0-2 B-1:=foo:3-5`."""
     shares = {name[:-1]: arguments.pop(name) for name in list(arguments) if name.endswith(":")}
     message.assignments = [
         type(message).SyncGroupRequestAssignment(
@@ -258,7 +264,7 @@ def _sync(message: Any, version: int, arguments: Arguments, names: Names) -> Non
 
 
 def _leave(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """`member=A-1`, with `instance` and `reason`; `members=A-1,B-1` and `instances=i1,i2` for several."""
+    """Builds a LeaveGroup of `member=A-1` with `instance` and `reason`, or of `members=A-1,B-1 instances=i1,i2`."""
     if version < _MEMBERS_VERSION:
         _build(message, version, arguments, names)
         return
@@ -280,7 +286,7 @@ def _list(text: str) -> list[str]:
 
 
 def _commit(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """`offsets=foo:0@5,1@7`, with `metadata`, `leaderEpoch` and `commitTimestamp` for all of them."""
+    """Builds a commit of `offsets=foo:0@5,1@7`. `metadata`, `leaderEpoch` and `commitTimestamp` are for all offsets."""
     api = type(message).__name__.removesuffix("Request")
     topic_class = getattr(type(message), f"{api}RequestTopic")
     partition_class = getattr(type(message), f"{api}RequestPartition")
@@ -309,7 +315,7 @@ def _commit(message: Any, version: int, arguments: Arguments, names: Names) -> N
 
 
 def _fetch(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """`group=g partitions=foo:0-2`, or all partitions without; `groups=g,h` asks for all of several groups."""
+    """Builds an OffsetFetch of `group=g partitions=foo:0-2`, of all partitions, or of several groups: `groups=g,h`."""
     partitions = arguments.pop("partitions", None)
     if version < _OFFSET_FETCH_GROUPS_VERSION:
         topics = None if partitions is None else parse_partitions(partitions)
@@ -318,16 +324,16 @@ def _fetch(message: Any, version: int, arguments: Arguments, names: Names) -> No
         return
     groups = _list(arguments.pop("groups", "")) or [arguments.pop("group")]
     for group in groups:
-        asked = type(message).OffsetFetchRequestGroup(
+        fetched = type(message).OffsetFetchRequestGroup(
             group_id=names.prefix + group,
             topics=None
             if partitions is None
             else _partitions(message, "OffsetFetchRequestTopics", parse_partitions(partitions), names),
         )
         if "member" in arguments:
-            asked.member_id = names.member_id(arguments["member"])
-        asked.member_epoch = int(arguments.get("epoch", "-1"))
-        message.groups.append(asked)
+            fetched.member_id = names.member_id(arguments["member"])
+        fetched.member_epoch = int(arguments.get("epoch", "-1"))
+        message.groups.append(fetched)
     rest = {name: value for name, value in arguments.items() if name not in ("member", "epoch")}
     _build(message, version, rest, names)
 
@@ -339,7 +345,7 @@ def _delete_offsets(message: Any, version: int, arguments: Arguments, names: Nam
 
 
 def _add_partitions(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """One transaction, in the form of the version."""
+    """Builds an AddPartitionsToTxn for one transaction, in the layout of the version."""
     topics = _partitions(message, "AddPartitionsToTxnTopic", parse_partitions(arguments.pop("partitions")), names)
     transactional_id = names.prefix + arguments.pop("id")
     producer_id, epoch = names.producer_id(arguments.pop("producer")), int(arguments.pop("epoch"))
@@ -357,7 +363,7 @@ def _add_partitions(message: Any, version: int, arguments: Arguments, names: Nam
 
 
 def _write_markers(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """One marker: `producer=P1 epoch=0 result=commit partitions=foo:0 coordinatorEpoch=0`."""
+    """Builds one marker: `producer=P1 epoch=0 result=commit partitions=foo:0 coordinatorEpoch=0`."""
     marker = type(message).WritableTxnMarker(
         producer_id=names.producer_id(arguments.pop("producer")),
         producer_epoch=int(arguments.pop("epoch")),

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plays a transcript: a stage takes the commands to a coordinator, and `play` compares its answers.
+"""Plays transcripts: a `Stage` passes the commands to a coordinator, and `play` returns its answers.
 
-A stage has topics, a clock, a log whose new records it can show, and takes requests. Commands that are no request:
+A stage has topics, a clock and a log, and it serves requests. After each command the new records of the log are part of
+the answer. These commands are no requests:
 
-    topic foo partitions=4          creates a topic, or gives it more partitions
-    delete topic foo
-    config group g KEY=VALUE        a dynamic config of a group; without a value it is removed
-    sleep 45000                     lets time pass, in ms or with a unit: 45s, 10m, 7h, 7d
-    restart                         the coordinator starts again with nothing but its log
+    topic foo partitions=4          creates a topic, or adds partitions to it
+    delete topic foo                deletes a topic
+    config group g KEY=VALUE        sets a dynamic config of a group, or removes it if the value is empty
+    sleep 45000                     passes time, in ms or with a unit: 45s, 10m, 7h, 7d
+    restart                         restarts the coordinator, which keeps only its log
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ SETTINGS: Final = {
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.num.partitions": "2",
 }
-"""What differs from the defaults of a broker on all stages, unless a transcript says otherwise."""
+"""The settings on all stages that differ from the defaults of a broker. A transcript can override them."""
 TOPIC_MS: Final = 10
-"""How much later it is after a topic was made: groups have another creation time than their topics (KIP-1327)."""
+"""The time that passes after a topic is created, so groups are newer than their topics (KIP-1327)."""
 _UNITS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(slots=True)
 class Sent:
-    """A request that was sent, and its answer once there is one."""
+    """A request that was sent, and its response, which is None until it has come."""
 
     request: Request
     answer: Message | None = None
@@ -54,11 +55,11 @@ class Sent:
 
 
 class Stage(abc.ABC):
-    """One broker, or part of one, for the time of a transcript."""
+    """A broker, or a part of it, on which one transcript is played."""
 
     name: str
     start_ms: int
-    """The moment that the transcript counts from."""
+    """The moment to which the times in the transcript are relative."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -71,15 +72,15 @@ class Stage(abc.ABC):
 
     @abc.abstractmethod
     async def send(self, sent: Sent) -> None:
-        """Sends a request. Its answer is there when this returns, unless it waits for another request or a timer."""
+        """Sends a request. When this method returns, the response is set, unless it waits for a request or a timer."""
 
     @abc.abstractmethod
     async def settle(self) -> None:
-        """Waits for what requests started: writes, background tasks, answers to earlier requests."""
+        """Waits for the effects of requests: writes, background tasks, responses to earlier requests."""
 
     @abc.abstractmethod
     async def set_topic(self, name: str, partitions: int) -> bytes:
-        """Creates the topic, or gives it more partitions; returns its id."""
+        """Creates a topic, or adds partitions to it. Returns its id."""
 
     @abc.abstractmethod
     async def delete_topic(self, name: str) -> None: ...
@@ -89,17 +90,17 @@ class Stage(abc.ABC):
 
     @abc.abstractmethod
     async def sleep(self, milliseconds: int) -> list[str]:
-        """Lets time pass; returns the timers that fired, if the stage can see them."""
+        """Passes time. Returns the timers that fired, if the stage can see them."""
 
     @abc.abstractmethod
     async def restart(self) -> None: ...
 
     @abc.abstractmethod
     async def take_records(self) -> list[CoordinatorRecord]:
-        """The records that were written since the last call."""
+        """Returns the records that were written since the last call."""
 
     def mask(self, lines: list[str]) -> list[str]:
-        """The lines without what must differ on this stage."""
+        """Returns the lines without the parts that differ on this stage by necessity."""
         return lines
 
 
@@ -112,7 +113,7 @@ class Player:
         self._waiting: list[Sent] = []
 
     async def play(self, command: Command) -> list[str]:
-        """The lines of the answer."""
+        """Runs a command and returns the lines of its answer."""
         lines = await self._run(command.text)
         await self._stage.settle()
         answered = [sent for sent in self._waiting if sent.answer is not None]
@@ -156,7 +157,7 @@ class Player:
         return self._show(sent)
 
     def _learn(self, sent: Sent) -> None:
-        """Names the identifiers that an answer brings."""
+        """Names the new ids in a response."""
         names = self._stage.names
         owner = getattr(sent.request.message, "group_instance_id", None) or sent.request.client
         names.learn_member(getattr(sent.answer, "member_id", None) or "", owner)
@@ -168,7 +169,7 @@ class Player:
 
 
 async def play(transcript: Transcript, stage: Stage) -> list[list[str]]:
-    """The answers of the stage to all commands."""
+    """Plays a transcript. Returns the answers to all commands."""
     await stage.open(SETTINGS | transcript.settings)
     try:
         player = Player(stage)
@@ -184,6 +185,6 @@ async def play(transcript: Transcript, stage: Stage) -> list[list[str]]:
 
 
 def config_of(settings: dict[str, str]) -> BrokerConfig:
-    """The configuration of kcoord, without keys that only Kafka has."""
+    """Returns the configuration of kcoord, without keys that only Kafka has."""
     unknown = BrokerConfig.from_properties(settings).unknown
     return BrokerConfig.from_properties({key: value for key, value in settings.items() if key not in unknown})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core: request path and handlers over one pure shard of each coordinator, without runtime, log or disk.
+"""The core stage: request path and handlers over one pure shard of each coordinator, without runtime, log or disk.
 
-`GroupContext` replays the records of each operation, rebuilds a second shard from the whole log and a third from a
-snapshot, and compares the three. So each transcript is a test of recovery, too.
+`GroupContext` replays the records of each operation. It also rebuilds a second shard from the whole log and a third
+shard from a snapshot, and compares the three shards. So each transcript is a test of recovery, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHARD: Final = 0
 
 
 class CoreGroups:
-    """Serves `Broker.groups`: every group is in one shard, and an operation is done when it returns."""
+    """Serves `Broker.groups` with one shard, in which an operation ends when it returns."""
 
     shard_ids = (_SHARD,)
 
@@ -62,7 +62,7 @@ class CoreGroups:
         return future
 
     def deliver(self) -> None:
-        """Answers requests that a later operation or a timer has completed."""
+        """Completes the futures of requests that a later operation or a timer has answered."""
         for token in [token for token in self._futures if token in self._context.answers]:
             answer, future = self._context.answers[token], self._futures.pop(token)
             if isinstance(answer, KafkaError):
@@ -78,6 +78,8 @@ class CoreGroups:
 
 
 class CoreStage(Stage):
+    """One pure shard of each coordinator behind request paths."""
+
     name = "core"
     start_ms = START_MS
 
@@ -127,7 +129,7 @@ class CoreStage(Stage):
         self._clients[name].send(sent)
 
     async def settle(self) -> None:
-        """Timers without a delay fire, tasks run, and tasks of handlers go on."""
+        """Fires timers without a delay, and runs background tasks and tasks of handlers."""
         for _ in range(5):
             self._context.sleep(0)
             self._context.run_tasks()

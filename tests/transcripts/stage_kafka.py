@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of Apache Kafka, over sockets. Its answers are compared after `MASKS` have removed what has to differ.
+"""The Kafka stage: a broker of Apache Kafka, over sockets.
 
-Several transcripts share a broker: their groups and transactional ids have a prefix, and their topics are deleted at
-the end. Time passes by itself here, so a request that is not answered within `WAITS_SECONDS` counts as one that waits.
+Answers are compared after `MASKS` have removed the parts that differ by necessity. Several transcripts share a broker,
+so their groups and transactional ids have a prefix, and their topics are deleted at the end. Time is real here: a
+request without a response within `WAITS_SECONDS` counts as waiting.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAY_WAIT: Final = ("JoinGroup", "SyncGroup")
 
 
 def _without_parts(*names: str) -> Callable[[list[str]], list[str]]:
-    """Removes `name: value` from each line."""
+    """Returns a mask that removes `name: value` from each line."""
     pattern = re.compile(rf'(?:(?<=^)|(?<=[ (])|(?<=: ))(?:{"|".join(names)}): (?:"[^"]*"|\S+)(?:  |$)')
 
     def mask(lines: list[str]) -> list[str]:
@@ -48,14 +49,14 @@ def _without_lines(pattern: str) -> Callable[[list[str]], list[str]]:
 
 
 def _sort_records(lines: list[str]) -> list[str]:
-    """Kafka writes the records of several members in the order of a hash map."""
+    """Sorts the records, since Kafka writes the records of several members in the order of a hash map."""
     records = [line for line in lines if line.startswith("record ")]
     return [line for line in lines if not line.startswith("record ")] + sorted(records)
 
 
 MASKS: Final[dict[str, Callable[[list[str]], list[str]]]] = {
-    "timers are seen in the core only": _without_lines("timer .*"),
-    "texts of errors are each broker's own": _without_parts("errorMessage"),
+    "only the core stage shows timers": _without_lines("timer .*"),
+    "error texts differ between brokers": _without_parts("errorMessage"),
     "creation times and reasons are kcoord's fields": _without_parts(
         "creationTimeMs", "groupCreationTimeMs", "epochReason", "emptySince"
     ),
@@ -63,7 +64,7 @@ MASKS: Final[dict[str, Callable[[list[str]], list[str]]]] = {
     "Kafka's log has a record for a classic group that has had no generation yet": _without_lines(
         r"record GroupMetadata \S+ v\d: currentStateTimestamp: \+\d+"
     ),
-    "partition metadata is deleted that no release since 4.1 writes": _without_lines(
+    "Kafka deletes partition metadata, which no release since 4.1 writes": _without_lines(
         "record ConsumerGroupPartitionMetadata .*: tombstone"
     ),
     "Kafka's records of transactional offsets have no topic id": _substitute(
@@ -72,11 +73,11 @@ MASKS: Final[dict[str, Callable[[list[str]], list[str]]]] = {
     "times": _substitute(r": \+\d+", ": +*"),
     "order of records": _sort_records,
 }
-"""Why something must differ -> what removes it from the lines of both sides."""
+"""The reason of a difference -> the function that removes it from the lines of both sides."""
 
 
 class KafkaClient:
-    """One connection. Kafka reads a request when the one before is answered."""
+    """One connection. Kafka reads a request after it has answered the last request."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
@@ -109,7 +110,7 @@ class KafkaClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the broker has closed the connection."""
+        """True if the broker has closed the connection."""
         return self._task is None or self._task.done()
 
     async def close(self) -> None:
@@ -119,6 +120,8 @@ class KafkaClient:
 
 
 class KafkaStage(FrameStage):
+    """A running Apache Kafka on a port of this machine."""
+
     name = "kafka"
 
     def __init__(self, names: Names, port: int) -> None:
@@ -128,7 +131,7 @@ class KafkaStage(FrameStage):
         self._topics: list[str] = []
 
     async def open(self, settings: dict[str, str]) -> None:
-        """The broker runs already, with these settings."""
+        """Prepares the broker, which runs already with these settings."""
         self.start_ms = int(time.time() * 1000)
         await self._open_logs()
 
@@ -139,7 +142,7 @@ class KafkaStage(FrameStage):
             await client.close()
 
     async def restart(self) -> None:
-        raise NotImplementedError("a broker that others share is not restarted")
+        raise NotImplementedError("several transcripts share the broker, so it cannot be restarted")
 
     async def send(self, sent: Sent) -> None:
         name = sent.request.client
@@ -185,7 +188,7 @@ class KafkaStage(FrameStage):
         return []
 
     async def take_records(self) -> list[CoordinatorRecord]:
-        """Those of this transcript: the broker may have removed groups of earlier ones meanwhile."""
+        """Returns the records of this transcript. The broker may also have removed groups of earlier transcripts."""
         return [record for record in await super().take_records() if self._is_own(record)]
 
     def _is_own(self, record: CoordinatorRecord) -> bool:

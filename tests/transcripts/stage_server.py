@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server: a whole broker process without sockets and threads of its own, over files in memory and a still clock.
+"""The server stages: a broker process without sockets, with files in memory and a clock that only `sleep` moves.
 
-It is played twice, with fast paths and without.
+One stage has the fast paths enabled, the other disabled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.transcripts.stage import TOPIC_MS, Sent, config_of
 START_MS = 1_700_000_000_000
 _DAY_MS = 86_400_000
 _QUIET_TURNS = 10
-"""Turns of the event loop without work after which none is expected."""
+"""After this many turns of the event loop without work, the broker counts as quiet."""
 _TURN_SECONDS = 0.0005
 _MOST_TURNS = 20_000
 
 
 class StageProcess(BrokerProcess):
-    """A broker process that opens no listener: request paths are made on its broker."""
+    """A broker process without listeners. Clients make request paths on its broker."""
 
     answer_seconds = 0.0
 
@@ -44,7 +44,7 @@ class StageProcess(BrokerProcess):
         return self.broker.pump.is_quiet and not self.broker.groups.shards.queue_size(self.broker.now_ms())
 
     def fire_due(self) -> None:
-        """Timers that are due by the clock fire, whatever the event loop's clock says."""
+        """Fires the timers that are due by the broker's clock, without waiting for the event loop's clock."""
         self.broker.pump.on_clock_moved()
         self.broker.fetches.on_clock_moved()
 
@@ -53,6 +53,8 @@ class StageProcess(BrokerProcess):
 
 
 class ServerStage(FrameStage):
+    """A broker process without fast paths."""
+
     name = "server"
     start_ms = START_MS
     has_fast_paths = False
@@ -66,7 +68,7 @@ class ServerStage(FrameStage):
         }
         self._config = config_of(settings | own)
         self._files = MemoryFileSystem()
-        # Nothing that the broker makes for itself is as young as the groups of the transcript.
+        # The broker's own topics are a day older than the groups of the transcript.
         self._now_ms = START_MS - _DAY_MS
         self._clients: dict[str, PathClient] = {}
         await self._start()
@@ -112,17 +114,17 @@ class ServerStage(FrameStage):
             deadline_ms = self._process.next_deadline_ms()
             if deadline_ms is not None and deadline_ms <= self._now_ms:
                 self._process.fire_due()
-            # A thread works on a background task: it needs the processor.
+            # While a thread works on a background task, the event loop leaves the CPU to it.
             await asyncio.sleep(0 if self._process.is_quiet else _TURN_SECONDS)
             for client in self._clients.values():
                 client.read()
             quiet = quiet + 1 if self._process.is_quiet else 0
             if quiet == _QUIET_TURNS:
                 return
-        raise AssertionError("the broker does not come to rest")
+        raise AssertionError(f"the broker is not quiet after {_MOST_TURNS} turns of the event loop")
 
     async def sleep(self, milliseconds: int) -> list[str]:
-        """From deadline to deadline, so that what is due comes in order and at its time."""
+        """Moves the clock from deadline to deadline, so each timer fires in order and at its time."""
         end_ms = self._now_ms + milliseconds
         while (deadline_ms := self._process.next_deadline_ms()) is not None and deadline_ms <= end_ms:
             self._now_ms = max(self._now_ms, deadline_ms)
@@ -133,10 +135,12 @@ class ServerStage(FrameStage):
         return []
 
     def mask(self, lines: list[str]) -> list[str]:
-        """Which timers fire is seen in the core only."""
+        """Removes the timers, which only the core stage shows."""
         return [line for line in lines if not line.startswith("timer ")] or ["ok"]
 
 
 class FastServerStage(ServerStage):
+    """A broker process with fast paths."""
+
     name = "server-fast"
     has_fast_paths = True

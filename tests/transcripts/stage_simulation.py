@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulation's broker: the server's own process on simulated time, disk and network, without faults and delays.
+"""The simulation stage: a broker process on simulated time, disk and network, without faults and delays.
 
-Its observer holds every answer and every record to the invariants of the simulation.
+Its observer checks every response and every record against the invariants of the simulation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_STEPS: Final = 100_000
 
 
 def _calm_options(config: BrokerConfig) -> Options:
-    """A world in which nothing happens by itself and nothing takes time."""
+    """Returns options for a world without random events and without delays."""
     options = Options.draw(Random(0), "", frozenset())
     options.shards = config.offsets_topic_num_partitions
     options.transaction_shards = config.transaction_state_log_num_partitions
@@ -49,7 +49,7 @@ def _calm_options(config: BrokerConfig) -> Options:
 
 
 class NoChance(Random):
-    """No delay takes time, and nothing that is only probable happens."""
+    """A random source that chooses the shortest delay and no random event."""
 
     def randint(self, a: int, b: int) -> int:
         return 0
@@ -86,6 +86,8 @@ class SimulationClient:
 
 
 class SimulationStage(FrameStage):
+    """The broker of the simulation, with one connection per client."""
+
     name = "simulation"
     start_ms = START_MS
 
@@ -130,27 +132,27 @@ class SimulationStage(FrameStage):
         return await self._exchange(message, version)
 
     async def settle(self) -> None:
-        """Everything happens that is due now, and what follows from it without a delay."""
+        """Runs everything that is due now, and everything that follows without a delay."""
         quiet = 0
         while quiet < _QUIET_ROUNDS:
             quiet = quiet + 1 if self._step_until(0) == 1 else 0
 
     def _step_until(self, delay_ms: int) -> int:
-        """Steps until the delay is over; returns the number of steps."""
+        """Steps the clock until the delay is over. Returns the number of steps."""
         over: list[bool] = []
         self._clock.after(delay_ms, lambda: over.append(True))
         for steps in range(1, _MOST_STEPS):
             self._clock.step()
             if over:
                 return steps
-        raise AssertionError("the simulation does not come to rest")
+        raise AssertionError(f"the delay of {delay_ms} ms is not over after {_MOST_STEPS} steps")
 
     async def sleep(self, milliseconds: int) -> list[str]:
         self._step_until(milliseconds)
         await self.settle()
         return []
 
-    # Topics and configs come from the controller of the simulation.
+    # The controller of the simulation writes topics and configs.
 
     async def set_topic(self, name: str, partitions: int) -> bytes:
         topic = self._broker.image.topics.get(name)
@@ -192,5 +194,5 @@ class SimulationStage(FrameStage):
         await self.settle()
 
     def mask(self, lines: list[str]) -> list[str]:
-        """Which timers fire is seen in the core only, and clients have another address here."""
+        """Removes the timers, which only the core stage shows, and replaces the address of clients."""
         return [line.replace("/10.0.0.1", "/127.0.0.1") for line in lines if not line.startswith("timer ")] or ["ok"]

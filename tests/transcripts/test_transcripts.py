@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every transcript on every stage of this process. KCOORD_REWRITE=1 writes the core's answers into the files."""
+"""Plays every transcript on every stage but Kafka. KCOORD_REWRITE=1 writes the core's answers into the files."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file format of transcripts: blocks of a command, `----` and its whole answer, divided by empty lines.
+"""The file format of transcripts: blocks of a command, `----` and its whole answer, separated by empty lines.
 
     # A comment explains the command below it.
     ConsumerGroupHeartbeat group=g member=A epoch=0 subscribe=foo
     ----
     memberId: A  memberEpoch: 1
 
-A second answer, after `---- kafka: REASON`, is what Apache Kafka answers instead. Before the first command stand
-directives: `broker KEY=VALUE ...` starts the broker with these settings, and `not on STAGE: REASON` says that a stage
-does not play the file.
+A second answer after `---- kafka: REASON` is that of Apache Kafka, if it differs. Directives precede the first command:
+`broker KEY=VALUE ...` starts the broker with these settings, and `not on STAGE: REASON` excludes a stage.
 """
 
 from __future__ import annotations
@@ -23,12 +22,15 @@ KAFKA_SEPARATOR: Final = "---- kafka: "
 
 
 class TranscriptError(ValueError):
-    """A file breaks the format; the text names the line."""
+    """A file violates the format. The text names the file and the line."""
 
 
 @dataclass(slots=True)
 class Command:
-    """`head` has the lines before the separator: comments, and the command, which may continue on indented lines."""
+    """A command with its answers.
+
+    `head` has the lines before the separator: comments, and the command, which may continue on indented lines.
+    """
 
     head: list[str]
     line: int
@@ -38,7 +40,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """The command itself in one line."""
+        """The command in one line, without comments."""
         return " ".join(line.strip() for line in self.head if not line.startswith("#"))
 
     def expected(self, stage: str) -> list[str]:
@@ -58,7 +60,7 @@ class Transcript:
     """Blocks of comments and directives."""
     settings: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Stage -> why it does not play the file."""
+    """The stages that do not play the file, with the reason."""
     commands: list[Command] = field(default_factory=list)
 
     @classmethod
@@ -93,8 +95,8 @@ class Transcript:
             return
         if self.commands:
             if all(text.startswith("#") for text in block):
-                raise TranscriptError(f"{self.path}:{line}: a comment belongs directly above its command")
-            # New in a file that is about to be rewritten: the command has no answer yet.
+                raise TranscriptError(f"{self.path}:{line}: no command follows directly below the comment")
+            # A command without an answer is new, and KCOORD_REWRITE=1 will write its answer.
             self.commands.append(Command(block, line))
             return
         directives = [text for text in block if not text.startswith("#")]
@@ -104,7 +106,7 @@ class Transcript:
         self.preamble.append(block)
 
     def _direct(self, text: str) -> bool:
-        """Takes in a directive; False if the line is something else."""
+        """Reads a directive. Returns False if the line is not a directive."""
         if text.startswith("broker "):
             for setting in text.split()[1:]:
                 key, _, value = setting.partition("=")
@@ -113,7 +115,7 @@ class Transcript:
         if text.startswith("not on "):
             stage, _, reason = text.removeprefix("not on ").partition(": ")
             if not reason:
-                raise TranscriptError(f"{self.path}: {text!r} does not say why")
+                raise TranscriptError(f"{self.path}: {text!r} has no reason after the colon")
             self.left_out[stage] = reason
             return True
         return False

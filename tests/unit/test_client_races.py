@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retries of tests after a race of a client library: at most one, and the end of the run names each."""
+"""Retries of tests after a race in a client library: at most one per call, and the end of the run lists them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_flaky():
 
 
 class Work:
-    """Fails so many times with this text."""
+    """A function that fails `failures` times with this text."""
 
     def __init__(self, failures: int, text: str) -> None:
         self.runs = 0
@@ -47,7 +47,7 @@ def test_spark_gets_one_more_attempt_which_is_counted() -> None:
     assert (work.runs, take_retries()) == (2, [TOO_BUSY_RACE])
 
 
-def test_other_failures_and_successes_are_no_retries() -> None:
+def test_other_failures_and_successes_are_not_retried() -> None:
     work = Work(1, "something else")
     with pytest.raises(PySparkException, match="something else"):
         unless_too_busy(work)

@@ -31,11 +31,11 @@ from kcoord.config import (
 )
 
 PACKAGE = Path(kcoord.__file__).parent
-PARTS_OF_THE_BROKER = ("config", "coordinator", "metadata", "runtime", "server", "storage", "topics")
+PARTS_OF_THE_BROKER = ("config", "coordinator", "metadata", "runtime", "security", "server", "storage", "topics")
 CONFIGS = {"config", "_config", "broker_config", "broker", "_broker"}
 """The names of variables that hold a BrokerConfig, TopicConfig or GroupConfig."""
-LOOKUPS = {"value", "get"}
-"""Methods that take the name of a key."""
+LOOKUPS = {"entries", "get", "text", "value", "value_for_listener"}
+"""Methods and functions that take the name of a key."""
 CHECKS = ("config/checks.py", "config/security.py")
 """The checks at the start. A value that is only checked has no effect."""
 ALL_KEYS = [*BROKER_KEYS.values(), *TOPIC_KEYS.values(), *GROUP_KEYS.values()]
@@ -83,7 +83,7 @@ def readers_in(tree: ast.AST, constants: Mapping[str, str]) -> Iterator[str]:
                 yield from attributes_of(part, {"self"})
         yield from readers_in(node, constants)
     yield from attributes_of(tree, {"resolve", *CONFIGS})
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute) and tree.func.attr in LOOKUPS:
+    if isinstance(tree, ast.Call) and name_of(tree.func) in LOOKUPS:
         for argument in tree.args:
             if isinstance(argument, ast.Constant):
                 yield str(argument.value)

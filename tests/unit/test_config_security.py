@@ -1,33 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of security features that kcoord lacks are rejected; other keys of a secured broker's file are accepted."""
+"""Settings of security that kcoord cannot follow are rejected; other keys of a secured broker's file are accepted."""
 
 from __future__ import annotations
 
 import pytest
 
 from kcoord.config import BrokerConfig, ConfigError
+from kcoord.config.principals import parse_super_users
+from kcoord.config.security import foreign_principal_builders
 from kcoord.config.workers import worker_properties
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 KAFKAS_BUILDER = "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
 
 
+SASL = {
+    "listeners": "USERS://:9092",
+    "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
+    "sasl.enabled.mechanisms": "PLAIN",
+}
+
+
 @pytest.mark.parametrize(
     ("properties", "text"),
     [
         (
-            {"authorizer.class.name": AUTHORIZER},
-            f"{AUTHORIZER} for configuration authorizer.class.name: .*no authorizer",
+            {"authorizer.class.name": "org.example.Authorizer"},
+            f"org.example.Authorizer for configuration authorizer.class.name: .*set {AUTHORIZER}",
         ),
-        ({"listeners": "SSL://:9093"}, "SSL://:9093 for configuration listeners: .*is SSL, but only PLAINTEXT"),
-        ({"listeners": "PLAINTEXT://:1,SASL_SSL://:2"}, "the security protocol of SASL_SSL://:2 is SASL_SSL"),
+        ({"super.users": "User:admin;admin"}, "User:admin;admin for configuration super.users: .* but got admin;"),
+        ({"super.users": "User:"}, "User: for configuration super.users: .* but got User:;"),
+        (
+            {"ssl.engine.factory.class": "org.example.Engines"},
+            "for configuration ssl.engine.factory.class: .*no classes",
+        ),
+        (
+            {"listeners": "SASL_PLAINTEXT://:9093"},
+            "GSSAPI for configuration sasl.enabled.mechanisms: GSSAPI is not offered, and SASL_PLAINTEXT://:9093 is "
+            "a listener with SASL; set sasl.enabled.mechanisms to one or more of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512",
+        ),
+        ({"listeners": "PLAINTEXT://:1,SASL_SSL://:2"}, "GSSAPI is not offered, and SASL_SSL://:2 is a listener"),
         (
             {"listeners": "CLIENTS://:9092", "listener.security.protocol.map": "CLIENTS:SASL_PLAINTEXT"},
-            "the security protocol of CLIENTS://:9092 is SASL_PLAINTEXT",
+            "GSSAPI is not offered, and CLIENTS://:9092",
         ),
+        ({"listener.security.protocol.map": "PLAINTEXT:SASL_SSL"}, "GSSAPI is not offered"),
         (
-            {"listener.security.protocol.map": "PLAINTEXT:SSL"},
-            "the security protocol of PLAINTEXT://127.0.0.1:9092 is SSL",
+            SASL | {"sasl.enabled.mechanisms": "PLAIN,DIGEST-MD5"},
+            "value PLAIN,DIGEST-MD5 .*DIGEST-MD5 is not offered",
+        ),
+        (SASL | {"sasl.enabled.mechanisms": ""}, "there is no mechanism"),
+        (SASL | {"sasl.enabled.mechanisms": "plain"}, "plain is not offered"),
+        (
+            SASL | {"listener.name.users.sasl.enabled.mechanisms": "GSSAPI"},
+            "configuration listener.name.users.sasl.enabled.mechanisms: GSSAPI is not offered",
+        ),
+        *[
+            (
+                SASL | {f"{prefix}{key}": "org.example.Own"},
+                f"org.example.Own for configuration {prefix}{key}: .*no classes",
+            )
+            for key in ("sasl.server.callback.handler.class", "sasl.login.class", "sasl.login.callback.handler.class")
+            for prefix in ("", "listener.name.users.", "listener.name.users.plain.")
+        ],
+        (
+            SASL | {"connections.max.idle.ms": "100"},
+            "value 100 for configuration connection.failed.authentication.delay.ms: it must be less than .*.100.",
         ),
         (
             {"principal.builder.class": "org.example.Names"},
@@ -44,9 +82,9 @@ def test_settings_of_missing_security_features_are_rejected(properties: dict[str
         BrokerConfig.from_properties(properties)
 
 
-def test_kafkas_settings_without_security_are_accepted() -> None:
+def test_kafkas_settings_of_listeners_and_classes_are_accepted() -> None:
     properties = {
-        "authorizer.class.name": "",
+        "authorizer.class.name": AUTHORIZER,
         "principal.builder.class": KAFKAS_BUILDER,
         "listeners": "CLIENTS://:9092,CONTROLLER://:9093",
         "listener.security.protocol.map": "CLIENTS:PLAINTEXT,CONTROLLER:SSL",
@@ -54,25 +92,50 @@ def test_kafkas_settings_without_security_are_accepted() -> None:
     }
     config = BrokerConfig.from_properties(properties)
     assert [str(listener) for listener in config.open_listeners] == ["CLIENTS://:9092"]
-    BrokerConfig.from_properties({"principal.builder.class": ""})
+    BrokerConfig.from_properties({"principal.builder.class": "", "authorizer.class.name": ""})
 
 
-def test_other_keys_of_a_secured_broker_have_no_effect() -> None:
-    properties = {
-        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+def test_other_keys_of_a_secured_broker_are_accepted() -> None:
+    without_effect = {
         "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
-        "sasl.oauthbearer.jwks.endpoint.url": "https://keys.example",
-        "ssl.keystore.location": "/etc/kafka/keystore.jks",
-        "ssl.client.auth": "required",
-        "listener.name.internal.ssl.keystore.location": "/etc/kafka/internal.jks",
-        "listener.name.internal.scram-sha-512.sasl.jaas.config": "x required;",
-        "connections.max.reauth.ms": "3600000",
-        "super.users": "User:admin",
         "security.inter.broker.protocol": "PLAINTEXT",
     }
-    config = BrokerConfig.from_properties(properties)
-    assert sorted(config.ignored) == sorted(properties)
+    of_listeners_with_sasl = {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "sasl.oauthbearer.jwks.endpoint.url": "https://keys.example",
+        "listener.name.internal.scram-sha-512.sasl.jaas.config": "x required;",
+        "listener.name.internal.sasl.server.callback.handler.class": "org.example.Own",
+        "connections.max.reauth.ms": "3600000",
+    }
+    config = BrokerConfig.from_properties(without_effect | of_listeners_with_sasl)
+    assert sorted(config.ignored) == sorted(without_effect)
     assert config.unknown == []
+
+
+def test_the_mechanisms_of_a_listener() -> None:
+    config = BrokerConfig.from_properties(
+        SASL
+        | {"listener.name.users.sasl.enabled.mechanisms": "SCRAM-SHA-512, PLAIN", "sasl.enabled.mechanisms": "GSSAPI"}
+    )
+    (listener,) = config.open_listeners
+    assert config.sasl_mechanisms(listener) == ["SCRAM-SHA-512", "PLAIN"]
+    BrokerConfig.from_properties(SASL | {"connections.max.idle.ms": "-1"})
+    with pytest.raises(ConfigError, match="GSSAPI is not offered"):
+        config.with_dynamic({"listener.name.users.sasl.enabled.mechanisms": "GSSAPI"})
+
+
+def test_a_key_of_a_mechanism_counts_before_that_of_its_listener() -> None:
+    key = "connections.max.reauth.ms"
+    config = BrokerConfig.from_properties(
+        SASL
+        | {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256", key: "1"}
+        | {f"listener.name.users.{key}": "2", f"listener.name.users.plain.{key}": "3", f"plain.{key}": "4"}
+    )
+    (listener,) = config.open_listeners
+    assert [config.value_for_listener(listener, key, mechanism) for mechanism in ("PLAIN", "SCRAM-SHA-256")] == [3, 2]
+    changed = config.with_dynamic({f"listener.name.users.scram-sha-256.{key}": "5"})
+    assert changed.value_for_listener(listener, key, "SCRAM-SHA-256") == 5
+    assert changed.value_for_listener(listener, key) == 2
 
 
 def test_a_dynamic_principal_builder_is_rejected_too() -> None:
@@ -84,9 +147,93 @@ def test_a_dynamic_principal_builder_is_rejected_too() -> None:
 
 
 def test_a_setting_of_one_worker_is_rejected_before_any_worker_starts() -> None:
-    properties = {"group.coordinator.threads": "2", "kcoord.worker.1.authorizer.class.name": AUTHORIZER}
-    with pytest.raises(ConfigError, match=r"authorizer\.class\.name"):
+    properties = {"group.coordinator.threads": "2", "kcoord.worker.1.ssl.engine.factory.class": "org.example.Engines"}
+    with pytest.raises(ConfigError, match=r"ssl\.engine\.factory\.class"):
         BrokerConfig.from_properties(properties)
-    properties["kcoord.worker.1.authorizer.class.name"] = ""
+    properties["kcoord.worker.1.ssl.engine.factory.class"] = ""
     config = BrokerConfig.from_properties(properties)
-    assert BrokerConfig.from_properties(worker_properties(config, 1)).authorizer_class_name == ""
+    assert not BrokerConfig.from_properties(worker_properties(config, 1)).ssl_engine_factory_class
+
+
+def test_all_workers_have_the_same_authorizer() -> None:
+    for name in ("authorizer.class.name", "super.users", "allow.everyone.if.no.acl.found"):
+        with pytest.raises(ConfigError, match="all workers must have the same value"):
+            BrokerConfig.from_properties({"group.coordinator.threads": "2", f"kcoord.worker.1.{name}": ""})
+
+
+FIXED = "kcoord.listener.principals"
+TWO_LISTENERS = {
+    "listeners": "A://:1,B://:2",
+    "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT,C:SSL,CONTROLLER:PLAINTEXT",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("A", "'A' is not NAME=Type:name"),
+        ("A=alice", "expected a string in format principalType:principalName but got alice"),
+        ("A=User:", "but got User:"),
+        ("A=:alice", "but got :alice"),
+        ("X=User:alice", r"X is not among listeners \(A, B\)"),
+        ("=User:alice", " is not among listeners"),
+        ("A=User:alice,a=User:bob", "A occurs twice"),
+    ],
+)
+def test_principals_of_listeners_that_are_rejected(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"Invalid value {text} for configuration {FIXED}: .*{problem}"):
+        BrokerConfig.from_properties({**TWO_LISTENERS, FIXED: text})
+
+
+def test_only_listeners_with_plaintext_have_fixed_principals() -> None:
+    with pytest.raises(ConfigError, match="the security protocol of C is SSL, but only listeners with PLAINTEXT"):
+        BrokerConfig.from_properties({**TWO_LISTENERS, "listeners": "A://:1,C://:3", FIXED: "C=User:alice"})
+
+
+def test_principals_of_listeners() -> None:
+    assert BrokerConfig.from_properties({}).listener_principals == {}
+    config = BrokerConfig.from_properties({**TWO_LISTENERS, FIXED: "a = User:alice, B=Group:O=x"})
+    assert config.listener_principals == {"A": "User:alice", "B": "Group:O=x"}
+    with pytest.raises(ConfigError, match="all workers must have the same value"):
+        BrokerConfig.from_properties({"group.coordinator.threads": "2", f"kcoord.worker.1.{FIXED}": ""})
+
+
+def test_a_foreign_principal_builder_is_accepted_if_its_listeners_have_fixed_principals() -> None:
+    builder = {"principal.builder.class": "org.example.Names"}
+    both = {**TWO_LISTENERS, FIXED: "A=User:alice,B=User:bob"}
+    config = BrokerConfig.from_properties({**both, **builder})
+    assert foreign_principal_builders(config) == builder
+    with pytest.raises(ConfigError, match=r"give each listener that it is for a principal in kcoord\.listener"):
+        BrokerConfig.from_properties({**TWO_LISTENERS, **builder, FIXED: "A=User:alice"})
+    of_a = {"listener.name.a.principal.builder.class": "org.example.Names"}
+    BrokerConfig.from_properties({**TWO_LISTENERS, **of_a, FIXED: "A=User:alice"})
+    with pytest.raises(ConfigError, match=r"listener\.name\.a\.principal\.builder\.class"):
+        BrokerConfig.from_properties({**TWO_LISTENERS, **of_a, FIXED: "B=User:bob"})
+    assert foreign_principal_builders(BrokerConfig.from_properties({})) == {}
+
+
+def test_super_users() -> None:
+    assert parse_super_users("") == frozenset()
+    assert parse_super_users(" User:a ;; Group:CN=b,O=c ;") == {"User:a", "Group:CN=b,O=c"}
+
+
+def test_a_listener_has_its_own_settings_of_tls_before_those_of_all() -> None:
+    config = BrokerConfig.from_properties(
+        {
+            "listeners": "A://:1,B://:2",
+            "listener.security.protocol.map": "A:SSL,B:SSL",
+            "ssl.client.auth": "requested",
+            "ssl.keystore.type": "PEM",
+            "listener.name.a.ssl.client.auth": "required",
+        }
+    )
+    first, second = config.open_listeners
+    assert config.ignored == []
+    assert config.value_for_listener(first, "ssl.client.auth") == "required"
+    assert config.value_for_listener(second, "ssl.client.auth") == "requested"
+    assert config.value_for_listener(first, "ssl.keystore.type") == "PEM"
+    assert config.name_for_listener(first, "ssl.client.auth") == "listener.name.a.ssl.client.auth"
+    changed = config.with_dynamic({"listener.name.b.ssl.client.auth": "none"})
+    assert changed.value_for_listener(second, "ssl.client.auth") == "none"
+    with pytest.raises(ConfigError, match=r"Invalid value maybe for configuration ssl\.client\.auth"):
+        BrokerConfig.from_properties({"listener.name.a.ssl.client.auth": "maybe"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tool behind `make mutate`: which mutants there are, how they are drawn, and who kills them."""
+"""The tool behind `make mutate`: the mutants of a line, how they are drawn, and what kills them."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from tests.mutation.trial import Outcome, Verdict, outcome
     ],
 )
 def test_a_line_has_the_mutants_of_its_operators_and_calls(line: str, changes: set[str]) -> None:
-    found = {mutant.apply(line) for mutant in mutants_of("sample.py", line)}
-    assert {text.removeprefix("x = ") for text in found} == {change.removeprefix("x = ") for change in changes}
+    mutated = {mutant.apply(line) for mutant in mutants_of("sample.py", line)}
+    assert {text.removeprefix("x = ") for text in mutated} == {change.removeprefix("x = ") for change in changes}
 
 
 def test_a_mutant_names_its_line_and_function() -> None:
@@ -67,7 +67,7 @@ def test_a_mutant_names_its_line_and_function() -> None:
     assert of_class.module == "kcoord.group"
 
 
-def test_every_mutant_of_a_sample_of_the_product_is_python_and_differs() -> None:
+def test_every_mutant_of_a_sample_is_valid_python_and_differs_from_the_source() -> None:
     drawn = draw(mutants_of_files(["kcoord/coordinator", "kcoord/storage", "kcoord/client"]), 150, seed=7)
     assert len(drawn) == 150
     for mutant in drawn:
@@ -86,14 +86,14 @@ def test_a_draw_stays_the_same_while_other_code_changes() -> None:
     assert max(Counter((mutant.start, mutant.old) for mutant in drawn).values()) == 1
 
 
-def test_each_equivalent_mutant_is_one_of_the_code_and_has_a_reason() -> None:
+def test_each_equivalent_mutant_exists_in_the_code_and_has_a_reason() -> None:
     entries = equivalent.read_equivalent_mutants()
     assert equivalent.outdated(entries) == []
     assert [entry for entry in entries if len(entry.reason) < 20] == []
     assert len({entry.key for entry in entries}) == len(entries)
 
 
-def test_an_equivalent_mutant_of_code_that_is_gone_is_outdated() -> None:
+def test_an_equivalent_mutant_of_removed_code_is_outdated() -> None:
     entry = equivalent.EquivalentMutant("kcoord/runtime/serde.py", "no such line", "1 -> 2", "none")
     assert equivalent.outdated([entry]) == [entry]
     assert equivalent.outdated([equivalent.EquivalentMutant("kcoord/gone.py", "x = 1", "1 -> 2", "none")])
@@ -109,7 +109,7 @@ def _line(file: str, text: str) -> str:
     return f"{file}:{source[: source.index(text)].count(chr(10)) + 1}"
 
 
-def test_a_mutant_that_a_test_notices_is_killed_and_changes_no_file() -> None:
+def test_a_mutant_that_fails_a_test_is_killed_and_changes_no_file() -> None:
     file = "kcoord/runtime/serde.py"
     source = (mutants.ROOT / file).read_text()
     line = _line(file, "% partitions")
@@ -118,7 +118,7 @@ def test_a_mutant_that_a_test_notices_is_killed_and_changes_no_file() -> None:
     assert (mutants.ROOT / file).read_text() == source
 
 
-def test_a_mutant_that_no_test_notices_is_shown_and_fails() -> None:
+def test_a_mutant_that_fails_no_test_is_shown_and_fails_the_run() -> None:
     line = _line("kcoord/client/backoff.py", "def ")
     number = int(line.rpartition(":")[2])
     file = "kcoord/client/backoff.py"
@@ -130,7 +130,7 @@ def test_a_mutant_that_no_test_notices_is_shown_and_fails() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGPROF, signal.SIGALRM])
-def test_a_mutant_whose_time_is_up_is_killed_and_named(tmp_path: Path, number: int) -> None:
+def test_a_mutant_that_exceeds_its_time_is_killed_and_its_test_is_named(tmp_path: Path, number: int) -> None:
     (tmp_path / "place").write_text("tests/test_loop.py::test_end")
     assert outcome(-number, tmp_path) == Outcome(Verdict.TIMEOUT, "tests/test_loop.py::test_end")
     assert outcome(0, tmp_path).verdict is Verdict.SURVIVED

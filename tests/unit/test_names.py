@@ -20,11 +20,14 @@ SHARED_NAMES = {
 
 
 CALLED_BY_NAME = {"__dir__", "__getattr__", "kcoord_broker_factory", "pytest_addoption"}
-"""What Python and pytest find by its name."""
+"""Names that Python and pytest look up."""
 
 
 def _classes() -> dict[str, list[str]]:
-    """Nested classes too; those of kcoord_protocol.messages are made from the schemas, not written."""
+    """Returns the places of all classes by name, nested classes too.
+
+    The classes of kcoord_protocol.messages are generated from the schemas, so they are not in the source.
+    """
     places: dict[str, list[str]] = defaultdict(list)
     for folder in ("kcoord", "protocol/kcoord_protocol"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -37,7 +40,7 @@ def _classes() -> dict[str, list[str]]:
 def test_no_two_classes_have_one_name() -> None:
     twice = {name: places for name, places in _classes().items() if len(places) > 1}
     assert twice.keys() - SHARED_NAMES.keys() == set(), twice
-    assert SHARED_NAMES.keys() - twice.keys() == set(), "no longer shared"
+    assert SHARED_NAMES.keys() - twice.keys() == set(), "these names are no longer shared"
 
 
 def _module_level_names(tree: ast.Module) -> Iterator[str]:
@@ -50,7 +53,7 @@ def _module_level_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_name_of_a_module_is_unused() -> None:
-    """A name counts as used if its word stands anywhere else, so what this test finds is surely unused."""
+    """A name counts as used if its word occurs anywhere else, so every name that this test reports is unused."""
     words: Counter[str] = Counter()
     defined: dict[str, str] = {}
     for folder in ("kcoord", "protocol", "tests", "bench", "docs", "examples"):

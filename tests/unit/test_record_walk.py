@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walker over batches and records against a reader that is written to be obviously right, and every other reader
-against the walker, on one corpus.
+"""Compares the walker of batches and records with a simple reader, and all other readers with the walker.
+
+All of them read one corpus of sound and broken bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Refused(Exception):
 
 
 class Cursor:
-    """Reads a record number by number, with arithmetic instead of tricks."""
+    """Reads the numbers of a record one after the other, with plain arithmetic."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -91,9 +92,9 @@ class Cursor:
 def plain_records(
     data: bytes, count: int, *, last: int | None, check_headers: bool, lenient: bool
 ) -> list[tuple[object, ...]]:
-    """(end, timestamp delta, offset delta, key, value, where the headers begin) of each record."""
+    """Returns (end, timestamp delta, offset delta, key, bounds of the value, start of the headers) of each record."""
     cursor = Cursor(data)
-    made: list[tuple[object, ...]] = []
+    records: list[tuple[object, ...]] = []
     previous = -1
     for _ in range(count):
         size = cursor.number(32)
@@ -122,11 +123,11 @@ def plain_records(
         if last is not None and (delta <= previous or delta > last):
             raise Refused
         previous = delta
-        made.append((end, later, delta, data[key[0] : key[1]] if key[0] >= 0 else None, value, headers_at))
+        records.append((end, later, delta, data[key[0] : key[1]] if key[0] >= 0 else None, value, headers_at))
         cursor.at = end
     if cursor.at != len(data):
         raise Refused
-    return made
+    return records
 
 
 def unzigzag(number: int) -> int:
@@ -134,7 +135,7 @@ def unzigzag(number: int) -> int:
 
 
 def walked(data: bytes, places: list[RecordPlace]) -> list[tuple[object, ...]]:
-    """Places in the form of `plain_records`."""
+    """Returns the places in the form of `plain_records`."""
     return [
         (
             end,
@@ -158,7 +159,9 @@ def places_of(data: bytes, count: int, **options: object) -> list[RecordPlace] |
 @pytest.mark.parametrize("check_headers", [True, False])
 @pytest.mark.parametrize("lenient", [True, False])
 @pytest.mark.parametrize("last", [None, 299, 2**31 - 1])
-def test_records_are_walked_as_the_format_says(check_headers: bool, lenient: bool, last: int | None) -> None:
+def test_the_walker_reads_records_as_the_simple_reader_does(
+    check_headers: bool, lenient: bool, last: int | None
+) -> None:
     sound = 0
     for data, count in bodies():
         places = places_of(data, count, last_offset_delta=last, check_headers=check_headers, lenient=lenient)
@@ -175,7 +178,7 @@ def test_records_are_walked_as_the_format_says(check_headers: bool, lenient: boo
 
 
 def plain_batches(data: bytes) -> tuple[list[int], int, bool]:
-    """(where whole sound-looking batches begin, where that ends, whether something impossible is there)."""
+    """Returns the positions of whole batches, the position after them, and whether an impossible header is there."""
     positions: list[int] = []
     at = 0
     while len(data) - at >= BATCH_OVERHEAD_BYTES:
@@ -203,7 +206,7 @@ def walked_batches(data: bytes, *, verify: bool = False) -> tuple[list[int], Cor
 ALL = [*sound_batches(), *broken_batches(), *segments()]
 
 
-def test_batches_are_walked_as_the_format_says() -> None:
+def test_the_walker_reads_batches_as_the_simple_reader_does() -> None:
     for data in ALL:
         expected, stop, is_impossible = plain_batches(data)
         positions, error = walked_batches(data)
@@ -214,7 +217,7 @@ def test_batches_are_walked_as_the_format_says() -> None:
             assert error.base_offset == unpack_from(">q", data, stop)[0] or "record format" in str(error)
 
 
-def test_checksums_are_checked_once_and_name_the_batch() -> None:
+def test_the_error_of_a_wrong_checksum_names_the_batch() -> None:
     wrong = 0
     for data in ALL:
         positions, stop, is_impossible = plain_batches(data)
@@ -237,14 +240,14 @@ def is_sound(batch: bytes) -> bool:
     return crc32c(batch[21:]) == int.from_bytes(batch[17:21], "big")
 
 
-def test_a_batch_may_be_walked_by_its_header_alone() -> None:
+def test_a_batch_can_be_walked_by_its_header_alone() -> None:
     batch = max(sound_batches(), key=len)
     ((position, fields),) = walk_batches(batch[:61], 0, len(batch))
     assert (position, fields[1] + 12) == (0, len(batch))
     assert [*walk_batches(batch[:61], 0, len(batch) - 1)] == []
 
 
-def test_headers_are_those_of_the_walk() -> None:
+def test_iter_headers_returns_the_headers_that_the_walker_finds() -> None:
     for data in ALL:
         positions, error = walked_batches(data)
         seen = []
@@ -260,15 +263,16 @@ def test_headers_are_those_of_the_walk() -> None:
         assert seen == positions
 
 
-def test_message_sets_are_named() -> None:
+def test_the_error_of_a_message_set_names_its_format() -> None:
     for data in message_sets():
         with pytest.raises(CorruptBatchError, match=r"record format [01] is not supported"):
             list(iter_headers(data))
 
 
-def test_what_may_be_a_batch_is_seen_at_every_byte() -> None:
+def test_possible_batches_are_found_at_every_byte() -> None:
     whole = encode_batch([Record(b"k", b"v" * 70)], base_offset=5)
-    empty = encode_batch([], base_offset=5)  # its last offset delta is -1
+    # The last offset delta of an empty batch is -1.
+    empty = encode_batch([], base_offset=5)
     seen = 0
     for data in [whole, whole[:61], whole[:60], empty, b"\2" + whole, bytes(40) + whole + whole, *segments()[:60]]:
         for end in (len(data) - 1, len(data), len(data) + 10_000):
@@ -295,7 +299,7 @@ def may_begin(data: bytes, at: int, end: int, offset: int) -> bool:
 # -- the readers that call the walker ----------------------------------------------------------------------------------
 
 
-def test_storage_stops_where_the_walk_does() -> None:
+def test_storage_stops_at_the_position_where_the_walker_stops() -> None:
     kinds = set()
     for data in segments():
         fs = MemoryFileSystem()
@@ -330,20 +334,21 @@ def test_storage_stops_where_the_walk_does() -> None:
 
 
 def follows(data: bytes, at: int, offset: int) -> bool:
-    """Whether a sound batch with `offset` or more begins at `at`."""
+    """Returns whether a sound batch begins at `at` whose base offset is at least `offset`."""
     if data[at + 16] != 2 or unpack_from(">q", data, at)[0] < offset or unpack_from(">i", data, at + 23)[0] < 0:
         return False
     return unpack_from(">i", data, at + 8)[0] >= 49 and verify_crc(data, at)
 
 
-def test_a_log_takes_whole_batches_that_continue_it() -> None:
+def test_a_log_accepts_whole_batches_with_rising_offsets() -> None:
     taken = 0
     for data in ALL:
         log = Log.open(MemoryFileSystem(), "/d", LogConfig(), NOW_MS)
         positions, stop, _ = plain_batches(data)
         headers = [decode_header(data, position) for position in positions]
         if headers and headers[-1].last_offset - headers[0].base_offset > MAX_RELATIVE_OFFSET:
-            continue  # more than a segment can hold, which nobody appends at once
+            # A segment cannot hold such a range of offsets, and no caller appends one at once.
+            continue
         bounds = zip([0, *(header.next_offset for header in headers)], headers, strict=False)
         is_whole = bool(positions) and stop == len(data) and all(header.base_offset >= due for due, header in bounds)
         try:
@@ -364,7 +369,7 @@ def test_a_log_takes_whole_batches_that_continue_it() -> None:
     assert taken > len(sound_batches())
 
 
-def test_producers_records_are_checked_by_the_walk() -> None:
+def test_the_checks_of_produced_records_reject_what_the_walker_rejects() -> None:
     for data, count in bodies():
         places = places_of(data, count, lenient=True)
         try:
@@ -378,7 +383,7 @@ def test_producers_records_are_checked_by_the_walk() -> None:
             assert [index for index, _, _ in scan.errors] == gaps
 
 
-def test_decoders_give_what_the_walk_shows() -> None:
+def test_decoders_return_the_records_that_the_walker_finds() -> None:
     for body, count in bodies():
         batch = batch_around(body, count, 2**31 - 1)
         places = places_of(body, count, last_offset_delta=2**31 - 1)
@@ -397,7 +402,7 @@ def test_decoders_give_what_the_walk_shows() -> None:
         assert [value for _, _, value in entries] == values
 
 
-def test_the_cleaner_reads_as_the_walk_does() -> None:
+def test_the_cleaner_reads_the_records_that_the_walker_finds() -> None:
     in_runs = 0
     for data, count in bodies():
         places = places_of(data, count, check_headers=False)
@@ -423,15 +428,15 @@ def test_the_cleaner_reads_as_the_walk_does() -> None:
     assert in_runs > 3
 
 
-def test_runs_are_read_from_sound_records_alone() -> None:
-    """Equal records in a row: `read_runs` accepts nothing that the walker refuses."""
+def test_runs_are_read_only_from_sound_records() -> None:
+    """`read_runs` reads records of equal shape in a row. It accepts nothing that the walker rejects."""
     for data, count in bodies():
         if read_runs(data, count) is not None and count > 0:
             assert isinstance(places_of(data, count, check_headers=False), list)
 
 
-def test_packed_commits_are_replayed_from_sound_records_alone() -> None:
-    """The loader's short way for committed offsets: what it takes, the walker takes, and the ordinary way loads it."""
+def test_packed_commits_are_replayed_only_from_sound_records() -> None:
+    """The loader has a fast path for batches of committed offsets. It gives the same state as the general replay."""
     short = 0
     serde = CoordinatorSerde()
     for body, count in bodies():

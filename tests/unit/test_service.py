@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups land on the partitions on which Kafka's brokers put them."""
+"""Kafka's brokers and kcoord assign a group to the same partition of the offsets topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kcoord.runtime.serde import java_string_hash, partition_for
         ("\ud83d\ude00"[:1], 55357),
     ],
 )
-def test_the_hash_is_that_of_a_java_string(text: str, expected: int | None) -> None:
+def test_the_hash_equals_java_string_hash_code(text: str, expected: int | None) -> None:
     units = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for i in range(0, len(units), 2):
@@ -33,10 +33,10 @@ def test_the_hash_is_that_of_a_java_string(text: str, expected: int | None) -> N
         assert value == expected
 
 
-def test_the_partition_follows_from_the_absolute_value_of_the_hash() -> None:
+def test_the_partition_is_the_absolute_hash_modulo_the_count() -> None:
     assert partition_for("polygenelubricants", 50) == 0
     assert partition_for("Hello World", 50) == 862545276 % 50
-    # Where a broker of Kafka 4.3.1 has put groups whose hash is negative.
+    # Partitions to which a broker of Kafka 4.3.1 assigned groups with a negative hash.
     assert partition_for("gclassic", 5) == 0
     assert partition_for("coop-classic", 8) == 6
     assert partition_for("stalled", 8) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make shape` takes for a function that only forwards, and for an import circle."""
+"""The functions that `make shape` counts as forwarding, and the import circles that it finds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// retryAfter is how long a poll waits for records before what is kept is committed again.
+// retryAfter is how long a poll waits for records before the member retries a rejected commit.
 const retryAfter = 100 * time.Millisecond
 
 type protocol int
@@ -29,8 +29,8 @@ type record struct {
 	offset    int64
 }
 
-// member is polled all the time; it commits what it polled before that counts as seen. A commit that crosses a rebalance is
-// refused (Kafka 4.3.1 refuses it likewise): what it held is committed again, unless its partition was lost meanwhile.
+// member polls continuously, and commits records before they count as seen. The broker rejects a commit during a
+// rebalance (as Kafka 4.3.1 does). The member then commits the records again, unless it has lost their partition.
 type member struct {
 	client  *kgo.Client
 	group   *fleet
@@ -43,7 +43,7 @@ type member struct {
 	revoked int
 }
 
-// fleet is a group: its members, and what all that were ever in it have seen and owned.
+// fleet is a group. It has the current members and all members that were ever in it, with the records they have seen.
 type fleet struct {
 	address, name string
 	members, all  []*member
@@ -109,15 +109,15 @@ func (m *member) keep(records []*kgo.Record) {
 	m.kept = append(m.kept, records...)
 }
 
-// commit runs between a poll and AllowRebalance, so that no partition is lost in the middle of it.
+// commit runs between a poll and AllowRebalance, so that no partition is lost during the commit.
 func (m *member) commit() {
 	if len(m.kept) == 0 || m.client.CommitRecords(context.Background(), m.kept...) != nil {
 		return
 	}
 	m.lock.Lock()
 	defer m.lock.Unlock()
-	for _, each := range m.kept {
-		m.read[record{each.Partition, each.Offset}] = true
+	for _, kept := range m.kept {
+		m.read[record{kept.Partition, kept.Offset}] = true
 	}
 	m.kept = nil
 }
@@ -150,7 +150,7 @@ func (m *member) lost(_ context.Context, _ *kgo.Client, gone map[string][]int32)
 		if m.group.owners[partition] == m {
 			delete(m.group.owners, partition)
 		}
-		m.kept = slices.DeleteFunc(m.kept, func(each *kgo.Record) bool { return each.Partition == partition })
+		m.kept = slices.DeleteFunc(m.kept, func(kept *kgo.Record) bool { return kept.Partition == partition })
 	}
 }
 
@@ -180,7 +180,7 @@ func (f *fleet) leave(index int) {
 	gone := f.members[index]
 	f.members = append(append([]*member{}, f.members[:index]...), f.members[index+1:]...)
 	gone.close()
-	// A static member keeps its partitions while it is away, and tells nobody.
+	// A static member keeps its partitions while it is away, so the client calls no callback.
 	gone.lost(context.Background(), nil, map[string][]int32{f.name: keys(gone.owned())})
 }
 
@@ -190,13 +190,13 @@ func (f *fleet) close() {
 	}
 }
 
-// settle waits until the members own all partitions, each once, as evenly as it goes.
+// settle waits until the members own all partitions, each partition once, as evenly as possible.
 func (f *fleet) settle() error {
 	return await("a balanced assignment", func() bool {
 		total, least, most := map[int32]bool{}, partitions, 0
 		sum := 0
-		for _, each := range f.members {
-			owned := each.owned()
+		for _, member := range f.members {
+			owned := member.owned()
 			for partition := range owned {
 				total[partition] = true
 			}
@@ -209,18 +209,20 @@ func (f *fleet) settle() error {
 
 func (f *fleet) seen() map[record]bool {
 	all := map[record]bool{}
-	for _, each := range f.all {
-		each.lock.Lock()
-		for seen := range each.read {
+	for _, member := range f.all {
+		member.lock.Lock()
+		for seen := range member.read {
 			all[seen] = true
 		}
-		each.lock.Unlock()
+		member.lock.Unlock()
 	}
 	return all
 }
 
-func (f *fleet) awaitSeen(each int) error {
-	return await(fmt.Sprintf("%d records of each partition", each), func() bool { return len(f.seen()) == each*partitions })
+func (f *fleet) awaitSeen(perPartition int) error {
+	return await(fmt.Sprintf("%d records of each partition", perPartition), func() bool {
+		return len(f.seen()) == perPartition*partitions
+	})
 }
 
 func (f *fleet) faults() error {
@@ -237,7 +239,7 @@ type producer struct {
 	topic  string
 }
 
-// newProducer makes the topic too.
+// newProducer creates the topic and a producer for it.
 func newProducer(address, topic string) (*producer, error) {
 	client, err := kgo.NewClient(kgo.SeedBrokers(address), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	if err != nil {
@@ -252,8 +254,8 @@ func newProducer(address, topic string) (*producer, error) {
 	return &producer{client, topic}, nil
 }
 
-// each produces so many records to each partition.
-func (p *producer) each(count int) error {
+// produce writes count records to each partition.
+func (p *producer) produce(count int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var records []*kgo.Record
@@ -282,18 +284,18 @@ func await(what string, condition func() bool) error {
 
 func keys(of map[int32]bool) []int32 {
 	var list []int32
-	for each := range of {
-		list = append(list, each)
+	for key := range of {
+		list = append(list, key)
 	}
 	return list
 }
 
-func equal(one, other map[int32]bool) bool {
-	if len(one) != len(other) {
+func equal(first, second map[int32]bool) bool {
+	if len(first) != len(second) {
 		return false
 	}
-	for each := range one {
-		if !other[each] {
+	for key := range first {
+		if !second[key] {
 			return false
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command clients lives in groups of a broker with franz-go: clients ADDRESS. It prints a line per scenario and ends with
-// "N passed, N failed".
+// Command clients runs members of groups with franz-go. Usage: clients ADDRESS. It prints a line per scenario, and
+// "N passed, N failed" at the end.
 package main
 
 import (
@@ -24,8 +24,8 @@ type scenario struct {
 	run  func(address, name string) error
 }
 
-// There is no static member of the consumer protocol: franz-go 1.22 leaves the instance id out when such a member goes for a
-// while, which a broker refuses.
+// There is no scenario with a static member of the consumer protocol. When such a member leaves temporarily, franz-go
+// 1.22 omits the instance id, and brokers reject that.
 var scenarios = []scenario{
 	{"go-classic-eager", func(address, name string) error { return share(address, name, eager) }},
 	{"go-classic-cooperative", func(address, name string) error { return share(address, name, cooperative) }},
@@ -40,13 +40,13 @@ var scenarios = []scenario{
 func main() {
 	address := os.Args[1]
 	failed := 0
-	for _, each := range scenarios {
+	for _, scenario := range scenarios {
 		began := time.Now()
-		if err := each.run(address, each.name); err != nil {
+		if err := scenario.run(address, scenario.name); err != nil {
 			failed++
-			fmt.Printf("FAILED %s: %v\n", each.name, err)
+			fmt.Printf("FAILED %s: %v\n", scenario.name, err)
 		} else {
-			fmt.Printf("ok %s %.1f s\n", each.name, time.Since(began).Seconds())
+			fmt.Printf("ok %s %.1f s\n", scenario.name, time.Since(began).Seconds())
 		}
 	}
 	fmt.Printf("%d passed, %d failed\n", len(scenarios)-failed, failed)
@@ -55,7 +55,7 @@ func main() {
 	}
 }
 
-// share: three members join one after the other, read all records once, and the first leaves.
+// share: three members join one after the other and read all records once. Then the first member leaves.
 func share(address, name string, how protocol) error {
 	producer, err := newProducer(address, name)
 	if err != nil {
@@ -72,7 +72,7 @@ func share(address, name string, how protocol) error {
 			return err
 		}
 	}
-	if err := producer.each(20); err != nil {
+	if err := producer.produce(20); err != nil {
 		return err
 	}
 	if err := group.awaitSeen(20); err != nil {
@@ -82,7 +82,7 @@ func share(address, name string, how protocol) error {
 	if err := group.settle(); err != nil {
 		return err
 	}
-	if err := producer.each(5); err != nil {
+	if err := producer.produce(5); err != nil {
 		return err
 	}
 	if err := group.awaitSeen(25); err != nil {
@@ -91,7 +91,7 @@ func share(address, name string, how protocol) error {
 	return group.faults()
 }
 
-// static: a static member that restarts gets its partitions back, and the other member is not disturbed.
+// static: a static member that restarts gets its partitions back, and the other member keeps its own.
 func static(address, name string, how protocol) error {
 	producer, err := newProducer(address, name)
 	if err != nil {
@@ -108,22 +108,22 @@ func static(address, name string, how protocol) error {
 			return err
 		}
 	}
-	owned, told := group.members[0].owned(), group.members[1].revocations()
+	owned, revocations := group.members[0].owned(), group.members[1].revocations()
 	group.leave(0)
 	if err := group.add(how, "one"); err != nil {
 		return err
 	}
-	again := group.members[1]
-	if err := await("the partitions it had", func() bool { return equal(again.owned(), owned) }); err != nil {
+	restarted := group.members[1]
+	if err := await("the same partitions as before", func() bool { return equal(restarted.owned(), owned) }); err != nil {
 		return err
 	}
-	if group.members[0].revocations() != told {
+	if group.members[0].revocations() != revocations {
 		return fmt.Errorf("the other static member lost partitions")
 	}
 	return group.faults()
 }
 
-// resume: a new member of the group goes on where the old one has committed.
+// resume: a new member of the group begins at the offsets that the old member committed.
 func resume(address, name string, how protocol) error {
 	producer, err := newProducer(address, name)
 	if err != nil {
@@ -131,7 +131,7 @@ func resume(address, name string, how protocol) error {
 	}
 	defer producer.close()
 	for round := int64(0); round < 2; round++ {
-		if err := producer.each(10); err != nil {
+		if err := producer.produce(10); err != nil {
 			return err
 		}
 		group := &fleet{address: address, name: name}
@@ -152,7 +152,7 @@ func resume(address, name string, how protocol) error {
 	return nil
 }
 
-// migrate: three members are rolled to the consumer protocol and back while records are produced.
+// migrate: three members move to the consumer protocol and back, one by one, while records are produced.
 func migrate(address, name string, how protocol) error {
 	producer, err := newProducer(address, name)
 	if err != nil {
@@ -173,7 +173,7 @@ func migrate(address, name string, how protocol) error {
 	for _, next := range []protocol{consumer, how} {
 		for range 3 {
 			group.leave(0)
-			if err := producer.each(10); err != nil {
+			if err := producer.produce(10); err != nil {
 				return err
 			}
 			rounds++
@@ -202,16 +202,16 @@ func hasType(address, name string, how protocol) error {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	wanted := "classic"
+	groupType := "classic"
 	if how == consumer {
-		wanted = "consumer"
+		groupType = "consumer"
 	}
-	listed, err := kadm.NewClient(client).ListGroupsByType(ctx, []string{wanted})
+	listed, err := kadm.NewClient(client).ListGroupsByType(ctx, []string{groupType})
 	if err != nil {
 		return err
 	}
-	if _, found := listed[name]; !found {
-		return fmt.Errorf("the group is not a %s group", wanted)
+	if _, isListed := listed[name]; !isListed {
+		return fmt.Errorf("the group is not a %s group", groupType)
 	}
 	return nil
 }

@@ -27,7 +27,10 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.RebalanceInProgressException;
 import org.apache.kafka.common.errors.WakeupException;
 
-/** Lives in groups of a broker with Apache Kafka's own consumer: Scenarios ADDRESS. A line per scenario, and "N passed, N failed" at the end. */
+/**
+ * Runs members of groups with Apache Kafka's own consumer. Usage: Scenarios ADDRESS. It prints a line per scenario, and
+ * "N passed, N failed" at the end.
+ */
 public class Scenarios {
     private static final int PARTITIONS = 6;
     private static final long PATIENCE_MS = 30_000;
@@ -65,14 +68,14 @@ public class Scenarios {
         int failed = 0;
         try (Admin shared = Admin.create(properties())) {
             admin = shared;
-            for (Map.Entry<String, Scenario> each : scenarios.entrySet()) {
+            for (Map.Entry<String, Scenario> scenario : scenarios.entrySet()) {
                 long began = System.nanoTime();
                 try {
-                    each.getValue().run(each.getKey());
-                    System.out.printf("ok %s %.1f s%n", each.getKey(), (System.nanoTime() - began) / 1e9);
+                    scenario.getValue().run(scenario.getKey());
+                    System.out.printf("ok %s %.1f s%n", scenario.getKey(), (System.nanoTime() - began) / 1e9);
                 } catch (Exception | AssertionError error) {
                     failed++;
-                    System.out.printf("FAILED %s: %s%n", each.getKey(), error);
+                    System.out.printf("FAILED %s: %s%n", scenario.getKey(), error);
                 }
             }
         }
@@ -80,7 +83,7 @@ public class Scenarios {
         System.exit(failed > 0 ? 1 : 0);
     }
 
-    /** Three members join one after the other, read all records, and the first leaves. */
+    /** Three members join one after the other and read all records. Then the first member leaves. */
     private static void share(String name, Protocol protocol) throws Exception {
         createTopic(name);
         try (Group group = new Group(name)) {
@@ -98,7 +101,7 @@ public class Scenarios {
         }
     }
 
-    /** A static member that restarts gets its partitions back, and the other member is not disturbed. */
+    /** A static member that restarts gets its partitions back, and the other member keeps its own. */
     private static void staticMember(String name, Protocol protocol) throws Exception {
         createTopic(name);
         try (Group group = new Group(name)) {
@@ -108,16 +111,16 @@ public class Scenarios {
             group.settle();
             Set<Integer> owned = group.members.get(0).owned();
             Member other = group.members.get(1);
-            int told = other.revocations;
+            int revocations = other.revocations;
             group.leave(0);
-            Member again = group.add(protocol, "one");
-            await("the partitions it had", () -> again.owned().equals(owned));
-            expect(other.revocations == told, "the other static member lost partitions");
+            Member restarted = group.add(protocol, "one");
+            await("the same partitions as before", () -> restarted.owned().equals(owned));
+            expect(other.revocations == revocations, "the other static member lost partitions");
             group.check();
         }
     }
 
-    /** A new member of the group goes on where the old one has committed. */
+    /** A new member of the group begins at the offsets that the old member committed. */
     private static void resume(String name, Protocol protocol) throws Exception {
         createTopic(name);
         for (int round = 0; round < 2; round++) {
@@ -132,7 +135,7 @@ public class Scenarios {
         }
     }
 
-    /** Three members are rolled to the consumer protocol and back while records are produced. */
+    /** Three members move to the consumer protocol and back, one by one, while records are produced. */
     private static void migrate(String name, Protocol protocol) throws Exception {
         createTopic(name);
         try (Group group = new Group(name)) {
@@ -147,10 +150,10 @@ public class Scenarios {
                     group.add(next, null);
                     group.settle();
                 }
-                GroupType wanted = next == Protocol.CONSUMER ? GroupType.CONSUMER : GroupType.CLASSIC;
-                GroupType found = admin.listGroups().all().get(20, TimeUnit.SECONDS).stream()
+                GroupType expected = next == Protocol.CONSUMER ? GroupType.CONSUMER : GroupType.CLASSIC;
+                GroupType actual = admin.listGroups().all().get(20, TimeUnit.SECONDS).stream()
                     .filter(listing -> listing.groupId().equals(name)).findFirst().orElseThrow().type().orElseThrow();
-                expect(found == wanted, "the group is of type " + found);
+                expect(actual == expected, "the group has type " + actual + ", not " + expected);
             }
             group.awaitSeen(10 * rounds);
             group.check();
@@ -159,7 +162,7 @@ public class Scenarios {
 
     record Seen(int partition, long offset) { }
 
-    /** A group: its members, and what all that were ever in it have seen and owned. */
+    /** A group: its members, the owners of the partitions, and the records that all members have seen. */
     static final class Group implements AutoCloseable {
         final String name;
         final List<Member> members = new ArrayList<>();
@@ -181,7 +184,8 @@ public class Scenarios {
         void leave(int index) throws Exception {
             Member gone = members.remove(index);
             gone.end();
-            gave(gone, gone.owned());  // a static member keeps its partitions while it is away
+            // A static member keeps its partitions while it is away, so the client calls no callback.
+            gave(gone, gone.owned());
         }
 
         synchronized void took(Member member, Collection<Integer> partitions) {
@@ -195,7 +199,7 @@ public class Scenarios {
             for (int partition : partitions) owners.remove(partition, member);
         }
 
-        /** Waits until the members own all partitions, each once, as evenly as it goes. */
+        /** Waits until the members own all partitions, each partition once, as evenly as possible. */
         void settle() throws Exception {
             await("a balanced assignment", () -> {
                 List<Set<Integer>> owned = members.stream().map(Member::owned).toList();
@@ -208,8 +212,8 @@ public class Scenarios {
             });
         }
 
-        void awaitSeen(int each) throws Exception {
-            await(each + " records of each partition", () -> seen.size() == each * PARTITIONS);
+        void awaitSeen(int perPartition) throws Exception {
+            await(perPartition + " records of each partition", () -> seen.size() == perPartition * PARTITIONS);
         }
 
         void check() {
@@ -222,7 +226,7 @@ public class Scenarios {
         }
     }
 
-    /** A consumer polled in a thread of its own; it commits what it polled before that counts as seen. */
+    /** A consumer with a thread that polls it. It commits records before they count as seen. */
     static final class Member extends Thread implements ConsumerRebalanceListener {
         volatile int revocations;
         private final Group group;
@@ -264,7 +268,7 @@ public class Scenarios {
                         rewind(records);
                         continue;
                     }
-                    records.forEach(each -> group.seen.add(new Seen(each.partition(), each.offset())));
+                    records.forEach(record -> group.seen.add(new Seen(record.partition(), record.offset())));
                 }
             } catch (WakeupException ended) {
                 return;
@@ -273,7 +277,7 @@ public class Scenarios {
             }
         }
 
-        /** What could not be committed is read again: by whoever owns the partition then, which may be this member. */
+        /** Reads records again whose commit failed, if this member still owns the partition. Else the new owner reads them. */
         private void rewind(ConsumerRecords<byte[], byte[]> records) {
             for (TopicPartition partition : records.partitions()) {
                 if (consumer.assignment().contains(partition)) {
@@ -318,14 +322,14 @@ public class Scenarios {
         admin.createTopics(List.of(new NewTopic(name, PARTITIONS, (short) 1))).all().get(20, TimeUnit.SECONDS);
     }
 
-    /** So many records to each partition. */
-    private static void produce(String topic, int each) {
+    /** Writes `count` records to each partition. */
+    private static void produce(String topic, int count) {
         Properties config = properties();
         config.put("key.serializer", "org.apache.kafka.common.serialization.ByteArraySerializer");
         config.put("value.serializer", "org.apache.kafka.common.serialization.ByteArraySerializer");
         try (KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(config)) {
             for (int partition = 0; partition < PARTITIONS; partition++)
-                for (int i = 0; i < each; i++) producer.send(new ProducerRecord<>(topic, partition, null, new byte[] {'x'}));
+                for (int i = 0; i < count; i++) producer.send(new ProducerRecord<>(topic, partition, null, new byte[] {'x'}));
             producer.flush();
         }
     }

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kcoord.client against real brokers: kcoord itself, and Apache Kafka 4.3.1 where the tests are marked `java`."""
+"""kcoord.client against real brokers: kcoord itself and, in tests that are marked `java`, Apache Kafka 4.3.1."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One broker of each kind for all tests that do not stop it; names of topics and groups are unique per test."""
+"""Tests that do not stop the broker share one broker of each kind. Each test has its own names of topics and groups."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def _start(kind: str, folder: Path, stack: ExitStack) -> Target:
 
 @pytest.fixture(scope="session", params=["kcoord", pytest.param("kafka", marks=pytest.mark.java)])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """kcoord, or Apache Kafka."""
+    """A kcoord broker, or Apache Kafka."""
     with ExitStack() as stack:
         yield _start(request.param, tmp_path_factory.mktemp(request.param), stack)
 
 
 @pytest.fixture(scope="session")
 def kcoord(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a kcoord broker, for what only kcoord has."""
+    """The address of a kcoord broker, for features that only kcoord has."""
     with ExitStack() as stack:
         yield _start("kcoord", tmp_path_factory.mktemp("kcoord"), stack).address
 
 
 @pytest.fixture
 def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
-    """Starts a kcoord broker of the test's own; keyword arguments are settings with underscores for dots."""
+    """A function that starts a kcoord broker for one test. Keyword arguments are settings with underscores for dots."""
     started: list[KcoordProcess] = []
 
     def start(**settings: str) -> KcoordProcess:
@@ -80,5 +80,5 @@ async def admin(target: Target) -> AsyncIterator[AdminClient]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name for the topics and groups of one test."""
+    """The name for the topics and groups of one test."""
     return re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")

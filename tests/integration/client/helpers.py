@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short ways to the things that most tests of the client need."""
+"""Helpers for tests of the client: topics, records, consumers and groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Partitions = frozenset[TopicPartition]
 
 
 async def eventually(condition: Callable[[], Awaitable[object] | object], what: str, seconds: float = SECONDS) -> None:
-    """Returns as soon as the condition is true."""
+    """Waits until the condition is true."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while True:
@@ -36,19 +36,19 @@ async def eventually(condition: Callable[[], Awaitable[object] | object], what: 
 
 
 async def create_topic(admin: AdminClient, name: str, partitions: int = 1) -> list[TopicPartition]:
-    """Makes a topic and returns its partitions, when the broker shows all of them."""
+    """Creates a topic, waits until the broker describes it, and returns its partitions."""
     (await admin.create_topics([NewTopic(name, partitions, 1)])).all()
 
     async def is_there() -> bool:
-        found = (await admin.describe_topics([name])).values
-        return name in found and len(found[name].partitions) == partitions
+        descriptions = (await admin.describe_topics([name])).values
+        return name in descriptions and len(descriptions[name].partitions) == partitions
 
     await eventually(is_there, f"the topic {name}")
     return [TopicPartition(name, partition) for partition in range(partitions)]
 
 
 async def produce(address: str, *records: tuple[TopicPartition, str, int | None]) -> None:
-    """(partition, value, timestamp) each."""
+    """Produces records, given as (partition, value, timestamp)."""
     async with Producer(bootstrap_servers=address, linger_ms=0) as producer:
         sent = [
             await producer.send(partition.topic, value, partition=partition.partition, timestamp_ms=timestamp_ms)
@@ -61,7 +61,7 @@ async def produce(address: str, *records: tuple[TopicPartition, str, int | None]
 async def consumer_of(
     address: str, group: str | None = None, **options: Unpack[ConsumerOptions]
 ) -> AsyncIterator[Consumer]:
-    """A consumer with short waits."""
+    """Yields a consumer with short waits, which reads from the earliest record."""
     settings: ConsumerOptions = {
         "bootstrap_servers": address,
         "group_id": group,
@@ -75,7 +75,7 @@ async def consumer_of(
 
 
 async def read(consumer: Consumer, count: int, seconds: float = SECONDS) -> list[ConsumerRecord]:
-    """Polls until there are that many records."""
+    """Polls until there are `count` records. Returns all records."""
     records: list[ConsumerRecord] = []
     async with asyncio.timeout(seconds):
         while len(records) < count:
@@ -88,7 +88,10 @@ def values(records: list[ConsumerRecord]) -> list[str]:
 
 
 class Events(ConsumerRebalanceListener):
-    """What happened, in order; `owners` is shared by members that must not own the same partition at once."""
+    """A listener that records its calls in order.
+
+    Members share `owners`, which checks that no two of them own the same partition at once.
+    """
 
     def __init__(self, owners: dict[TopicPartition, Events] | None = None) -> None:
         self.events: list[tuple[str, Partitions]] = []
@@ -115,7 +118,7 @@ class Events(ConsumerRebalanceListener):
 
 
 class Member:
-    """A consumer that is polled all the time by a task of its own; leaving the context leaves the group."""
+    """A consumer with a task that polls it continuously. `stop` leaves the group."""
 
     def __init__(
         self, address: str, group: str, owners: dict[TopicPartition, Events], **options: Unpack[ConsumerOptions]
@@ -153,7 +156,7 @@ class Member:
 async def members_of(
     address: str, group: str, *instance_ids: str | None, topics: list[str], **options: Unpack[ConsumerOptions]
 ) -> AsyncIterator[list[Member]]:
-    """Members that watch each other's partitions; all leave at the end."""
+    """Yields members that check that they do not share partitions. All members leave at the end."""
     owners: dict[TopicPartition, Events] = {}
     members: list[Member] = []
     try:
@@ -167,11 +170,11 @@ async def members_of(
 
 
 async def until_shared(members: list[Member], partitions: list[TopicPartition]) -> None:
-    """Until the members own all partitions, each once, as evenly as it goes."""
+    """Waits until the members own all partitions, each partition once, as evenly as possible."""
 
     def is_shared() -> bool:
         owned = [member.owned for member in members]
-        sizes = [len(each) for each in owned]
+        sizes = [len(partitions_of_member) for partitions_of_member in owned]
         return sum(sizes) == len(partitions) == len(frozenset().union(*owned)) and max(sizes) - min(sizes) <= 1
 
     await eventually(is_shared, f"{len(partitions)} partitions shared by {len(members)} members")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server in front of a broker: TLS, and SASL by a script. What passes goes to the broker as it is."""
+"""A proxy in front of a broker, with TLS and scripted SASL. After them it passes all bytes on unchanged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kcoord_protocol.messages import (
 CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
 
 Step = Callable[[bytes], tuple[Errors, bytes]]
-"""What the server says to the client's bytes; an error ends the exchange."""
+"""Returns the server's response to the client's bytes. An error ends the exchange."""
 
 _SASL_APIS = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 
 class SecureFront:
-    """`mechanism` None: TLS only. Otherwise the last step of `script` lets clients in."""
+    """The proxy. Clients must go through all steps of `script`, unless `mechanism` is None (TLS only)."""
 
     def __init__(self, mechanism: str | None = None, script: tuple[Step, ...] = (), *, tls: bool = True) -> None:
         self.port = 0
@@ -68,7 +68,10 @@ class SecureFront:
         inner_reader: asyncio.StreamReader,
         inner_writer: asyncio.StreamWriter,
     ) -> bool:
-        """Answers requests until the script is through; anything but versions and SASL ends the connection."""
+        """Responds to requests until the script is done. Returns whether the client is authenticated.
+
+        Any request but ApiVersions and those of SASL ends the connection.
+        """
         steps = list(self._script)
         while steps:
             frame = await _read_frame(reader)
@@ -79,17 +82,18 @@ class SecureFront:
                 answer = (await _read_frame(inner_reader))[4:]
                 versions = ApiVersionsResponse.decode(answer, version)
                 versions.api_keys += (
-                    ApiVersionsResponse.ApiVersion(api_key=one, min_version=0, max_version=1) for one in _SASL_APIS
+                    ApiVersionsResponse.ApiVersion(api_key=api_key, min_version=0, max_version=1)
+                    for api_key in _SASL_APIS
                 )
                 writer.write(encode_response(header.correlation_id, key, version, versions.encode(version)))
             elif key is ApiKey.SASL_HANDSHAKE:
-                asked = SaslHandshakeRequest.decode(frame[position:], version).mechanism
-                error = Errors.NONE if asked == self._mechanism else Errors.UNSUPPORTED_SASL_MECHANISM
+                mechanism = SaslHandshakeRequest.decode(frame[position:], version).mechanism
+                error = Errors.NONE if mechanism == self._mechanism else Errors.UNSUPPORTED_SASL_MECHANISM
                 shake = SaslHandshakeResponse(error_code=error, mechanisms=[self._mechanism or ""])
                 writer.write(encode_response(header.correlation_id, key, version, shake.encode(version)))
             elif key is ApiKey.SASL_AUTHENTICATE:
-                said = SaslAuthenticateRequest.decode(frame[position:], version).auth_bytes
-                error, data = steps.pop(0)(said)
+                message = SaslAuthenticateRequest.decode(frame[position:], version).auth_bytes
+                error, data = steps.pop(0)(message)
                 done = SaslAuthenticateResponse(
                     error_code=error, error_message="no" if error else None, auth_bytes=data
                 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call of the admin client."""
+"""Each call of the admin client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ MISSING = "there-is-no-such-thing"
 
 
 class TestTopics:
-    async def test_create_describe_grow_delete(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_topics_are_created_described_extended_and_deleted(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
         before_ms = int(time.time() * 1000) - 1000
         created = await admin.create_topics(
             [NewTopic(name, 2, 1, configs={"retention.ms": "1000"}), NewTopic("not legal", 1, 1)]
@@ -62,37 +64,39 @@ class TestTopics:
         assert described.errors[MISSING].error is Errors.UNKNOWN_TOPIC_OR_PARTITION
         topic = described[name]
         assert topic.topic_id == created[name].topic_id
-        assert [each.partition for each in topic.partitions] == [0, 1, 2]
-        assert all(each.leader is not None and each.isr == each.replicas for each in topic.partitions)
+        assert [partition.partition for partition in topic.partitions] == [0, 1, 2]
+        assert all(
+            partition.leader is not None and partition.isr == partition.replicas for partition in topic.partitions
+        )
         assert topic.authorized_operations is not None and AclOperation.READ in topic.authorized_operations
-        times = [each.creation_time_ms for each in topic.partitions]
+        times = [partition.creation_time_ms for partition in topic.partitions]
         if target.has_kip_1327:
-            known = [each for each in times if each is not None]
-            assert len(known) == 3 and before_ms < known[0] == known[1] < known[2]
+            times_ms = [time_ms for time_ms in times if time_ms is not None]
+            assert len(times_ms) == 3 and before_ms < times_ms[0] == times_ms[1] < times_ms[2]
         else:
             assert times == [None, None, None]
 
-        listed = {each.name: each for each in await admin.list_topics()}
+        listed = {listing.name: listing for listing in await admin.list_topics()}
         assert listed[name].topic_id == topic.topic_id and not listed[name].is_internal
         deleted = await admin.delete_topics([name, MISSING])
         assert deleted.error(name) is None
         assert deleted.errors[MISSING].error is Errors.UNKNOWN_TOPIC_OR_PARTITION
 
         async def is_gone() -> bool:
-            return name not in {each.name for each in await admin.list_topics()}
+            return name not in {listing.name for listing in await admin.list_topics()}
 
-        await eventually(is_gone, "the topic is gone")
+        await eventually(is_gone, "the topic is deleted")
 
-    async def test_only_checked(self, admin: AdminClient, name: str) -> None:
+    async def test_validate_only_changes_nothing(self, admin: AdminClient, name: str) -> None:
         (await admin.create_topics([NewTopic(name, 2, 1)], validate_only=True)).all()
-        assert name not in {each.name for each in await admin.list_topics()}
+        assert name not in {listing.name for listing in await admin.list_topics()}
         await create_topic(admin, name)
         (await admin.create_partitions({name: NewPartitions(5)}, validate_only=True)).all()
         assert len((await admin.describe_topics([name]))[name].partitions) == 1
         shrunk = await admin.create_partitions({name: 1})
         assert shrunk.errors[name].error is Errors.INVALID_PARTITIONS
 
-    async def test_more_partitions_than_a_page(
+    async def test_describe_topics_with_more_partitions_than_a_page(
         self, admin: AdminClient, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("kcoord.client.admin.topics.PARTITIONS_PER_PAGE", 3)
@@ -101,25 +105,27 @@ class TestTopics:
             await create_topic(admin, topic, 4)
         described = (await admin.describe_topics([*topics, MISSING])).values
         assert sorted(described) == topics
-        assert all([each.partition for each in topic.partitions] == [0, 1, 2, 3] for topic in described.values())
+        assert all(
+            [partition.partition for partition in topic.partitions] == [0, 1, 2, 3] for topic in described.values()
+        )
 
-    async def test_cluster(self, target: Target, admin: AdminClient) -> None:
+    async def test_describe_cluster(self, target: Target, admin: AdminClient) -> None:
         described = await admin.describe_cluster(include_authorized_operations=True)
         assert described.controller in described.nodes
         assert [f"{node.host}:{node.port}" for node in described.nodes] == [target.address]
         assert described.authorized_operations is not None and AclOperation.CREATE in described.authorized_operations
         assert (await admin.describe_cluster()).authorized_operations is None
 
-    async def test_records(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_list_offsets_and_delete_records(self, target: Target, admin: AdminClient, name: str) -> None:
         (partition,) = await create_topic(admin, name)
         now_ms = int(time.time() * 1000)
         await produce(target.address, *((partition, str(index), now_ms + index * 10) for index in range(5)))
         unknown = TopicPartition(name, 7)
 
         async def offset(spec: OffsetSpec) -> int:
-            found = await admin.list_offsets({partition: spec, unknown: spec})
-            assert found.errors[unknown].error is Errors.UNKNOWN_TOPIC_OR_PARTITION
-            return found[partition].offset
+            offsets = await admin.list_offsets({partition: spec, unknown: spec})
+            assert offsets.errors[unknown].error is Errors.UNKNOWN_TOPIC_OR_PARTITION
+            return offsets[partition].offset
 
         assert await offset(OffsetSpec.earliest()) == 0
         assert await offset(OffsetSpec.latest()) == 5
@@ -132,7 +138,7 @@ class TestTopics:
 
 
 class TestGroups:
-    async def test_with_members(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_a_group_with_members(self, target: Target, admin: AdminClient, name: str) -> None:
         partitions = await create_topic(admin, name, 4)
         before_ms = int(time.time() * 1000) - 1000
         async with members_of(target.address, name, None, "instance", topics=[name]) as members:
@@ -145,10 +151,10 @@ class TestGroups:
             described = (await admin.describe_consumer_groups([name], include_authorized_operations=True))[name]
             by_id = {member.member_id: member for member in described.members}
             for member in members:
-                found = by_id[member.consumer.group_metadata.member_id]
-                assert found.assignment == found.target_assignment == member.owned
-                assert (found.member_epoch, found.upgraded) == (described.group_epoch, True)
-                assert found.subscribed_topic_names == (name,)
+                description = by_id[member.consumer.group_metadata.member_id]
+                assert description.assignment == description.target_assignment == member.owned
+                assert (description.member_epoch, description.upgraded) == (described.group_epoch, True)
+                assert description.subscribed_topic_names == (name,)
             assert {member.group_instance_id for member in described.members} == {None, "instance"}
             assert (described.group_type, described.protocol_type) == ("Consumer", "consumer")
             assert described.group_epoch == described.target_assignment_epoch
@@ -183,7 +189,7 @@ class TestGroups:
         with pytest.raises(KafkaError, match="GROUP_ID_NOT_FOUND"):
             gone.partition_result(partition)
 
-    async def test_offsets(self, admin: AdminClient, name: str) -> None:
+    async def test_offsets_of_a_group(self, admin: AdminClient, name: str) -> None:
         partitions = await create_topic(admin, name, 3)
         unknown = TopicPartition(name, 9)
         altered = await admin.alter_consumer_group_offsets(
@@ -226,7 +232,7 @@ class TestGroups:
 
 
 class TestConfigs:
-    async def test_topic(self, admin: AdminClient, name: str) -> None:
+    async def test_configs_of_a_topic(self, admin: AdminClient, name: str) -> None:
         await create_topic(admin, name)
         resource = ConfigResource(ConfigResourceType.TOPIC, name)
         described = await admin.describe_configs([resource], include_synonyms=True, include_documentation=True)
@@ -243,11 +249,11 @@ class TestConfigs:
         (await admin.incremental_alter_configs(change)).all()
 
         async def is_changed() -> bool:
-            found = (await admin.describe_configs({resource: ["retention.ms", "cleanup.policy"]}))[resource]
-            assert found.keys() == {"retention.ms", "cleanup.policy"}
+            configs = (await admin.describe_configs({resource: ["retention.ms", "cleanup.policy"]}))[resource]
+            assert configs.keys() == {"retention.ms", "cleanup.policy"}
             return (
-                found["retention.ms"].source is ConfigSource.DYNAMIC_TOPIC_CONFIG
-                and found["cleanup.policy"].value == "delete,compact"
+                configs["retention.ms"].source is ConfigSource.DYNAMIC_TOPIC_CONFIG
+                and configs["cleanup.policy"].value == "delete,compact"
             )
 
         await eventually(is_changed, "changed configs")
@@ -261,14 +267,14 @@ class TestConfigs:
         refused = await admin.incremental_alter_configs({resource: [AlterConfigOp("retention.ms", "soon")]})
         assert refused.errors[resource].error is Errors.INVALID_CONFIG
 
-    async def test_broker(self, admin: AdminClient) -> None:
+    async def test_configs_of_a_broker(self, admin: AdminClient) -> None:
         (node,) = (await admin.describe_cluster()).nodes
         resource = ConfigResource(ConfigResourceType.BROKER, str(node.node_id))
-        found = (await admin.describe_configs([resource]))[resource]
-        assert found["offsets.topic.num.partitions"].source is ConfigSource.STATIC_BROKER_CONFIG
-        assert found["offsets.topic.num.partitions"].is_read_only
+        configs = (await admin.describe_configs([resource]))[resource]
+        assert configs["offsets.topic.num.partitions"].source is ConfigSource.STATIC_BROKER_CONFIG
+        assert configs["offsets.topic.num.partitions"].is_read_only
 
-    async def test_group(self, admin: AdminClient, name: str) -> None:
+    async def test_configs_of_a_group(self, admin: AdminClient, name: str) -> None:
         resource = ConfigResource(ConfigResourceType.GROUP, name)
         change = {resource: [AlterConfigOp("consumer.session.timeout.ms", "3500")]}
         (await admin.incremental_alter_configs(change)).all()
@@ -277,13 +283,13 @@ class TestConfigs:
             return resource in await admin.list_config_resources([ConfigResourceType.GROUP])
 
         await eventually(is_listed, "the group has configs")
-        found = (await admin.describe_configs([resource]))[resource]["consumer.session.timeout.ms"]
-        assert (found.value, found.source) == ("3500", ConfigSource.GROUP_CONFIG)
+        config = (await admin.describe_configs([resource]))[resource]["consumer.session.timeout.ms"]
+        assert (config.value, config.source) == ("3500", ConfigSource.GROUP_CONFIG)
         refused = await admin.incremental_alter_configs({resource: [AlterConfigOp("consumer.session.timeout.ms", "1")]})
         assert refused.errors[resource].error is Errors.INVALID_CONFIG
 
 
-async def test_no_cluster() -> None:
+async def test_start_times_out_without_a_cluster() -> None:
     client = AdminClient(bootstrap_servers="127.0.0.1:1", default_api_timeout_ms=200)
     with pytest.raises(TimeoutException):
         await client.start()

@@ -39,13 +39,15 @@ from tests.integration.client.helpers import (
 
 
 class TestGroup:
-    async def test_three_members_share_and_take_over(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_three_members_share_partitions_and_take_them_over(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
         partitions = await create_topic(admin, name, 6)
         async with members_of(target.address, name, None, None, None, topics=[name]) as members:
             await until_shared(members, partitions)
-            await produce(target.address, *((each, f"{each}", None) for each in partitions))
+            await produce(target.address, *((partition, f"{partition}", None) for partition in partitions))
             await eventually(
-                lambda: sorted(each for member in members for each in member.seen) == sorted(map(str, partitions)),
+                lambda: sorted(value for member in members for value in member.seen) == sorted(map(str, partitions)),
                 "each record is read once",
             )
             await members[0].stop()
@@ -54,10 +56,10 @@ class TestGroup:
             newcomer = Member(target.address, name, members[1].events._owners)
             members.append(await newcomer.start(name))
             await until_shared(members[1:], partitions)
-            await produce(target.address, *((each, f"again {each}", None) for each in partitions))
+            await produce(target.address, *((partition, f"again {partition}", None) for partition in partitions))
             await eventually(lambda: sum(len(member.seen) for member in members) == 12, "nothing is read twice")
 
-    async def test_a_static_member_keeps_its_place(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_a_static_member_keeps_its_partitions(self, target: Target, admin: AdminClient, name: str) -> None:
         partitions = await create_topic(admin, name, 4)
         async with members_of(target.address, name, "a", "b", topics=[name]) as members:
             await until_shared(members, partitions)
@@ -72,7 +74,7 @@ class TestGroup:
                 with pytest.raises(KafkaError, match="UNRELEASED_INSTANCE_ID"):
                     await intruder.poll(5000)
 
-    async def test_a_static_member_can_leave_for_good(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_a_static_member_can_leave_permanently(self, target: Target, admin: AdminClient, name: str) -> None:
         partitions = await create_topic(admin, name, 2)
         async with consumer_of(target.address, name, group_instance_id="a") as leaving:
             leaving.subscribe([name])
@@ -83,24 +85,25 @@ class TestGroup:
             await until_shared(members, partitions)
 
     async def test_pattern(self, target: Target, admin: AdminClient, name: str) -> None:
-        one = await create_topic(admin, f"{name}-1", 1)
-        two = await create_topic(admin, f"{name}-2", 2)
+        first = await create_topic(admin, f"{name}-1", 1)
+        second = await create_topic(admin, f"{name}-2", 2)
         await create_topic(admin, f"not-{name}", 1)
         async with consumer_of(target.address, name) as consumer:
             consumer.subscribe(pattern=f"{name}-.*")
-            while consumer.assignment != {*one, *two}:
+            while consumer.assignment != {*first, *second}:
                 await consumer.poll(50)
-            await produce(target.address, *((each, str(each), None) for each in [*one, *two]))
-            assert sorted(values(await read(consumer, 3))) == sorted(map(str, [*one, *two]))
-            if target.kind == "kcoord":  # Kafka looks for new topics every ten minutes
-                three = await create_topic(admin, f"{name}-3", 1)
-                while consumer.assignment != {*one, *two, *three}:
+            await produce(target.address, *((partition, str(partition), None) for partition in [*first, *second]))
+            assert sorted(values(await read(consumer, 3))) == sorted(map(str, [*first, *second]))
+            # Kafka matches patterns with new topics only every ten minutes.
+            if target.kind == "kcoord":
+                third = await create_topic(admin, f"{name}-3", 1)
+                while consumer.assignment != {*first, *second, *third}:
                     await consumer.poll(50)
             consumer.subscribe([f"{name}-2"])
-            while consumer.assignment != set(two):
+            while consumer.assignment != set(second):
                 await consumer.poll(50)
 
-    async def test_a_bad_pattern(self, target: Target, name: str) -> None:
+    async def test_an_invalid_pattern(self, target: Target, name: str) -> None:
         async with consumer_of(target.address, name) as consumer:
             consumer.subscribe(pattern="(")
             with pytest.raises(KafkaError, match="INVALID_REGULAR_EXPRESSION"):
@@ -112,7 +115,7 @@ class TestGroup:
             with pytest.raises(KafkaError, match="UNSUPPORTED_ASSIGNOR"):
                 await consumer.poll(5000)
 
-    async def test_a_member_that_is_not_polled_leaves_and_comes_back(
+    async def test_a_member_leaves_without_polls_and_joins_again(
         self, target: Target, admin: AdminClient, name: str
     ) -> None:
         partitions = await create_topic(admin, name, 2)
@@ -130,8 +133,10 @@ class TestGroup:
                 await until_shared([*members], sorted(set(partitions) - slow.assignment))
             assert [kind for kind, _ in events.events] == ["assigned", "lost", "assigned"]
 
-    async def test_a_member_whose_session_ended_is_fenced(self, target: Target, admin: AdminClient, name: str) -> None:
-        """What a long pause of the process does: the group has gone on without the member."""
+    async def test_a_member_whose_session_expired_is_fenced(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
+        """A long pause of the process has this effect: the group continues without the member."""
         partitions = await create_topic(admin, name, 2)
         short = [
             AlterConfigOp("consumer.session.timeout.ms", "500"),
@@ -144,7 +149,8 @@ class TestGroup:
             while consumer.assignment != set(partitions):
                 await consumer.poll(50)
             before = consumer.group_metadata
-            time.sleep(1.0)  # the whole event loop stands still, as in a stopped process
+            # The whole event loop stands still, as in a stopped process.
+            time.sleep(1.0)
             while len(events.events) < 3:
                 await consumer.poll(50)
             assert [kind for kind, _ in events.events] == ["assigned", "lost", "assigned"]
@@ -170,7 +176,7 @@ class TestGroup:
                 await consumer.poll(50)
             assert [kind for kind, _ in events.events] == ["assigned", "revoked", "assigned"]
 
-    async def test_a_listener_that_fails_is_heard_and_the_group_goes_on(
+    async def test_an_error_of_a_listener_is_raised_and_the_group_continues(
         self, target: Target, admin: AdminClient, name: str
     ) -> None:
         (partition,) = await create_topic(admin, name)
@@ -186,7 +192,7 @@ class TestGroup:
                 await read(consumer, 1)
             assert values(await read(consumer, 1)) == ["a"]
 
-    async def test_a_subscription_to_a_topic_that_comes_later(
+    async def test_a_subscription_to_a_topic_that_is_created_later(
         self, target: Target, admin: AdminClient, name: str
     ) -> None:
         async with consumer_of(target.address, name, allow_auto_create_topics=False) as consumer:
@@ -196,10 +202,10 @@ class TestGroup:
             await produce(target.address, (partition, "a", None))
             assert values(await read(consumer, 1)) == ["a"]
 
-    async def test_a_topic_that_is_deleted_holds_nothing_up(
+    async def test_a_deleted_topic_does_not_delay_a_rebalance(
         self, target: Target, admin: AdminClient, name: str
     ) -> None:
-        """Its offsets cannot be committed any more, which is no reason to wait before the revocation."""
+        """The coordinator rejects commits for the deleted topic. The revocation must not wait for them."""
         (stays,) = await create_topic(admin, name)
         (goes,) = await create_topic(admin, f"{name}-gone")
         await produce(target.address, (stays, "a", None), (goes, "b", None))
@@ -217,9 +223,13 @@ class TestGroup:
 
 
 class TestCommits:
-    async def test_sync_async_and_resume(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_commits_and_a_restart_at_the_committed_offsets(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
         partitions = await create_topic(admin, name, 2)
-        await produce(target.address, *((each, f"{number}", None) for each in partitions for number in range(4)))
+        await produce(
+            target.address, *((partition, f"{number}", None) for partition in partitions for number in range(4))
+        )
         async with consumer_of(target.address, name, enable_auto_commit=False) as consumer:
             consumer.subscribe([name])
             await read(consumer, 8)
@@ -228,17 +238,19 @@ class TestCommits:
             first = consumer.commit_async({partitions[0]: 2})
             last = consumer.commit_async({partitions[0]: 3})
             await asyncio.gather(first, last)
-            found = await consumer.committed(partitions)
-            assert found == {partitions[0]: OffsetAndMetadata(3), partitions[1]: OffsetAndMetadata(2, "note")}
+            committed = await consumer.committed(partitions)
+            assert committed == {partitions[0]: OffsetAndMetadata(3), partitions[1]: OffsetAndMetadata(2, "note")}
         async with consumer_of(target.address, name, enable_auto_commit=False) as consumer:
             consumer.subscribe([name])
             seen = await read(consumer, 3)
-            assert sorted((each.partition, each.offset) for each in seen) == [(0, 3), (1, 2), (1, 3)]
+            assert sorted((record.partition, record.offset) for record in seen) == [(0, 3), (1, 2), (1, 3)]
             await consumer.commit()
-        found = (await admin.list_consumer_group_offsets([name]))[name]
-        assert {each.offset for each in found.values() if each is not None} == {4}
+        committed = (await admin.list_consumer_group_offsets([name]))[name]
+        assert {offset.offset for offset in committed.values() if offset is not None} == {4}
 
-    async def test_automatic_by_interval_and_at_the_end(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_automatic_commits_at_the_interval_and_at_close(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
         (partition,) = await create_topic(admin, name)
         await produce(target.address, *((partition, str(number), None) for number in range(5)))
         async with consumer_of(target.address, name, auto_commit_interval_ms=50, max_poll_records=1) as consumer:
@@ -256,7 +268,7 @@ class TestCommits:
             assert values(await read(consumer, 1)) == ["5"]
         assert (await admin.list_consumer_group_offsets([name]))[name] == {partition: OffsetAndMetadata(6, "", 0)}
 
-    async def test_iteration_commits_what_was_handed_out(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_iteration_commits_only_returned_records(self, target: Target, admin: AdminClient, name: str) -> None:
         (partition,) = await create_topic(admin, name)
         await produce(target.address, *((partition, str(number), None) for number in range(5)))
         async with consumer_of(target.address, name) as consumer:
@@ -266,7 +278,7 @@ class TestCommits:
                     break
         assert (await admin.list_consumer_group_offsets([name]))[name] == {partition: OffsetAndMetadata(3, "", 0)}
 
-    async def test_without_a_group(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_commits_without_a_group_fail(self, target: Target, admin: AdminClient, name: str) -> None:
         partitions = await create_topic(admin, name)
         async with consumer_of(target.address) as consumer:
             consumer.assign(partitions)
@@ -276,7 +288,7 @@ class TestCommits:
             with pytest.raises(IllegalStateException, match="group_id"):
                 consumer.subscribe([name])
 
-    async def test_assigned_by_the_user_with_a_group_id(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_assigned_partitions_with_a_group_id(self, target: Target, admin: AdminClient, name: str) -> None:
         (partition,) = await create_topic(admin, name)
         await produce(target.address, (partition, "a", None), (partition, "b", None))
         for expected in ("a", "b"):
@@ -286,34 +298,35 @@ class TestCommits:
 
 
 class TestPositions:
-    async def test_seek_pause_and_look_ups(self, target: Target, admin: AdminClient, name: str) -> None:
-        partitions = one, two = await create_topic(admin, name, 2)
+    async def test_seek_pause_and_lookups(self, target: Target, admin: AdminClient, name: str) -> None:
+        partitions = first, second = await create_topic(admin, name, 2)
         now_ms = int(time.time() * 1000)
         await produce(
-            target.address, *((each, f"{number}", now_ms + number * 100) for each in partitions for number in range(5))
+            target.address,
+            *((partition, f"{number}", now_ms + number * 100) for partition in partitions for number in range(5)),
         )
         async with consumer_of(target.address) as consumer:
             consumer.assign(partitions)
-            assert await consumer.beginning_offsets(partitions) == {one: 0, two: 0}
-            assert await consumer.end_offsets(partitions) == {one: 5, two: 5}
-            assert await consumer.offsets_for_times({one: now_ms + 150, two: now_ms + 9999}) == {
-                one: OffsetAndTimestamp(2, now_ms + 200, 0),
-                two: None,
+            assert await consumer.beginning_offsets(partitions) == {first: 0, second: 0}
+            assert await consumer.end_offsets(partitions) == {first: 5, second: 5}
+            assert await consumer.offsets_for_times({first: now_ms + 150, second: now_ms + 9999}) == {
+                first: OffsetAndTimestamp(2, now_ms + 200, 0),
+                second: None,
             }
             assert await consumer.partitions_for(name) == [0, 1]
-            assert await consumer.position(one) == 0
-            consumer.pause([two])
-            assert consumer.paused == {two}
-            assert {each.partition for each in await read(consumer, 5)} == {0}
-            consumer.seek(one, 3)
-            assert await consumer.position(one) == 3
-            assert [each.offset for each in await read(consumer, 2)] == [3, 4]
-            consumer.seek_to_beginning([one])
-            assert [each.offset for each in await read(consumer, 5)] == [0, 1, 2, 3, 4]
-            consumer.seek_to_end([two])
-            consumer.resume([two])
-            assert await consumer.position(two) == 5
-            await produce(target.address, (two, "new", None))
+            assert await consumer.position(first) == 0
+            consumer.pause([second])
+            assert consumer.paused == {second}
+            assert {record.partition for record in await read(consumer, 5)} == {0}
+            consumer.seek(first, 3)
+            assert await consumer.position(first) == 3
+            assert [record.offset for record in await read(consumer, 2)] == [3, 4]
+            consumer.seek_to_beginning([first])
+            assert [record.offset for record in await read(consumer, 5)] == [0, 1, 2, 3, 4]
+            consumer.seek_to_end([second])
+            consumer.resume([second])
+            assert await consumer.position(second) == 5
+            await produce(target.address, (second, "new", None))
             assert values(await read(consumer, 1)) == ["new"]
             with pytest.raises(IllegalStateException):
                 consumer.seek(TopicPartition(name, 9), 0)
@@ -322,7 +335,7 @@ class TestPositions:
         (partition,) = await create_topic(admin, name)
         now_ms = int(time.time() * 1000)
         times = (now_ms - 7_200_000, now_ms - 1_800_000, now_ms - 10_000)
-        await produce(target.address, *((partition, str(each), each) for each in times))
+        await produce(target.address, *((partition, str(time_ms), time_ms) for time_ms in times))
         policies = {
             "earliest": 0,
             "latest": 3,
@@ -335,7 +348,7 @@ class TestPositions:
                 consumer.assign([partition])
                 assert await consumer.position(partition) == expected, policy
 
-    async def test_no_policy(self, target: Target, admin: AdminClient, name: str) -> None:
+    async def test_the_policy_none(self, target: Target, admin: AdminClient, name: str) -> None:
         (partition,) = await create_topic(admin, name)
         await produce(target.address, (partition, "a", None))
         async with consumer_of(target.address, name, auto_offset_reset="none") as consumer:
@@ -367,14 +380,14 @@ class TestPositions:
             ) as consumer:
                 consumer.subscribe([name])
                 if policy == "earliest":
-                    assert [each.offset for each in await read(consumer, 2)] == [2, 3]
+                    assert [record.offset for record in await read(consumer, 2)] == [2, 3]
                     continue
                 while not consumer.assignment or await consumer.position(partition) == 1:
                     await consumer.poll(20)
                 assert await consumer.position(partition) == 4
 
 
-async def test_reads_on_through_restarts(start_broker: StartBroker, name: str) -> None:
+async def test_a_consumer_continues_after_restarts_of_the_broker(start_broker: StartBroker, name: str) -> None:
     broker = start_broker()
     async with AdminClient(bootstrap_servers=broker.address) as admin:
         (partition,) = await create_topic(admin, name)
@@ -396,7 +409,7 @@ async def test_reads_on_through_restarts(start_broker: StartBroker, name: str) -
             assert consumer.assignment == {partition}
 
 
-async def test_close_does_not_wait_longer_than_it_may(start_broker: StartBroker, name: str) -> None:
+async def test_close_ends_at_its_timeout(start_broker: StartBroker, name: str) -> None:
     broker = start_broker()
     async with AdminClient(bootstrap_servers=broker.address) as admin:
         (partition,) = await create_topic(admin, name)
@@ -409,7 +422,7 @@ async def test_close_does_not_wait_longer_than_it_may(start_broker: StartBroker,
                 await consumer.close(timeout_ms=500)
 
 
-async def test_a_consumer_is_used_by_one_task_at_a_time(target: Target, admin: AdminClient, name: str) -> None:
+async def test_concurrent_polls_are_rejected(target: Target, admin: AdminClient, name: str) -> None:
     partitions = await create_topic(admin, name)
     async with consumer_of(target.address) as consumer:
         consumer.assign(partitions)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs in docs/client.md run as they stand there."""
+"""The programs in docs/client.md run unchanged."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
-PROGRAMS = [found for found in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "async def main" in found]
+PROGRAMS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "async def main" in block]
 
 
-def test_there_are_some() -> None:
+def test_the_page_has_programs() -> None:
     assert len(PROGRAMS) == 5
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: re.findall(r'NewTopic\("(\w+)', program)[0])
-async def test_program(program: str, kcoord: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_programs_of_the_page_run(program: str, kcoord: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {"__name__": "example"}
     exec(compile(program.replace("localhost:9092", kcoord), "docs/client.md", "exec"), names)
     main = names["main"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIP-227 on the wire: requests shrink to what has changed, and a lost session costs nothing but one full request."""
+"""KIP-227 on the wire: requests name only changes, and a lost session costs one full request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PARTITIONS = 20
 
 @pytest.fixture
 async def broker() -> AsyncIterator[KcoordBroker]:
-    made = await asyncio.to_thread(start_broker)
-    yield made
-    await asyncio.to_thread(made.stop)
+    started = await asyncio.to_thread(start_broker)
+    yield started
+    await asyncio.to_thread(started.stop)
 
 
 async def read(consumer: Consumer, count: int) -> list[bytes | None]:
@@ -39,7 +39,7 @@ def named(body: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("error", [None, "FETCH_SESSION_ID_NOT_FOUND", "INVALID_FETCH_SESSION_EPOCH"])
-async def test_requests_name_what_has_changed(broker: KcoordBroker, error: str | None) -> None:
+async def test_requests_name_only_changes(broker: KcoordBroker, error: str | None) -> None:
     broker.create_topic("t", PARTITIONS)
     broker.produce("t", [Record(f"{number}", partition=number) for number in range(PARTITIONS)])
     async with Consumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest") as consumer:
@@ -56,7 +56,7 @@ async def test_requests_name_what_has_changed(broker: KcoordBroker, error: str |
     assert {body["sessionEpoch"] for body in bodies} >= {0, 1, 2}
     assert sum(body["sessionEpoch"] == 0 for body in bodies) <= (3 if error is None else 5)
     late = bodies[-10:]
-    assert all(named(body) <= 3 for body in late), "only the partitions whose position moved"
+    assert all(named(body) <= 3 for body in late), "requests name only the partitions whose position moved"
     assert all(body["sessionId"] for body in late)
 
 

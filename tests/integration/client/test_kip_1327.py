@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIP-1327 from end to end: creation times as brokers tell them, and where consumers begin to read new partitions."""
+"""KIP-1327 from end to end: creation times of brokers, and the positions where consumers begin in new partitions."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ BEFORE = 20
 
 
 class Revision(TypedDict, total=False):
-    """Who a client says that it is, and which revision of KIP-1327 it means."""
+    """The name of a client's software, and the revision of KIP-1327 that it uses."""
 
     client_software_name: str
     kip_1327_revision: Kip1327Revision
 
 
 LATER_REVISION: Revision = {"client_software_name": "dekaf", "kip_1327_revision": "new-partitions"}
-"""As the client does that is out."""
+"""The revision that the client dekaf has released."""
 REVISIONS = pytest.mark.parametrize("revision", [Revision(), LATER_REVISION], ids=["accepted", "later"])
 
 
 async def join(address: str, group: str, topic: str, partitions: int, **options: Unpack[ConsumerOptions]) -> None:
-    """Makes the group, without committing anything."""
+    """Creates the group, without committed offsets."""
     settings: ConsumerOptions = {"enable_auto_commit": False, "auto_offset_reset": "latest", **options}
     async with consumer_of(address, group, **settings) as consumer:
         consumer.subscribe([topic])
@@ -69,10 +69,11 @@ class TestExpansionWhileRecordsAreProduced:
         expected: int,
         **options: Unpack[Revision],
     ) -> list[str]:
-        """Values that were written after the group was made, and that it never read, if no more than expected.
+        """Returns the values that were produced after the group was created and that it never read.
 
-        A producer writes all the time. The topic grows while the consumer is busy between two polls: records are in the
-        new partition before the consumer can hear of it, however fast the machine is.
+        Waits until at most `expected` values are missing. A producer writes all the time. The topic gets a partition
+        while the consumer is between two polls. So the new partition has records before the consumer can learn of it,
+        even on a fast machine.
         """
         old, new = await self._setup(admin, topic)
         written: list[str] = []
@@ -117,21 +118,21 @@ class TestExpansionWhileRecordsAreProduced:
         (old,) = await create_topic(admin, topic)
         return old, TopicPartition(topic, 1)
 
-    async def test_latest_alone_loses_what_came_before_the_consumer_knew(
+    async def test_latest_alone_loses_records_from_before_the_assignment(
         self, target: Target, admin: AdminClient, name: str
     ) -> None:
         lost = await self.lost(target, admin, name, None, BEFORE)
         assert len(lost) == BEFORE
         assert all(value.startswith(f"{name}-1/") for value in lost)
 
-    async def test_with_earliest_for_new_partitions_not_one_is_lost(
+    async def test_earliest_for_new_partitions_loses_no_record(
         self, target: Target, admin: AdminClient, name: str
     ) -> None:
-        """A broker without creation times cannot help: the base policy, and no exception."""
+        """With a broker without creation times, the base policy applies, without an exception."""
         expected = 0 if target.has_kip_1327 else BEFORE
         assert len(await self.lost(target, admin, name, "earliest", expected)) == expected
 
-    async def test_nor_where_the_coordinator_lists_new_partitions(self, kcoord: str, name: str) -> None:
+    async def test_a_coordinator_that_lists_new_partitions_loses_no_record(self, kcoord: str, name: str) -> None:
         async with AdminClient(bootstrap_servers=kcoord) as admin:
             assert await self.lost(Target("kcoord", kcoord), admin, name, "earliest", 0, **LATER_REVISION) == []
 
@@ -141,14 +142,14 @@ class TestExpansionWhileRecordsAreProduced:
             assert len(lost) == BEFORE
 
 
-async def test_a_broker_without_creation_times_means_the_base_policy(start_broker: StartBroker, name: str) -> None:
+async def test_a_broker_without_creation_times_leads_to_the_base_policy(start_broker: StartBroker, name: str) -> None:
     broker = start_broker(kcoord_kip1327_enable="false")
     target = Target("disabled", broker.address)
     async with AdminClient(bootstrap_servers=broker.address) as admin:
         lost = await TestExpansionWhileRecordsAreProduced().lost(target, admin, name, "earliest", BEFORE)
         assert len(lost) == BEFORE
         described = (await admin.describe_topics([name]))[name]
-        assert {each.creation_time_ms for each in described.partitions} == {None}
+        assert {partition.creation_time_ms for partition in described.partitions} == {None}
         assert (await admin.describe_consumer_groups([name]))[name].group_creation_time_ms is None
         async with consumer_of(
             broker.address,
@@ -161,14 +162,14 @@ async def test_a_broker_without_creation_times_means_the_base_policy(start_broke
                 await consumer.poll(20)
             assert consumer.group_creation_time_ms is None
             partitions = sorted(consumer.assignment)
-            assert {each: await consumer.position(each) for each in partitions} == await consumer.end_offsets(
-                partitions
-            )
+            assert {
+                partition: await consumer.position(partition) for partition in partitions
+            } == await consumer.end_offsets(partitions)
 
 
 @pytest.mark.java
 @pytest.mark.parametrize("target", ["kafka"], indirect=True)
-async def test_apache_kafka_means_the_base_policy(target: Target, admin: AdminClient, name: str) -> None:
+async def test_apache_kafka_leads_to_the_base_policy(target: Target, admin: AdminClient, name: str) -> None:
     await create_topic(admin, name)
     await join(target.address, name, name, 1)
     await grow(admin, name, 2)
@@ -185,7 +186,7 @@ async def test_apache_kafka_means_the_base_policy(target: Target, admin: AdminCl
 
 @REVISIONS
 async def test_the_matrix_against_a_broker(kcoord: str, name: str, revision: Revision) -> None:
-    """Each row has a group of its own; all of them are older than partition 1 and younger than partition 0."""
+    """Each row of the matrix has its own group. All groups are older than partition 1 and newer than partition 0."""
     async with AdminClient(bootstrap_servers=kcoord) as admin:
         (old,) = await create_topic(admin, name)
         new = TopicPartition(name, 1)
@@ -194,17 +195,17 @@ async def test_the_matrix_against_a_broker(kcoord: str, name: str, revision: Rev
         await grow(admin, name, 2)
         now_ms = int(time.time() * 1000)
         times = (now_ms - 7_200_000, now_ms - 1_800_000, now_ms - 1_000)
-        await produce(kcoord, *((partition, "x", each) for partition in (old, new) for each in times))
+        await produce(kcoord, *((partition, "x", time_ms) for partition in (old, new) for time_ms in times))
         for group, (base, policy, pre_existing, newly_expanded) in zip(groups, MATRIX, strict=True):
-            found = await first_positions(kcoord, group, name, base, policy, **revision)
-            assert found == {old: OFFSETS[pre_existing], new: OFFSETS[newly_expanded]}, (base, policy)
+            positions = await first_positions(kcoord, group, name, base, policy, **revision)
+            assert positions == {old: OFFSETS[pre_existing], new: OFFSETS[newly_expanded]}, (base, policy)
 
 
 OFFSETS = {LEO: 3, START: 0, HOUR_AGO: 1, FIVE_SECONDS_AGO: 2, NO_OFFSET: None}
 
 
 class Pausing(ConsumerRebalanceListener):
-    """Keeps the consumer where it begins."""
+    """A listener that pauses assigned partitions, so that they keep their first position."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -213,8 +214,8 @@ class Pausing(ConsumerRebalanceListener):
         self._consumer.pause(partitions)
 
 
-async def note(consumer: Consumer, partition: TopicPartition, found: dict[TopicPartition, int | None]) -> None:
-    found[partition] = await consumer.position(partition)
+async def note(consumer: Consumer, partition: TopicPartition, positions: dict[TopicPartition, int | None]) -> None:
+    positions[partition] = await consumer.position(partition)
 
 
 async def first_positions(
@@ -225,41 +226,45 @@ async def first_positions(
     new_partitions: str | None,
     **options: Unpack[Revision],
 ) -> dict[TopicPartition, int | None]:
-    """Where a member begins to read both partitions, None for NoOffsetForPartitionException."""
+    """Returns where a member begins to read both partitions, None for NoOffsetForPartitionException."""
     async with consumer_of(
         address,
         group,
         enable_auto_commit=False,
         auto_offset_reset=base,
-        # A minute for the five seconds of the KIP's table: a slow machine is no reason to fail.
+        # A minute instead of the five seconds in the KIP's table: the test must not fail on a slow machine.
         auto_offset_reset_new_partitions=new_partitions and new_partitions.replace("PT5S", "PT60S"),
         **options,
     ) as consumer:
         consumer.subscribe([topic], listener=Pausing(consumer))
-        found: dict[TopicPartition, int | None] = {}
+        positions: dict[TopicPartition, int | None] = {}
         async with asyncio.timeout(20):
-            while len(found) < 2:
-                missing = consumer.assignment - found.keys()
-                for asked in (consumer.poll(10), *(note(consumer, partition, found) for partition in missing)):
+            while len(positions) < 2:
+                missing = consumer.assignment - positions.keys()
+                for attempt in (consumer.poll(10), *(note(consumer, partition, positions) for partition in missing)):
                     try:
-                        await asked
+                        await attempt
                     except NoOffsetForPartitionException as error:
-                        found |= dict.fromkeys(error.partitions)
-        return found
+                        positions |= dict.fromkeys(error.partitions)
+        return positions
 
 
 class TestCreationTimes:
-    """Recorded once, and never changed."""
+    """Creation times are recorded once and never change."""
 
     async def times(self, address: str, topic: str, group: str) -> tuple[list[int], int]:
         async with AdminClient(bootstrap_servers=address) as admin:
             described = (await admin.describe_topics([topic]))[topic]
             group_ms = (await admin.describe_consumer_groups([group]))[group].group_creation_time_ms
-        known = [each.creation_time_ms for each in described.partitions if each.creation_time_ms is not None]
-        assert len(known) == len(described.partitions) and group_ms is not None
-        return known, group_ms
+        partition_times = [
+            partition.creation_time_ms for partition in described.partitions if partition.creation_time_ms is not None
+        ]
+        assert len(partition_times) == len(described.partitions) and group_ms is not None
+        return partition_times, group_ms
 
-    async def test_they_survive_restarts_growth_and_rebalances(self, start_broker: StartBroker, name: str) -> None:
+    async def test_creation_times_survive_restarts_growth_and_rebalances(
+        self, start_broker: StartBroker, name: str
+    ) -> None:
         broker = start_broker()
         async with AdminClient(bootstrap_servers=broker.address) as admin:
             await create_topic(admin, name, 2)
@@ -277,7 +282,7 @@ class TestCreationTimes:
         await asyncio.to_thread(broker.restart)
         assert await self.times(broker.address, name, name) == (partition_times, group_ms)
 
-    async def test_what_is_made_again_is_newer(self, kcoord: str, name: str) -> None:
+    async def test_recreated_topics_and_groups_are_newer(self, kcoord: str, name: str) -> None:
         async with AdminClient(bootstrap_servers=kcoord) as admin:
             await create_topic(admin, name)
             await join(kcoord, name, name, 1)
@@ -290,7 +295,7 @@ class TestCreationTimes:
             assert new_topic > old_topic
             assert new_group > old_group
 
-    async def test_a_group_that_only_has_offsets_begins_with_its_first_member(self, kcoord: str, name: str) -> None:
+    async def test_a_group_of_offsets_alone_is_created_by_its_first_member(self, kcoord: str, name: str) -> None:
         async with AdminClient(bootstrap_servers=kcoord) as admin:
             (partition,) = await create_topic(admin, name)
             (await admin.alter_consumer_group_offsets(name, {partition: 0})).all()
@@ -301,12 +306,12 @@ class TestCreationTimes:
             assert group_ms >= max(times)
             assert (await admin.list_consumer_group_offsets([name]))[name] != {}
 
-    async def test_a_classic_group_begins_when_it_is_converted(self, kcoord: str, name: str) -> None:
+    async def test_a_classic_group_gets_its_creation_time_when_it_is_converted(self, kcoord: str, name: str) -> None:
         async with AdminClient(bootstrap_servers=kcoord) as admin:
             partitions = await create_topic(admin, name, 2)
             classic = await asyncio.to_thread(PolledConsumer, kcoord, name, [name], classic="cooperative-sticky")
             try:
-                await eventually(lambda: len(classic.assigned) == 2, "the classic member owns all")
+                await eventually(lambda: len(classic.assigned) == 2, "the classic member owns all partitions")
                 assert (await admin.describe_consumer_groups([name]))[name].group_creation_time_ms is None
                 async with consumer_of(kcoord, name, enable_auto_commit=False) as consumer:
                     consumer.subscribe([name])
@@ -326,7 +331,7 @@ class TestCreationTimes:
             assert (await self.times(kcoord, name, name))[1] == made_ms
 
 
-async def test_a_commit_comes_before_everything(kcoord: str, name: str) -> None:
+async def test_a_committed_offset_comes_first(kcoord: str, name: str) -> None:
     async with AdminClient(bootstrap_servers=kcoord) as admin:
         await create_topic(admin, name)
         await join(kcoord, name, name, 1)
@@ -339,7 +344,7 @@ async def test_a_commit_comes_before_everything(kcoord: str, name: str) -> None:
         ) as consumer:
             consumer.subscribe([name])
             assert values(await read(consumer, 1)) == ["3"]
-        # Out of range: the base policy, although the partition is new.
+        # If the position is out of range, the base policy applies, although the partition is new.
         (await admin.alter_consumer_group_offsets(name, {new: 1})).all()
         (await admin.delete_records({new: 3})).all()
         async with consumer_of(
@@ -352,7 +357,7 @@ async def test_a_commit_comes_before_everything(kcoord: str, name: str) -> None:
 
 
 async def test_versions_and_creation_times_by_revision(kcoord: str, name: str) -> None:
-    """Without v2 a broker tells this client, and no well-known one, the time in a tagged field of v1."""
+    """Without v2 the broker sends the group's time to this client in a tagged field of v1, but not to known clients."""
     async with AdminClient(bootstrap_servers=kcoord) as admin:
         await create_topic(admin, name)
         await join(kcoord, name, name, 1)
@@ -375,12 +380,16 @@ async def test_versions_and_creation_times_by_revision(kcoord: str, name: str) -
                 await consumer.poll(20)
             described = (await admin.describe_consumer_groups([name]))[name]
             (partition,) = (await admin.describe_topics([name]))[name].partitions
-            found = described.group_creation_time_ms, consumer.group_creation_time_ms, bool(partition.creation_time_ms)
-            assert found == expected, (software, revision)
+            creation_times = (
+                described.group_creation_time_ms,
+                consumer.group_creation_time_ms,
+                bool(partition.creation_time_ms),
+            )
+            assert creation_times == expected, (software, revision)
 
 
 class TestToStartTime:
-    """KIP-1282: what was written since the group was created."""
+    """KIP-1282: a group reads the records since its creation."""
 
     async def position(
         self, address: str, group: str, partition: TopicPartition, **options: Unpack[ConsumerOptions]
@@ -393,21 +402,23 @@ class TestToStartTime:
             return await consumer.position(partition)
 
     @pytest.mark.parametrize("revision", ["creation-time", "off"])
-    async def test_a_group_reads_what_came_after_it(self, kcoord: str, name: str, revision: Kip1327Revision) -> None:
-        """With revision off the time comes in the tagged field of v1."""
+    async def test_a_group_reads_records_from_its_creation_on(
+        self, kcoord: str, name: str, revision: Kip1327Revision
+    ) -> None:
+        """With revision `off` the time is in the tagged field of v1."""
         async with AdminClient(bootstrap_servers=kcoord) as admin:
             (old,) = await create_topic(admin, name)
             new = TopicPartition(name, 1)
             now_ms = int(time.time() * 1000)
             await produce(kcoord, *((old, "before", now_ms - 60_000) for _ in range(3)))
-            # A new group: nothing is as new, so the end of the log.
+            # The group is new and no record is as new, so it begins at the end of the log.
             assert await self.position(kcoord, name, old, kip_1327_revision=revision) == 3
             await produce(kcoord, *((old, "after", now_ms + 60_000) for _ in range(2)))
             assert await self.position(kcoord, name, old, kip_1327_revision=revision) == 3
             await grow(admin, name, 2)
             await produce(kcoord, *((new, "after", now_ms + 60_000) for _ in range(2)))
             assert await self.position(kcoord, name, new, kip_1327_revision=revision) == 0
-            # Out of range: the earliest record that is left.
+            # The position is out of range, so the group begins at the oldest record that is left.
             (await admin.alter_consumer_group_offsets(name, {old: 1})).all()
             (await admin.delete_records({old: 4})).all()
             async with consumer_of(kcoord, name, auto_offset_reset="to_start_time") as consumer:
@@ -415,7 +426,7 @@ class TestToStartTime:
                 while len(consumer.assignment) < 2 or await consumer.position(old) < 4:
                     await consumer.poll(20)
 
-    async def test_without_a_creation_time_the_user_is_told(self, kcoord: str, name: str) -> None:
+    async def test_an_unknown_creation_time_raises_an_error(self, kcoord: str, name: str) -> None:
         async with AdminClient(bootstrap_servers=kcoord) as admin:
             (partition,) = await create_topic(admin, name)
         with pytest.raises(UnsupportedVersionException, match=f"KIP-1282.*{name}-0"):

@@ -31,7 +31,7 @@ from tests.integration.client.helpers import consumer_of, create_topic, read, va
 
 
 @pytest.mark.parametrize("codec", get_args(CompressionType))
-async def test_codecs(target: Target, admin: AdminClient, name: str, codec: CompressionType) -> None:
+async def test_compression_codecs(target: Target, admin: AdminClient, name: str, codec: CompressionType) -> None:
     (partition,) = await create_topic(admin, name)
     async with Producer(bootstrap_servers=target.address, compression_type=codec, linger_ms=20) as producer:
         sent = [
@@ -41,7 +41,7 @@ async def test_codecs(target: Target, admin: AdminClient, name: str, codec: Comp
             for number in range(200)
         ]
         await producer.flush()
-        assert [each.result().offset for each in sent] == list(range(200))
+        assert [future.result().offset for future in sent] == list(range(200))
     async with consumer_of(target.address) as consumer:
         consumer.assign([partition])
         records = await read(consumer, 200)
@@ -50,7 +50,9 @@ async def test_codecs(target: Target, admin: AdminClient, name: str, codec: Comp
     assert records[7].headers == [("n", b"7"), ("e", None)]
 
 
-async def test_order_per_key_over_many_batches(target: Target, admin: AdminClient, name: str) -> None:
+async def test_records_of_a_key_keep_their_order_over_many_batches(
+    target: Target, admin: AdminClient, name: str
+) -> None:
     partitions = await create_topic(admin, name, 3)
     keys = [f"k{number}" for number in range(10)]
     async with Producer(bootstrap_servers=target.address, batch_size=500) as producer:
@@ -61,12 +63,12 @@ async def test_order_per_key_over_many_batches(target: Target, admin: AdminClien
         records = await read(consumer, 1000)
     for number, key in enumerate(keys):
         mine = [record for record in records if record.key == key.encode()]
-        assert values(mine) == [str(each) for each in range(number, 1000, 10)]
+        assert values(mine) == [str(value) for value in range(number, 1000, 10)]
         assert {record.partition for record in mine} == {partition_for_key(key.encode(), 3)}
 
 
 @pytest.mark.parametrize("acks", [0, 1])
-async def test_without_idempotence(target: Target, admin: AdminClient, name: str, acks: int) -> None:
+async def test_acks_0_and_1_without_idempotence(target: Target, admin: AdminClient, name: str, acks: int) -> None:
     (partition,) = await create_topic(admin, name)
     async with Producer(
         bootstrap_servers=target.address,
@@ -81,13 +83,13 @@ async def test_without_idempotence(target: Target, admin: AdminClient, name: str
         assert (record.timestamp_ms, record.key) == (77, None)
 
 
-async def test_a_topic_that_is_made_by_writing_to_it(target: Target, name: str) -> None:
+async def test_the_first_record_creates_a_topic(target: Target, name: str) -> None:
     async with Producer(bootstrap_servers=target.address) as producer:
         assert (await producer.send_and_wait(name, "a")).offset == 0
         assert await producer.partitions_for(name) == [0]
 
 
-async def test_what_cannot_be_sent(target: Target, admin: AdminClient, name: str) -> None:
+async def test_records_that_cannot_be_sent(target: Target, admin: AdminClient, name: str) -> None:
     await create_topic(admin, name)
     small = {ConfigResource(ConfigResourceType.TOPIC, name): [AlterConfigOp("max.message.bytes", "500")]}
     async with Producer(
@@ -101,9 +103,9 @@ async def test_what_cannot_be_sent(target: Target, admin: AdminClient, name: str
         large = await producer.send(name, b"x" * 1000)
         with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
             await large
-        # Together they are too large for the topic, one by one they are not.
+        # The batch of all four is too large for the topic; single records are not.
         sent = [await producer.send(name, b"x" * 300) for _ in range(4)]
-        assert [(await each).offset for each in sent] == [0, 1, 2, 3]
+        assert [(await future).offset for future in sent] == [0, 1, 2, 3]
     with pytest.raises(IllegalStateException):
         await producer.send(name, b"x")
 
@@ -113,15 +115,15 @@ async def test_a_full_buffer_makes_send_wait(target: Target, admin: AdminClient,
     async with Producer(bootstrap_servers=target.address, buffer_memory=3000, linger_ms=0) as producer:
         sent = [await producer.send(name, b"x" * 1000) for _ in range(50)]
         await producer.flush()
-        assert [each.result().offset for each in sent] == list(range(50))
+        assert [future.result().offset for future in sent] == list(range(50))
 
 
 @pytest.fixture
 async def transactional(target: Target, admin: AdminClient) -> Target:
-    """A target that serves transactions."""
+    """A target that supports transactions."""
     connection = await admin._cluster.any_connection()
     if not connection.versions.offers(ApiKey.END_TXN):
-        pytest.skip("the broker has no transactions")
+        pytest.skip("the broker does not support transactions")
     return target
 
 
@@ -148,7 +150,7 @@ class TestTransactions:
             consumer.assign(partitions)
             assert sorted(values(await read(consumer, 8))) == sorted("00112233")
 
-    async def test_an_open_transaction_holds_readers_back(
+    async def test_readers_of_committed_records_wait_for_an_open_transaction(
         self, transactional: Target, admin: AdminClient, name: str
     ) -> None:
         (partition,) = await create_topic(admin, name)
@@ -167,7 +169,7 @@ class TestTransactions:
             assert values(await read(consumer, 1)) == ["a"]
 
     async def test_read_process_write(self, transactional: Target, admin: AdminClient, name: str) -> None:
-        """Offsets and results come together, or not at all."""
+        """Offsets and results are committed together or not at all."""
         (source,) = await create_topic(admin, name)
         (sink,) = await create_topic(admin, f"{name}-out")
         address = transactional.address
@@ -191,14 +193,16 @@ class TestTransactions:
                     await producer.commit_transaction()
                 else:
                     await producer.abort_transaction()
-        found = await admin.list_consumer_group_offsets([name], require_stable=True)
-        assert found[name] == {source: OffsetAndMetadata(3)}
+        committed = await admin.list_consumer_group_offsets([name], require_stable=True)
+        assert committed[name] == {source: OffsetAndMetadata(3)}
         async with consumer_of(address, isolation_level="read_committed") as consumer:
             consumer.assign([sink])
             assert values(await read(consumer, 3)) == ["0", "1", "2"]
             assert await consumer.poll(100) == []
 
-    async def test_a_newer_producer_fences(self, transactional: Target, admin: AdminClient, name: str) -> None:
+    async def test_a_newer_producer_fences_an_older_one(
+        self, transactional: Target, admin: AdminClient, name: str
+    ) -> None:
         await create_topic(admin, name)
         address = transactional.address
         async with (
@@ -220,9 +224,7 @@ class TestTransactions:
             consumer.assign([TopicPartition(name, 0)])
             assert values(await read(consumer, 1)) == ["new"]
 
-    async def test_what_is_not_sent_when_it_is_aborted(
-        self, transactional: Target, admin: AdminClient, name: str
-    ) -> None:
+    async def test_an_abort_drops_unsent_records(self, transactional: Target, admin: AdminClient, name: str) -> None:
         await create_topic(admin, name)
         async with Producer(
             bootstrap_servers=transactional.address, transactional_id=name, linger_ms=60_000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam for TLS and SASL: all three clients through a TLS server, and SASL exchanges of one and two steps."""
+"""TLS and SASL: all three clients through a TLS proxy, and SASL exchanges of one and two steps."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Tls:
         return ssl.create_default_context(cafile=str(CERTIFICATE))
 
     async def authenticate(self, sender: RequestSender) -> None:
-        """TLS alone."""
+        """Does nothing: the client uses TLS alone."""
 
 
 class Sasl(Tls):
-    """A mechanism whose messages are given."""
+    """A mechanism with scripted messages."""
 
     def __init__(self, mechanism: str, *messages: bytes) -> None:
         self._mechanism = mechanism
@@ -60,7 +60,7 @@ class Sasl(Tls):
     async def authenticate(self, sender: RequestSender) -> None:
         shake = await sender.call(SaslHandshakeRequest(mechanism=self._mechanism), SaslHandshakeResponse)
         if shake.error_code:
-            raise KafkaError(Errors(shake.error_code), f"there is {', '.join(shake.mechanisms)}")
+            raise KafkaError(Errors(shake.error_code), f"the broker offers {', '.join(shake.mechanisms)}")
         for message in self._messages:
             answer = await sender.call(SaslAuthenticateRequest(auth_bytes=message), SaslAuthenticateResponse)
             if answer.error_code:
@@ -75,16 +75,16 @@ class PlainSasl(Sasl):
         return None
 
 
-def expect(said: bytes, answer: bytes = b"") -> Step:
+def expect(expected: bytes, answer: bytes = b"") -> Step:
     def step(received: bytes) -> tuple[Errors, bytes]:
-        return (Errors.NONE, answer) if received == said else (Errors.SASL_AUTHENTICATION_FAILED, b"")
+        return (Errors.NONE, answer) if received == expected else (Errors.SASL_AUTHENTICATION_FAILED, b"")
 
     return step
 
 
 @asynccontextmanager
 async def behind(front: SecureFront) -> AsyncIterator[KcoordBroker]:
-    """A broker that tells its clients to come through the front."""
+    """Yields a broker that advertises the address of the proxy."""
     async with front.open():
         config = {
             "listeners": "PLAINTEXT://127.0.0.1:0,FRONT://127.0.0.1:0",
@@ -100,7 +100,7 @@ async def behind(front: SecureFront) -> AsyncIterator[KcoordBroker]:
 
 
 async def use_all(address: str, security: Security | None) -> None:
-    """The topic t is made, written to and read, each by a client of its own."""
+    """Creates, writes and reads the topic t, with an admin client, a producer and a consumer."""
     async with AdminClient(bootstrap_servers=address, security=security) as admin:
         (await admin.create_topics([NewTopic("t", 1, 1)])).all()
     async with Producer(bootstrap_servers=address, security=security) as producer:
@@ -122,17 +122,17 @@ async def test_tls() -> None:
 
 
 @pytest.mark.parametrize("tls", [True, False])
-async def test_one_step_of_sasl(tls: bool) -> None:
-    """PLAIN, on every connection of every client."""
+async def test_sasl_with_one_step(tls: bool) -> None:
+    """Each connection of each client authenticates with PLAIN."""
     front = SecureFront("PLAIN", (expect(b"\0me\0word"),), tls=tls)
     async with behind(front):
         await use_all(f"127.0.0.1:{front.port}", (Sasl if tls else PlainSasl)("PLAIN", b"\0me\0word"))
         assert front.authenticated >= 3
 
 
-async def test_the_class_in_the_docs() -> None:
+async def test_the_class_in_the_docs_works() -> None:
     page = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
-    (source,) = (found for found in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class SaslPlain" in found)
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class SaslPlain" in block)
     names: dict[str, Any] = {}
     exec(compile(source, "docs/client.md", "exec"), names)
     front = SecureFront("PLAIN", (expect(b"\0me\0word"),))
@@ -141,8 +141,8 @@ async def test_the_class_in_the_docs() -> None:
     assert front.authenticated >= 3
 
 
-async def test_two_steps_of_sasl() -> None:
-    """A challenge and a response, as SCRAM has them."""
+async def test_sasl_with_two_steps() -> None:
+    """The mechanism has a challenge and a response, as SCRAM has."""
     front = SecureFront("SCRIPT", (expect(b"first", b"challenge"), expect(b"second", b"done")))
     security = Sasl("SCRIPT", b"first", b"second")
     async with behind(front), AdminClient(bootstrap_servers=f"127.0.0.1:{front.port}", security=security) as admin:
@@ -157,8 +157,8 @@ async def test_two_steps_of_sasl() -> None:
         (Sasl("OTHER", b""), Errors.UNSUPPORTED_SASL_MECHANISM),
     ],
 )
-async def test_a_refusal_is_told_at_once(security: Sasl, error: Errors) -> None:
-    """It is not tried again until the timeout: the next attempt would end the same way."""
+async def test_a_rejected_login_is_raised_at_once(security: Sasl, error: Errors) -> None:
+    """The client does not retry until the timeout: the next attempt would fail in the same way."""
     front = SecureFront("PLAIN", (expect(b"right"),))
     async with behind(front):
         began = time.monotonic()
@@ -166,11 +166,11 @@ async def test_a_refusal_is_told_at_once(security: Sasl, error: Errors) -> None:
             async with AdminClient(bootstrap_servers=f"127.0.0.1:{front.port}", security=security) as admin:
                 await admin.list_topics()
         assert refused.value.error is error
-        assert time.monotonic() - began < 29, "before the timeout"
+        assert time.monotonic() - began < 29, "the error comes before the timeout"
 
 
 @pytest.mark.parametrize("security", [None, PlainSasl("PLAIN", b"")])
-async def test_a_client_without_tls_does_not_get_through(security: PlainSasl | None) -> None:
+async def test_a_client_without_tls_cannot_connect(security: PlainSasl | None) -> None:
     front = SecureFront()
     async with behind(front):
         with pytest.raises(KafkaError):
@@ -180,7 +180,7 @@ async def test_a_client_without_tls_does_not_get_through(security: PlainSasl | N
                 await admin.list_topics()
 
 
-async def test_a_certificate_that_nobody_trusts() -> None:
+async def test_an_untrusted_certificate_is_rejected() -> None:
     class Strict(Tls):
         def ssl_context(self) -> ssl.SSLContext:
             return ssl.create_default_context()
@@ -195,22 +195,22 @@ async def test_a_certificate_that_nobody_trusts() -> None:
 
 
 def scram_server(password: str) -> tuple[Step, ...]:
-    """The server's side of SCRAM-SHA-256, by RFC 5802."""
+    """Returns the server's steps of SCRAM-SHA-256 (RFC 5802)."""
     salt, iterations = b"0123456789abcdef", 4096
-    said: list[bytes] = []
+    first_messages: list[bytes] = []
 
     def begin(message: bytes) -> tuple[Errors, bytes]:
         bare = message.removeprefix(b"n,,")
         nonce = dict(part.split(b"=", 1) for part in bare.split(b","))[b"r"] + b"server"
         answer = b"r=%s,s=%s,i=%d" % (nonce, base64.b64encode(salt), iterations)
-        said[:] = [bare, answer]
+        first_messages[:] = [bare, answer]
         return Errors.NONE, answer
 
     def end(message: bytes) -> tuple[Errors, bytes]:
         without_proof, _, proof = message.rpartition(b",p=")
         salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
         client_key = hmac.digest(salted, b"Client Key", "sha256")
-        whole = b",".join((*said, without_proof))
+        whole = b",".join((*first_messages, without_proof))
         signature = hmac.digest(hashlib.sha256(client_key).digest(), whole, "sha256")
         if bytes(a ^ b for a, b in zip(base64.b64decode(proof), signature, strict=True)) != client_key:
             return Errors.SASL_AUTHENTICATION_FAILED, b""
@@ -230,7 +230,7 @@ def scram_server(password: str) -> tuple[Step, ...]:
     ],
 )
 async def test_properties_of_kafkas_tools(protocol: str, mechanism: str | None, script: tuple[Step, ...]) -> None:
-    """TLS by a PEM file, and logins, as in a file for --command-config."""
+    """TLS with a PEM file, and logins, work as in a file for --command-config."""
     tls = protocol.endswith("SSL")
     properties = {
         "security.protocol": protocol,
@@ -248,7 +248,7 @@ async def test_properties_of_kafkas_tools(protocol: str, mechanism: str | None, 
     assert mechanism is None or front.authenticated >= 3
 
 
-async def test_a_wrong_password_is_told_at_once() -> None:
+async def test_a_wrong_password_is_raised_at_once() -> None:
     front = SecureFront("SCRAM-SHA-256", scram_server("other"), tls=False)
     properties = {
         "security.protocol": "SASL_PLAINTEXT",
@@ -259,5 +259,5 @@ async def test_a_wrong_password_is_told_at_once() -> None:
         config = AdminConfig.from_properties({"bootstrap.servers": f"127.0.0.1:{front.port}", **properties})
         with pytest.raises(KafkaError) as raised:
             async with AdminClient(config):
-                raise AssertionError("the broker does not let the client in")
+                raise AssertionError("the broker accepted a wrong password")
     assert raised.value.error is Errors.SASL_AUTHENTICATION_FAILED

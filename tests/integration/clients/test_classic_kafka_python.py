@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classic groups with members of kafka-python: assignments, static members, a killed member, patterns, admin calls,
-transactions.
+"""Classic groups with members of kafka-python.
+
+Assignments, static members, a killed member, patterns, admin calls, transactions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The online migration of KIP-848. The confluent-kafka members of a live group change one by one from the classic
-protocol to the consumer protocol and back, while records are produced and consumed.
+"""The online migration of KIP-848.
+
+The confluent-kafka members of a live group change one by one from the classic protocol to the consumer protocol and
+back, while records are produced and consumed.
 """
 
 from __future__ import annotations

@@ -81,6 +81,37 @@ def test_users_without_credentials_and_quotas(broker: KcoordProcess) -> None:
         assert tool(broker, "configs", "--describe", *options) == ""
 
 
+def test_credentials_of_users(broker: KcoordProcess) -> None:
+    """Kafka's tool and kcoord's print the same lines, and each sees the changes of the other."""
+    kcoord = CommandLine(broker.address)
+
+    def both(*arguments: str) -> str:
+        ours, theirs = kcoord.succeed("configs", *arguments).out, tool(broker, "configs", *arguments)
+        assert ours == theirs
+        return ours
+
+    user = ["--entity-type", "users", "--entity-name"]
+    setting = "SCRAM-SHA-256=[iterations=8192,password=pw]"
+    line = "SCRAM credential configs for user-principal '{}' are SCRAM-SHA-256=iterations={}\n"
+    assert both("--alter", *user, "kim", "--add-config", setting) == "Completed updating config for user kim.\n"
+    assert both("--describe", *user, "kim") == line.format("kim", 8192)
+    tool(broker, "configs", "--alter", *user, "lea", "--add-config", "SCRAM-SHA-256=[password=pw]")
+    assert both("--describe", "--entity-type", "users") == line.format("kim", 8192) + line.format("lea", 4096)
+    for user_name in ("kim", "lea"):
+        tool(broker, "configs", "--alter", *user, user_name, "--delete-config", "SCRAM-SHA-256")
+    assert both("--describe", "--entity-type", "users") == ""
+    for arguments, text in (
+        (["--delete-config", "SCRAM-SHA-256"], "Attempt to delete a user credential that does not exist"),
+        (["--add-config", f"{setting},SCRAM-SHA-512=[password=pw]"], "cannot be altered twice in the same request"),
+        (["--add-config", "SCRAM-SHA-256=[iterations=1,password=pw]"], "Iterations 1 is less than the minimum 4096"),
+        (["--add-config", "SCRAM-SHA-256=[password=]"], "Password must not be empty"),
+    ):
+        refused = kcoord.run("configs", "--alter", *user, "kim", *arguments)
+        assert (refused.code, refused.out) == (1, "")
+        assert text in refused.err
+        assert text in tool(broker, "configs", "--alter", *user, "kim", *arguments, check=False)
+
+
 def test_the_only_broker_in_service_stays_registered(broker: KcoordProcess) -> None:
     """Kafka unregisters it, and then no partition is served until a restart. Other workers can be unregistered."""
     jars = KafkaJars()

@@ -11,15 +11,7 @@ from pyspark.sql import SparkSession
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.session import check_java, get_session
 from tests.support.shared import missing
-
-SMALL = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    # For such tables, compiling code takes longer than it saves.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+from tests.support.spark import SMALL
 
 
 @pytest.fixture(scope="session")

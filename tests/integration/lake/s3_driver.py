@@ -17,11 +17,10 @@ from kcoord.pipeline.lake.jobs import Jobs
 from kcoord.pipeline.lake.session import get_session
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
-from tests.integration.lake.conftest import SMALL
 from tests.support.client_races import take_retries
 from tests.support.hadoop_jars import s3_jars
 from tests.support.offsets_sample import Key, committed_offsets
-from tests.support.spark import unless_too_busy
+from tests.support.spark import SMALL, unless_too_busy
 
 WITHOUT_WAITING = {
     # The test server does not support `Expect: 100-continue`, so each upload would wait for a response to it.

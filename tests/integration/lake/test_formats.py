@@ -90,7 +90,7 @@ def test_a_format_without_its_library_is_rejected(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for table_format in FORMATS:
-        with pytest.raises(LakeError, match=rf"pip install 'kcoord\[{table_format}\]'"):
+        with pytest.raises(LakeError, match=rf"pip install '\.\[{table_format}\]'"):
             open_store(spark, LakePlace.of(str(tmp_path)), table_format)
 
 

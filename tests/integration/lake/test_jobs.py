@@ -34,7 +34,7 @@ from tests.integration.lake.replay import replay
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.offsets_sample import committed_offsets, described_offsets, dumped_records, unpack_sample
 from tests.support.shared import ROOT
-from tests.support.spark import unless_too_busy
+from tests.support.spark import small_options, unless_too_busy
 from tests.support.waiting import wait_until
 
 SAMPLE_RECORDS = 24_368
@@ -60,7 +60,7 @@ def lake(spark: SparkSession, sample: str, tmp_path_factory: pytest.TempPathFact
 
 def _ingest_until_killed(log: str, lake: str) -> None:
     command = [sys.executable, "-m", "kcoord", "lake", "ingest", "--log", log, "--lake", lake, "--master", "local[1]"]
-    command += ["--option", f"maxBytesPerTrigger={600_000}", "--conf", "spark.sql.shuffle.partitions=1"]
+    command += ["--option", f"maxBytesPerTrigger={600_000}", *small_options()]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
     note = Path(lake, "_kcoord", "records.json")

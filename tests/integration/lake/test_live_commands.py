@@ -23,6 +23,7 @@ from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from kcoord.pipeline.lake.storage import Lake
 from tests.support.confluent import produce
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.spark import small_options
 from tests.support.waiting import wait_until
 
 START_SECONDS = 300.0
@@ -91,9 +92,7 @@ class _Followed:
 
 def _followed(log: str, lake: Path, stderr: Path) -> _Followed:
     command = [sys.executable, "-m", "kcoord", "lake", "ingest", "--log", log, "--lake", str(lake), "--follow", "0.2"]
-    command += ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1"]
-    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
-    return _Followed(command, stderr)
+    return _Followed([*command, "--master", "local[1]", *small_options()], stderr)
 
 
 def _wait_for_commits(process: subprocess.Popen[bytes], lake: Path, batches: int) -> None:

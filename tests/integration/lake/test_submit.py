@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lake submitted to a Spark cluster, and as a declarative pipeline. Both make the same tables."""
+"""The lake submitted to a Spark cluster, and as a declarative pipeline. Both make the same tables.
+
+The command and the Spark settings are those of docs/guides/pipeline-on-a-cluster.md.
+"""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,16 +15,26 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import kcoord.cli.submit.lake
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE
 from kcoord.pipeline.lake.jobs import Jobs
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
+from tests.docs.terminal import blocks_of
 from tests.support.offsets_sample import committed_offsets, described_offsets, unpack_sample
 from tests.support.shared import ROOT
-from tests.support.spark_cluster import JVM, LOOPBACK, SparkCluster, run_spark
+from tests.support.spark import SMALL, small_options
+from tests.support.spark_cluster import LOOPBACK, SparkCluster, run_spark
 
+GUIDE = ROOT / "docs" / "guides" / "pipeline-on-a-cluster.md"
+SMALL_CLUSTER = {
+    **SMALL,
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.executor.memory": "512m",
+    "spark.cores.max": "1",
+}
 READ = (1, 3)
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 
@@ -40,13 +54,21 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 def lake(spark: SparkSession, log: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     """A lake filled by `ingest` on a cluster."""
     folder = tmp_path_factory.mktemp("cluster")
-    program = str(Path(kcoord.cli.submit.lake.__file__))
     uri = str(folder / "lake")
+    blocks = {block.title: block.text for block in blocks_of(GUIDE.read_text())}
+    settings = "".join(f"{name} {value}\n" for name, value in SMALL_CLUSTER.items())
+    (folder / "spark-defaults.conf").write_text(f"{blocks['spark-defaults.conf']}{settings}")
+    command = blocks["a job on a standalone cluster"]
     with SparkCluster(folder) as cluster:
-        options = ["--master", cluster.master, *LOOPBACK]
-        options += ["--conf", "spark.executor.memory=512m", "--conf", "spark.cores.max=1"]
-        options += ["--conf", "spark.sql.shuffle.partitions=1", "--conf", f"spark.driver.extraJavaOptions={JVM}"]
-        run_spark(folder, "spark-submit", *options, program, "ingest", "--log", log, "--lake", uri)
+        for shown, path in (
+            ("spark://host:7077", cluster.master),
+            ("/opt/kcoord/bin/python", sys.executable),
+            ("/shared/kafka/data", log),
+            ("/shared/lake", uri),
+        ):
+            assert shown in command
+            command = command.replace(shown, path)
+        run_spark(folder, "bash", "-c", f"export SPARK_CONF_DIR={folder}; {command}")
     yield Lake(spark, uri)
 
 
@@ -66,8 +88,7 @@ def test_the_declarative_pipeline_makes_the_same_tables(
     settings = f'{log}\n  kcoord.retention-minutes: "1"\n  kcoord.now: "{NOW.isoformat()}"'
     text = spec.read_text().replace("/tmp/kcoord-pipeline/log", settings)
     spec.write_text(text.replace("/tmp/kcoord-pipeline/storage", str(tmp_path / "storage")))
-    options = [*LOOPBACK, "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=1"]
-    options += ["--conf", f"spark.driver.extraJavaOptions={JVM}"]
+    options = [*LOOPBACK, "--conf", "spark.ui.enabled=false", *small_options()]
     run_spark(project, "spark-pipelines", "run", "--spec", "spark-pipeline.yml", *options)
 
     jobs = Jobs(lake, LakeSettings(NOW, retention_ms=MS_PER_MINUTE))

@@ -9,6 +9,7 @@ import pytest
 
 from kcoord.testing import KcoordBroker, Mode
 from kcoord.testing.pool import BrokerPool
+from kcoord.testing.security import BrokerSecurity
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,6 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 
 @pytest.fixture
 def broker(pool: BrokerPool, mode: Mode) -> Iterator[KcoordBroker]:
-    taken = pool.take(mode, {})
+    taken = pool.take(mode, {}, BrokerSecurity())
     yield taken
     pool.give_back(taken)

@@ -16,6 +16,7 @@ from kcoord.client.api_versions import Kip1327Revision
 from kcoord.config import ConfigError
 from kcoord.testing import ControlError, KcoordBroker, Mode, Record, start_broker
 from kcoord.testing.pool import BrokerPool
+from kcoord.testing.security import BrokerSecurity
 
 DAY_SECONDS = 86_400
 
@@ -269,7 +270,7 @@ def test_a_reset_deletes_everything_except_the_address(broker: KcoordBroker) -> 
 def test_brokers_of_a_pool_share_no_data(pool: BrokerPool, mode: Mode) -> None:
     ports = set()
     for number in range(3):
-        broker = pool.take(mode, {"num.partitions": "2"} if number else {})
+        broker = pool.take(mode, {"num.partitions": "2"} if number else {}, BrokerSecurity())
         broker.create_topic("t", -1)
         if number:
             broker.produce("t", [Record("a", partition=1)])
@@ -290,7 +291,7 @@ def test_settings_are_checked_before_anything_starts(mode: Mode) -> None:
     ("config", "named"),
     [
         ({"group.coordinator.threads": "3"}, "it cannot have 3 workers"),
-        ({"listeners": "SSL://127.0.0.1:0"}, "only PLAINTEXT is served"),
+        ({"listeners": "SASL_SSL://127.0.0.1:0"}, "GSSAPI is not offered"),
     ],
 )
 def test_settings_that_a_test_broker_rejects(

@@ -76,7 +76,7 @@ def test_a_wait_for_a_fault_times_out(process: KcoordBroker) -> None:
         (["--test-mode", "--control-port", "65536"], "a port is a number from 0 to 65535"),
         (["--test-mode", "--control-port", "x"], "a port is a number"),
         (["--test-mode", "--override", "group.coordinator.threads=2"], "a test broker is one process"),
-        (["--test-mode", "--override", "listeners=SSL://127.0.0.1:0"], "only PLAINTEXT is served"),
+        (["--test-mode", "--override", "listeners=SASL_SSL://127.0.0.1:0"], "GSSAPI is not offered"),
     ],
 )
 def test_options_that_the_command_rejects(options: list[str], error: str) -> None:

@@ -64,6 +64,23 @@ def test_two(kcoord_broker):
     assert "2 passed" in run(tmp_path, test, "--kcoord-broker=process")
 
 
+def test_the_marker_secures_the_brokers_of_a_test(tmp_path: Path) -> None:
+    test = """
+import pytest
+
+@pytest.mark.kcoord(tls=True, users={"alice": "apple-pie"})
+def test_marker(kcoord_broker, kcoord_broker_factory):
+    assert kcoord_broker.security.protocol == "SASL_SSL"
+    brokers = [kcoord_broker_factory(), kcoord_broker_factory(users={}), kcoord_broker_factory(tls=False, users={})]
+    assert [broker.security.protocol for broker in brokers] == ["SASL_SSL", "SSL", "PLAINTEXT"]
+
+def test_plain(kcoord_broker):
+    assert kcoord_broker.security.protocol == "PLAINTEXT"
+"""
+    assert "2 passed" in run(tmp_path, test)
+    assert "2 passed" in run(tmp_path, test, "--kcoord-broker=process")
+
+
 def test_wrong_settings_are_errors(tmp_path: Path) -> None:
     test = """
 import pytest

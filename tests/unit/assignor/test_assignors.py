@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The assignors against Kafka's own answers, and their promises as properties."""
+"""The assignors, compared with Kafka's own assignments, and their promises as properties."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topic(number: int) -> bytes:
 
 
 def after(assignment: Assignment, members: Mapping[str, MemberSpec]) -> dict[str, MemberSpec]:
-    """The members as the next run sees them, once `assignment` is their target."""
+    """Returns the members for the next run, with `assignment` as their target."""
     return {
         member_id: MemberSpec(
             member.instance_id,
@@ -42,13 +42,13 @@ def after(assignment: Assignment, members: Mapping[str, MemberSpec]) -> dict[str
 
 
 def owners(assignment: Assignment) -> dict[tuple[bytes, int], str]:
-    found: dict[tuple[bytes, int], str] = {}
+    owner_of: dict[tuple[bytes, int], str] = {}
     for member_id, topics in assignment.items():
         for topic_id, partitions in topics.items():
             assert partitions
             for partition in partitions:
-                assert found.setdefault((topic_id, partition), member_id) == member_id, "assigned twice"
-    return found
+                assert owner_of.setdefault((topic_id, partition), member_id) == member_id, "assigned twice"
+    return owner_of
 
 
 def targets(members: Mapping[str, MemberSpec]) -> dict[tuple[bytes, int], str]:
@@ -64,7 +64,7 @@ def totals(assignment: Assignment) -> list[int]:
     return sorted(sum(map(len, topics.values())) for topics in assignment.values())
 
 
-# -- what Kafka 4.3.1 answers -----------------------------------------------------------------------------------------
+# -- assignments of Kafka 4.3.1 ----------------------------------------------------------------------------------------
 
 Steps = list[tuple[str, dict[str, list[int]]]]
 
@@ -112,7 +112,7 @@ class RecordedMember(TypedDict):
 
 
 class Recorded(TypedDict):
-    """One line of kafka_assignments.jsonl: an input, and what the assignor of that name in Kafka 4.3.1 made of it."""
+    """One line of kafka_assignments.jsonl: an input, and the assignment of that assignor in Kafka 4.3.1."""
 
     assignor: str
     partition_counts: dict[str, int]
@@ -127,7 +127,7 @@ RECORDED: list[Recorded] = [
 
 @pytest.mark.parametrize("name", ["range", "uniform"])
 def test_recorded_assignments_of_kafka(name: str) -> None:
-    """`range` is the same partition by partition. `uniform` depends on hash order in Kafka: ours is as good."""
+    """`range` gives the same assignment. Kafka's `uniform` depends on hash order; kcoord's is at least as good."""
     checked = 0
     for case in RECORDED:
         if case["assignor"] != name:
@@ -160,7 +160,7 @@ def _assert_as_good(ours: Assignment, kafka: Assignment, members: Mapping[str, M
     assert owners(ours).keys() == owners(kafka).keys()
     assert sum(n * n for n in totals(ours)) <= sum(n * n for n in totals(kafka))
     if len({frozenset(member.subscribed_topic_ids) for member in members.values()}) == 1:
-        kept_by_us, kept_by_kafka = (len(owners(each).items() & before.items()) for each in (ours, kafka))
+        kept_by_us, kept_by_kafka = (len(owners(result).items() & before.items()) for result in (ours, kafka))
         assert totals(ours) == totals(kafka)
         assert kept_by_us >= kept_by_kafka
 
@@ -199,20 +199,20 @@ def test_every_subscribed_partition_has_one_subscriber(name: str, group: Group) 
     members, counts = group
     assignment = ASSIGNORS[name].assign(members, counts)
     assert assignment.keys() == members.keys()
-    found = owners(assignment)
-    wanted = {
+    owner_of = owners(assignment)
+    expected = {
         (topic_id, partition)
         for member in members.values()
         for topic_id in member.subscribed_topic_ids
         for partition in range(counts.get(topic_id, 0))
     }
-    assert found.keys() == wanted
-    assert all(topic_id in members[member_id].subscribed_topic_ids for (topic_id, _), member_id in found.items())
+    assert owner_of.keys() == expected
+    assert all(topic_id in members[member_id].subscribed_topic_ids for (topic_id, _), member_id in owner_of.items())
 
 
 @pytest.mark.parametrize("name", sorted(ASSIGNORS))
 @given(group=groups(), data=st.data())
-def test_the_order_of_the_input_means_nothing(name: str, group: Group, data: st.DataObject) -> None:
+def test_the_order_of_the_input_does_not_matter(name: str, group: Group, data: st.DataObject) -> None:
     members, counts = group
     shuffled = {
         member_id: MemberSpec(
@@ -243,12 +243,12 @@ def test_uniform_with_one_subscription_is_balanced_and_moves_as_little_as_possib
     assignment = ASSIGNORS["uniform"].assign(members, counts)
     sizes = totals(assignment)
     assert sizes[-1] - sizes[0] <= 1
-    found = owners(assignment)
-    before = {key: member_id for key, member_id in targets(members).items() if key in found}
-    quota, extra = divmod(len(found), len(members))
+    owner_of = owners(assignment)
+    before = {key: member_id for key, member_id in targets(members).items() if key in owner_of}
+    quota, extra = divmod(len(owner_of), len(members))
     owned = sorted((sum(1 for owner in before.values() if owner == member_id) for member_id in members), reverse=True)
     could_stay = sum(min(count, quota + (rank < extra)) for rank, count in enumerate(owned))
-    assert len(found.items() & before.items()) == could_stay
+    assert len(owner_of.items() & before.items()) == could_stay
 
 
 @given(group=groups(), data=st.data())
@@ -269,7 +269,7 @@ def test_uniform_moves_only_the_partitions_of_a_member_that_leaves(group: Group,
 def test_uniform_is_as_balanced_as_the_subscriptions_allow(
     group: Group,
 ) -> None:
-    """Against all assignments there are, for small groups."""
+    """Compares the assignment of a small group with all possible assignments."""
     members, counts = group
     assignment = ASSIGNORS["uniform"].assign(members, counts)
     partitions = sorted(owners(assignment))
@@ -286,7 +286,7 @@ def test_uniform_is_as_balanced_as_the_subscriptions_allow(
 def test_uniform_leaves_no_chain_from_a_member_to_one_with_two_partitions_less(
     group: Group, joining: list[frozenset[int]]
 ) -> None:
-    """The condition for the best balance, where there are too many assignments to look at all of them."""
+    """Checks the condition for the best balance, for groups with too many assignments to compare all."""
     members, counts = group
     for number, topics in enumerate(joining):
         members[f"n{number}"] = MemberSpec(subscribed_topic_ids=frozenset(map(topic, topics)))
@@ -305,27 +305,39 @@ def test_uniform_leaves_no_chain_from_a_member_to_one_with_two_partitions_less(
 
 @given(group=groups())
 def test_uniform_takes_a_partition_away_only_for_balance(group: Group) -> None:
-    """Where what the members may keep is balanced already, and nothing is free, all of it stays."""
+    """If the kept partitions are balanced already and none is free, no partition moves."""
     members, counts = group
     balanced = after(ASSIGNORS["uniform"].assign(members, counts), members)
     strangers = {topic(97): frozenset({0}), topic(96): frozenset[int]()}
     with_strangers = {
         member_id: replace(member, assigned={**member.assigned, **strangers}) for member_id, member in balanced.items()
     }
-    found = ASSIGNORS["uniform"].assign(with_strangers, counts)
-    assert found == {member_id: member.assigned for member_id, member in balanced.items()}
+    assignment = ASSIGNORS["uniform"].assign(with_strangers, counts)
+    assert assignment == {member_id: member.assigned for member_id, member in balanced.items()}
 
 
-def test_uniform_moves_along_a_chain_where_no_single_move_helps() -> None:
-    one, two = topic(1), topic(2)
+def test_uniform_moves_along_a_chain_if_no_single_move_helps() -> None:
+    foo, bar = topic(1), topic(2)
     members = {
-        "a": MemberSpec(None, None, [one], {one: frozenset({0, 1, 2})}),
-        "b": MemberSpec(None, None, [one, two], {one: frozenset({3}), two: frozenset({0})}),
-        "c": MemberSpec(None, None, [two], {two: frozenset({1})}),
+        "a": MemberSpec(None, None, [foo], {foo: frozenset({0, 1, 2})}),
+        "b": MemberSpec(None, None, [foo, bar], {foo: frozenset({3}), bar: frozenset({0})}),
+        "c": MemberSpec(None, None, [bar], {bar: frozenset({1})}),
     }
-    assignment = ASSIGNORS["uniform"].assign(members, {one: 4, two: 2})
+    assignment = ASSIGNORS["uniform"].assign(members, {foo: 4, bar: 2})
     assert totals(assignment) == [2, 2, 2]
     assert len(owners(assignment).items() & targets(members).items()) == 4
+
+
+def test_uniform_moves_no_more_along_a_chain_than_its_middle_holds() -> None:
+    a, b = topic(1), topic(2)
+    givers = {f"giver{i}": MemberSpec(None, None, [a], {a: frozenset(range(3 * i, 3 * i + 3))}) for i in range(3)}
+    takers = {f"taker{i}": MemberSpec(None, None, [b], {b: frozenset({i})}) for i in range(3)}
+    middle = MemberSpec(None, None, [a, b], {a: frozenset({9}), b: frozenset({3})})
+    assignment = ASSIGNORS["uniform"].assign({**givers, **takers, "middle": middle}, {a: 10, b: 4})
+    assert len(owners(assignment)) == 14
+    assert sorted(len(assignment[member_id][a]) for member_id in givers) == [2, 3, 3]
+    assert sorted(len(assignment[member_id][b]) for member_id in takers) == [1, 1, 2]
+    assert {topic_id: len(partitions) for topic_id, partitions in assignment["middle"].items()} == {a: 2}
 
 
 @pytest.mark.parametrize(
@@ -338,11 +350,12 @@ def test_uniform_moves_along_a_chain_where_no_single_move_helps() -> None:
     ],
     ids=["one too many", "at the quota", "all of a topic", "of two topics"],
 )
-def test_uniform_takes_from_those_who_have_most(
+def test_uniform_takes_from_the_most_loaded_members(
     owned: dict[str, dict[int, range]], newcomer: list[int], moved: int
 ) -> None:
-    """What a newcomer gets moves once, and nothing moves between the others but for their balance. They subscribe to
-    another topic as well, which does not exist.
+    """Each partition moves at most once, to the new member or for the balance of the present members.
+
+    The present members also subscribe to a topic that does not exist.
     """
     all_topics = frozenset({topic(1), topic(2), topic(3)})
     members = {

@@ -6,20 +6,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from kcoord.cli import main
 from kcoord.cli.completion import whole_parser
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "command-line.md"
 PRINTS_A_SCRIPT = "kcoord completion"
 WITHOUT_BROKER = ("kcoord log", "kcoord lake", "kcoord serve", "kcoord simulate", "kcoord model-check",
-                  "kcoord completion", "kcoord workers")  # fmt: skip
+                  "kcoord completion", "kcoord workers", "kcoord storage")  # fmt: skip
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -45,8 +42,9 @@ PARSERS = {parser.prog: parser for parser in leaves(whole_parser())}
 def test_every_command_has_the_common_options(prog: str) -> None:
     options = shown_options(PARSERS[prog])
     assert "--json" in options or prog == PRINTS_A_SCRIPT
-    if not prog.startswith(WITHOUT_BROKER) or "--command-config" in options:
+    if not prog.startswith(WITHOUT_BROKER):
         assert "--bootstrap-server" in options
+    assert ("--command-config" in options) is ("--bootstrap-server" in options)
     if not prog.startswith("kcoord lake"):
         assert "--format" not in options
     metavars = {action.metavar for action in PARSERS[prog]._actions if not action.option_strings and action.help}
@@ -112,24 +110,3 @@ def test_the_check_of_a_regular_expression_as_json(regex: str, code: int, capsys
     assert main(["consumer-groups", "--validate-regex", regex, "--json"]) == code
     document = json.loads(capsys.readouterr().out)
     assert (document["regex"], document["valid"]) == (regex, code == 0)
-
-
-def documented_lines() -> list[list[str]]:
-    """Returns the arguments of every kcoord command in the examples of docs/command-line.md."""
-    commands = []
-    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("    $ "):
-            continue
-        for part in re.split(r" \|\|? | && |; ", line.removeprefix("    $ ")):
-            words = shlex.split(part)
-            if words and words[0] == "kcoord":
-                commands.append(words[1:])
-    return commands
-
-
-def test_every_command_line_of_the_document_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = documented_lines()
-    assert len(lines) > 20
-    for words in lines:
-        whole_parser().parse_args(words)
-    assert capsys.readouterr().err == "", "the document has no old forms"

@@ -17,7 +17,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLo
 
 
 class Middle:
-    """Random numbers without surprise: the middle, and an order that is turned round."""
+    """Predictable random numbers: always 0.5, and a shuffle that reverses the order."""
 
     def random(self) -> float:
         return 0.5
@@ -28,7 +28,7 @@ class Middle:
 
 @pytest.fixture
 def no_surprise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Backoffs have no jitter, and a member's id is known."""
+    """Removes the jitter of backoffs, and makes `member` the member id."""
     monkeypatch.setattr("kcoord.client.cluster.random", SimpleNamespace(Random=Middle))
     monkeypatch.setattr("kcoord.client.consumer.client.uuid4", lambda: "member")
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of canned answers in the test's own event loop."""
+"""A broker with scripted responses, in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ NODE_ID = 1
 
 
 class FakeBroker:
-    """`handlers` say what to answer: a message, raw bytes, or None for nothing. `requests` is what has come, and
-    `arrivals` when. `peers` are the other brokers of the cluster.
+    """A broker whose `handlers` return the responses, by API.
+
+    A response is a message, raw bytes, or None for no response. `requests` has all requests received, and `arrivals`
+    their times. `peers` are the other brokers of the cluster.
     """
 
     def __init__(self, handlers: Mapping[ApiKey, Handler] | None = None, **versions: tuple[int, int]) -> None:
@@ -79,15 +81,15 @@ class FakeBroker:
             writer.transport.abort()
         self.connections.clear()
 
-    def asked(self, key: ApiKey) -> list[Message]:
-        return [request for each, _, request in self.requests if each is key]
+    def requests_of(self, key: ApiKey) -> list[Message]:
+        return [request for request_key, _, request in self.requests if request_key is key]
 
     def versions_of(self, key: ApiKey) -> list[int]:
-        return [version for each, version, _ in self.requests if each is key]
+        return [version for request_key, version, _ in self.requests if request_key is key]
 
-    def asked_at(self, key: ApiKey) -> list[float]:
-        """Milliseconds of virtual time."""
-        return [time_ms for each, time_ms in self.arrivals if each is key]
+    def arrivals_of(self, key: ApiKey) -> list[float]:
+        """Returns when the requests of an API arrived, in milliseconds of virtual time."""
+        return [time_ms for request_key, time_ms in self.arrivals if request_key is key]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -154,23 +156,23 @@ class FakeBroker:
         )
 
     def described(self, request: MetadataRequest) -> list[MetadataResponse.MetadataResponseTopic]:
-        """The topics that were asked for, by name or by id."""
+        """Returns the topics that the request names, by name or by id. Unknown topics have an error."""
         if request.topics is None:
             return self.topics
         unknown = MetadataResponse.MetadataResponseTopic
-        found = []
-        for wanted in request.topics:
+        described = []
+        for requested in request.topics:
             topics = [
-                each
-                for each in self.topics
-                if wanted.name == each.name or (wanted.name is None and wanted.topic_id == each.topic_id)
+                topic
+                for topic in self.topics
+                if requested.name == topic.name or (requested.name is None and requested.topic_id == topic.topic_id)
             ]
-            found += topics or [
-                unknown(name=wanted.name, error_code=Errors.UNKNOWN_TOPIC_OR_PARTITION)
-                if wanted.name is not None
-                else unknown(name=None, topic_id=wanted.topic_id, error_code=Errors.UNKNOWN_TOPIC_ID)
+            described += topics or [
+                unknown(name=requested.name, error_code=Errors.UNKNOWN_TOPIC_OR_PARTITION)
+                if requested.name is not None
+                else unknown(name=None, topic_id=requested.topic_id, error_code=Errors.UNKNOWN_TOPIC_ID)
             ]
-        return found
+        return described
 
     def _find_coordinator(self, request: Message, version: int) -> Answer:
         assert isinstance(request, FindCoordinatorRequest)
@@ -184,7 +186,7 @@ class FakeBroker:
         )
 
     def add_topic(self, name: str, topic_id: bytes, creation_times_ms: list[int]) -> None:
-        """A topic, or its new state; one partition per creation time."""
+        """Adds or replaces a topic, with one partition per creation time."""
         self.topics = [topic for topic in self.topics if topic.name != name]
         self.topics.append(
             MetadataResponse.MetadataResponseTopic(

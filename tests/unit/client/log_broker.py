@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that keeps what is produced to it, by the rules of KIP-98, and that has faults on demand."""
+"""A broker that stores produced records by the rules of KIP-98, and that has faults on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _SEQUENCES = 1 << 31
 
 @dataclass
 class Partition:
-    """The log of a partition; `producers` has the epoch and the batches (first sequence, size, offset) of each id."""
+    """The log of a partition.
+
+    `producers` maps producer ids to their epoch and their batches (first sequence, size, offset).
+    """
 
     values: list[bytes | None] = field(default_factory=list)
     batches: list[tuple[BatchHeader, list[Record]]] = field(default_factory=list)
@@ -36,8 +39,11 @@ class Partition:
 
 
 class LogBroker(FakeBroker):
-    """Each Produce request meets the next of the `fates`: it or its answer is lost, or its first partition is answered
-    with the error of that name; without one all is well. `STORED` before the name: after the batch was stored.
+    """A broker whose Produce requests have faults.
+
+    Each request takes the next of the `fates`. The request or its response is lost, or its first partition gets the
+    error of that name. With `STORED` before the name the batch is stored all the same. Without a fate there is no
+    fault.
     """
 
     def __init__(self, partitions: int = 2, fates: Iterable[str] = (), /, **versions: tuple[int, int]) -> None:
@@ -52,7 +58,7 @@ class LogBroker(FakeBroker):
         return [(value or b"").decode() for value in self.logs[TopicPartition(TOPIC, index)].values]
 
     def produced(self) -> list[ProduceRequest]:
-        return [request for request in self.asked(ApiKey.PRODUCE) if isinstance(request, ProduceRequest)]
+        return [request for request in self.requests_of(ApiKey.PRODUCE) if isinstance(request, ProduceRequest)]
 
     def _init_producer_id(self, request: Message, version: int) -> Answer:
         assert isinstance(request, InitProducerIdRequest)

@@ -31,24 +31,24 @@ TOPIC, TOPIC_ID = "t", b"T" * 16
 ZERO, ONE = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
 
 Place = tuple[str, bytes, int]
-"""Topic by name or id, and partition."""
+"""A topic by name or id, and a partition."""
 
 
 class FetchSessions:
-    """The session cache of a broker, by KIP-227: what it reads after a request."""
+    """The fetch session cache of a broker (KIP-227). `read` has the positions that the last request reads."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, tuple[int, dict[Place, tuple[int, int]]]] = {}
         self.read: dict[Place, tuple[int, int]] = {}
-        """Offset and leader epoch."""
+        """Maps partitions to offset and leader epoch."""
         self._next_id = 1
 
     def fetch(self, request: FetchRequest, *, keeps: bool = True) -> tuple[Errors, int]:
-        """The error of the whole request and the session id of the answer."""
+        """Returns the error of the whole request and the session id of the response."""
         named = {
-            (topic.topic, topic.topic_id, each.partition): (each.fetch_offset, each.current_leader_epoch)
+            (topic.topic, topic.topic_id, partition.partition): (partition.fetch_offset, partition.current_leader_epoch)
             for topic in request.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
         if request.session_epoch <= 0:
             self.sessions.pop(request.session_id, None)
@@ -60,40 +60,40 @@ class FetchSessions:
             return Errors.NONE, self._next_id
         if request.session_id not in self.sessions:
             return Errors.FETCH_SESSION_ID_NOT_FOUND, 0
-        epoch, known = self.sessions[request.session_id]
+        epoch, positions = self.sessions[request.session_id]
         if epoch != request.session_epoch:
             return Errors.INVALID_FETCH_SESSION_EPOCH, 0
         for topic in request.forgotten_topics_data:
             for partition in topic.partitions:
-                del known[topic.topic, topic.topic_id, partition]
-        known.update(named)
-        self.sessions[request.session_id] = (epoch + 1, known)
-        self.read = dict(known)
+                del positions[topic.topic, topic.topic_id, partition]
+        positions.update(named)
+        self.sessions[request.session_id] = (epoch + 1, positions)
+        self.read = dict(positions)
         return Errors.NONE, request.session_id
 
 
 @dataclass
 class Log:
-    """The batches of a partition from `start` on: (first offset, offset behind it, bytes, timestamp)."""
+    """The batches of a partition from `start` on: (first offset, offset after the last, bytes, timestamp)."""
 
     start: int = 0
     end: int = 0
     batches: list[tuple[int, int, bytes, int]] = field(default_factory=list)
     aborted: list[tuple[int, int]] = field(default_factory=list)
-    """(producer id, first offset) of transactions."""
+    """(producer id, first offset) of aborted transactions."""
 
     def read(self, offset: int, most_bytes: int) -> bytes:
-        """Whole batches, from the one that has the offset on; one at least."""
-        found = b""
+        """Returns whole batches, beginning with the batch that has the offset, and at least one batch."""
+        batches = b""
         for _, behind, data, _ in self.batches:
             if behind > offset:
-                if found and len(found) + len(data) > most_bytes:
+                if batches and len(batches) + len(data) > most_bytes:
                     break
-                found += data
-        return found
+                batches += data
+        return batches
 
     def offset_at(self, timestamp: int) -> tuple[int, int]:
-        """(offset, timestamp) by the rules of ListOffsets."""
+        """Returns (offset, timestamp) by the rules of ListOffsets."""
         if timestamp == -1:
             return self.end, -1
         if timestamp == -2:
@@ -105,8 +105,10 @@ class Log:
 
 
 class RecordsBroker(FakeBroker):
-    """`errors` are the next answers to an API, of each partition in the request or of the whole of it. `assigned` is
-    what the member of the group gets. A commit with an epoch that is not the member's is refused.
+    """A broker whose group assigns the partitions `assigned` to its member.
+
+    `errors` are the next errors of an API, for each partition in the request or for the whole request. The broker
+    rejects a commit with an epoch that is not the member's.
     """
 
     def __init__(self, partitions: int = 2, /, **versions: tuple[int, int]) -> None:
@@ -121,16 +123,16 @@ class RecordsBroker(FakeBroker):
             **versions,
         )
         self.add_topic(TOPIC, TOPIC_ID, [-1] * partitions)
-        for each in self.topics[0].partitions:
-            each.leader_epoch = 3
+        for partition in self.topics[0].partitions:
+            partition.leader_epoch = 3
         self.logs = {TopicPartition(TOPIC, index): Log() for index in range(partitions)}
         self.sessions = FetchSessions()
         self.errors: dict[ApiKey, list[Errors]] = {}
         self.fetch_errors: list[Errors] = []
-        """Of a whole Fetch."""
+        """The next errors of whole Fetch requests."""
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.commits: list[tuple[float, str, int, dict[TopicPartition, int]]] = []
-        """(time, member id, epoch, offsets)"""
+        """(time, member id, epoch, offsets) of each commit."""
         self.assigned: list[int] | None = None
         self.heartbeat_interval_ms = 1000
         self.creation_time_ms = -1
@@ -147,7 +149,7 @@ class RecordsBroker(FakeBroker):
         producer_id: int = -1,
         data: bytes | None = None,
     ) -> None:
-        """One batch, or ready bytes."""
+        """Appends one batch of these values, or the bytes `data`."""
         log = self.logs[partition]
         if data is None:
             data = encode_batch(
@@ -168,10 +170,10 @@ class RecordsBroker(FakeBroker):
         return self._is_member
 
     def fetches(self) -> list[FetchRequest]:
-        return [request for request in self.asked(ApiKey.FETCH) if isinstance(request, FetchRequest)]
+        return [request for request in self.requests_of(ApiKey.FETCH) if isinstance(request, FetchRequest)]
 
     def heartbeats(self) -> list[ConsumerGroupHeartbeatRequest]:
-        requests = self.asked(ApiKey.CONSUMER_GROUP_HEARTBEAT)
+        requests = self.requests_of(ApiKey.CONSUMER_GROUP_HEARTBEAT)
         return [request for request in requests if isinstance(request, ConsumerGroupHeartbeatRequest)]
 
     def _next_error(self, key: ApiKey) -> Errors:
@@ -186,19 +188,23 @@ class RecordsBroker(FakeBroker):
         if error:
             return FetchResponse(error_code=error)
         read = dict(self.sessions.read)
-        limits = {each.partition: each.partition_max_bytes for topic in request.topics for each in topic.partitions}
+        limits = {
+            partition.partition: partition.partition_max_bytes
+            for topic in request.topics
+            for partition in topic.partitions
+        }
         error = self._next_error(ApiKey.FETCH)
         appended = self._appended
-        found = self._read(read, limits, error)
-        if not found:
+        answers = self._read(read, limits, error)
+        if not answers:
             try:
                 async with asyncio.timeout(request.max_wait_ms / 1000):
                     await appended.wait()
             except TimeoutError:
                 pass
-            found = self._read(read, limits, Errors.NONE)
+            answers = self._read(read, limits, Errors.NONE)
         topics: dict[tuple[str, bytes], FetchResponse.FetchableTopicResponse] = {}
-        for (name, topic_id, _), data in found.items():
+        for (name, topic_id, _), data in answers.items():
             topic = topics.setdefault(
                 (name, topic_id), FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id)
             )
@@ -208,8 +214,8 @@ class RecordsBroker(FakeBroker):
     def _read(
         self, places: dict[Place, tuple[int, int]], limits: dict[int, int], error: Errors
     ) -> dict[Place, FetchResponse.PartitionData]:
-        """Partitions with records or an error, as incremental sessions name them."""
-        found = {}
+        """Returns the partitions with records or an error, which a response of an incremental session has."""
+        answers = {}
         for place, (offset, leader_epoch) in places.items():
             log = self.logs[TopicPartition(TOPIC, place[2])]
             data = FetchResponse.PartitionData(partition_index=place[2], high_watermark=log.end)
@@ -225,8 +231,8 @@ class RecordsBroker(FakeBroker):
                     for producer_id, first in log.aborted
                 ]
             if data.error_code or data.records:
-                found[place] = data
-        return found
+                answers[place] = data
+        return answers
 
     def _list_offsets(self, request: Message, version: int) -> Answer:
         assert isinstance(request, ListOffsetsRequest)
@@ -234,11 +240,13 @@ class RecordsBroker(FakeBroker):
         topics = []
         for topic in request.topics:
             answers = []
-            for each in topic.partitions:
-                offset, time_ms = self.logs[TopicPartition(topic.name, each.partition_index)].offset_at(each.timestamp)
+            for partition in topic.partitions:
+                offset, time_ms = self.logs[TopicPartition(topic.name, partition.partition_index)].offset_at(
+                    partition.timestamp
+                )
                 answers.append(
                     ListOffsetsResponse.ListOffsetsPartitionResponse(
-                        partition_index=each.partition_index,
+                        partition_index=partition.partition_index,
                         error_code=error,
                         offset=offset,
                         timestamp=time_ms,
@@ -249,12 +257,12 @@ class RecordsBroker(FakeBroker):
         return ListOffsetsResponse(topics=topics)
 
     def looked_up(self) -> list[tuple[int, int]]:
-        """(partition, timestamp) of all look-ups."""
+        """Returns (partition, timestamp) of all look-ups."""
         return [
-            (each.partition_index, each.timestamp)
-            for request in self.asked(ApiKey.LIST_OFFSETS)
+            (partition.partition_index, partition.timestamp)
+            for request in self.requests_of(ApiKey.LIST_OFFSETS)
             for topic in request.topics  # type: ignore[attr-defined]
-            for each in topic.partitions
+            for partition in topic.partitions
         ]
 
     def _offset_fetch(self, request: Message, version: int) -> Answer:
@@ -267,13 +275,13 @@ class RecordsBroker(FakeBroker):
         for topic in group.topics or ():
             partitions = []
             for index in topic.partition_indexes:
-                found = self.committed.get(TopicPartition(topic.name, index), OffsetAndMetadata(-1))
+                committed = self.committed.get(TopicPartition(topic.name, index), OffsetAndMetadata(-1))
                 partitions.append(
                     OffsetFetchResponse.OffsetFetchResponsePartitions(
                         partition_index=index,
-                        committed_offset=found.offset,
-                        committed_leader_epoch=found.leader_epoch,
-                        metadata=found.metadata,
+                        committed_offset=committed.offset,
+                        committed_leader_epoch=committed.leader_epoch,
+                        metadata=committed.metadata,
                     )
                 )
             topics.append(OffsetFetchResponse.OffsetFetchResponseTopics(name=topic.name, partitions=partitions))
@@ -287,15 +295,15 @@ class RecordsBroker(FakeBroker):
         if not error and self._is_member and request.generation_id_or_member_epoch != self.member_epoch:
             error = Errors.STALE_MEMBER_EPOCH if request.member_id else Errors.UNKNOWN_MEMBER_ID
         offsets = {
-            TopicPartition(topic.name, each.partition_index): OffsetAndMetadata(
-                each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
+            TopicPartition(topic.name, partition.partition_index): OffsetAndMetadata(
+                partition.committed_offset, partition.committed_metadata or "", partition.committed_leader_epoch
             )
             for topic in request.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
         if not error:
             self.committed |= offsets
-            plain = {partition: each.offset for partition, each in offsets.items()}
+            plain = {partition: committed.offset for partition, committed in offsets.items()}
             self.commits.append((now_ms(), request.member_id, request.generation_id_or_member_epoch, plain))
         result = OffsetCommitResponse.OffsetCommitResponsePartition
         return OffsetCommitResponse(
@@ -303,7 +311,8 @@ class RecordsBroker(FakeBroker):
                 OffsetCommitResponse.OffsetCommitResponseTopic(
                     name=topic.name,
                     partitions=[
-                        result(partition_index=each.partition_index, error_code=error) for each in topic.partitions
+                        result(partition_index=partition.partition_index, error_code=error)
+                        for partition in topic.partitions
                     ],
                 )
                 for topic in request.topics
@@ -338,6 +347,6 @@ class RecordsBroker(FakeBroker):
         )
 
 
-def numbers(first: int, behind: int) -> Iterable[str]:
-    """Values of records that tell their offsets."""
-    return map(str, range(first, behind))
+def numbers(first: int, end: int) -> Iterable[str]:
+    """Returns values that equal the offsets of their records, from `first` to before `end`."""
+    return map(str, range(first, end))

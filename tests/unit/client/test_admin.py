@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admin client against canned answers: what it asks, and what it makes of the answers."""
+"""The admin client against scripted responses: its requests, and its results from the responses."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ TIMEOUT_MS = 5000
 
 
 def canned(answers: Mapping[ApiKey, Message | Handler], **versions: tuple[int, int]) -> FakeBroker:
-    """A broker that always gives the same answer to an API, or what a function returns."""
+    """Returns a broker with one response per API, or with a function that returns the response."""
 
     def handler(answer: Message | Handler) -> Handler:
         return (lambda request, version: answer) if isinstance(answer, Message) else answer
@@ -118,8 +118,8 @@ def node_of(broker: FakeBroker) -> Node:
     return Node(NODE_ID, "127.0.0.1", broker.port)
 
 
-def one_with_timeout(messages: list[Message], timeout_ms: int = TIMEOUT_MS) -> Message:
-    """The only request; what is left of the timeout goes with it, and is left out of the comparison."""
+def only_request(messages: list[Message], timeout_ms: int = TIMEOUT_MS) -> Message:
+    """Returns the only request with its timeout set to 0, after checking that the timeout was the time left."""
     (message,) = messages
     left = message.timeout_ms  # type: ignore[attr-defined]
     assert timeout_ms - 2000 < left <= timeout_ms
@@ -131,7 +131,7 @@ def one_with_timeout(messages: list[Message], timeout_ms: int = TIMEOUT_MS) -> M
 async def grown_cluster(
     key: ApiKey, *answers: Message | Handler
 ) -> AsyncIterator[tuple[AdminClient, FakeBroker, FakeBroker]]:
-    """A client that began when there was one broker; meanwhile there are two, with these answers to an API."""
+    """Yields a client that started when there was one broker. Now there are two, with these responses to an API."""
     first, second = (canned({key: answer}) for answer in answers)
     second.node_id = 2
     async with first, second, admin_of(first) as admin:
@@ -140,23 +140,23 @@ async def grown_cluster(
 
 
 class TestLife:
-    async def test_no_cluster(self) -> None:
+    async def test_start_times_out_without_a_cluster(self) -> None:
         admin = AdminClient(bootstrap_servers="nowhere:1", default_api_timeout_ms=300)
-        with pytest.raises(TimeoutException, match="find the cluster: not within 300 ms"):
+        with pytest.raises(TimeoutException, match="find the cluster: timed out after 300 ms"):
             async with admin:
                 raise AssertionError
         with pytest.raises(IllegalStateException, match="the client is closed"):
             await admin.list_topics()
 
-    async def test_it_finds_the_cluster_and_closes_what_it_opened(self) -> None:
+    async def test_start_connects_and_close_closes_all_connections(self) -> None:
         async with FakeBroker() as broker:
             async with admin_of(broker):
-                assert len(broker.asked(ApiKey.METADATA)) == 1
+                assert len(broker.requests_of(ApiKey.METADATA)) == 1
             assert running_loop().connections == set()
 
 
 class TestTopics:
-    async def test_leaders_that_are_new_have_an_address(self) -> None:
+    async def test_describe_topics_knows_the_addresses_of_new_leaders(self) -> None:
         topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(name="a")
         topic.partitions = [DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(leader_id=2)]
         answer = DescribeTopicPartitionsResponse(topics=[topic])
@@ -184,7 +184,7 @@ class TestTopics:
                     NewTopic("d"),
                 ]
             )
-            asked = one_with_timeout(broker.asked(ApiKey.CREATE_TOPICS))
+            asked = only_request(broker.requests_of(ApiKey.CREATE_TOPICS))
         replicas = CreateTopicsRequest.CreatableReplicaAssignment
         assert asked == CreateTopicsRequest(
             topics=[
@@ -216,11 +216,11 @@ class TestTopics:
         }
         assert str(results.error("c")) == str(KafkaError(Errors.TOPIC_ALREADY_EXISTS, "there"))
 
-    async def test_a_check_creates_nothing(self) -> None:
+    async def test_validate_only_creates_nothing(self) -> None:
         answer = CreateTopicsResponse(topics=[CreateTopicsResponse.CreatableTopicResult(name="a")])
         async with canned({ApiKey.CREATE_TOPICS: answer}) as broker, admin_of(broker) as admin:
             await admin.create_topics([NewTopic("a")], validate_only=True, timeout_ms=3000)
-            asked = one_with_timeout(broker.asked(ApiKey.CREATE_TOPICS), 3000)
+            asked = only_request(broker.requests_of(ApiKey.CREATE_TOPICS), 3000)
         assert isinstance(asked, CreateTopicsRequest) and asked.validate_only
 
     @pytest.mark.parametrize("highest", [5, 6])
@@ -232,7 +232,7 @@ class TestTopics:
         broker = canned({ApiKey.DELETE_TOPICS: answer}, delete_topics=(1, highest))
         async with broker, admin_of(broker) as admin:
             results = await admin.delete_topics(["a", "b"])
-            asked = one_with_timeout(broker.asked(ApiKey.DELETE_TOPICS))
+            asked = only_request(broker.requests_of(ApiKey.DELETE_TOPICS))
         state = DeleteTopicsRequest.DeleteTopicState
         if highest == 6:
             assert asked == DeleteTopicsRequest(topics=[state(name="a"), state(name="b")], timeout_ms=0)
@@ -241,16 +241,16 @@ class TestTopics:
         assert results.values == {"a": None}
         assert results.errors["b"].error is Errors.UNKNOWN_TOPIC_OR_PARTITION
 
-    async def test_grow(self) -> None:
+    async def test_create_partitions(self) -> None:
         topic = CreatePartitionsResponse.CreatePartitionsTopicResult
         answer = CreatePartitionsResponse(
             results=[topic(name="a"), topic(name="b", error_code=Errors.INVALID_PARTITIONS, error_message="why")]
         )
         async with canned({ApiKey.CREATE_PARTITIONS: answer}) as broker, admin_of(broker) as admin:
             results = await admin.create_partitions({"a": 4, "b": NewPartitions(3, [[1], [2]])})
-            asked = one_with_timeout(broker.asked(ApiKey.CREATE_PARTITIONS))
+            asked = only_request(broker.requests_of(ApiKey.CREATE_PARTITIONS))
             await admin.create_partitions({"a": 4, "b": 1}, validate_only=True)
-            checked = broker.asked(ApiKey.CREATE_PARTITIONS)[1]
+            checked = broker.requests_of(ApiKey.CREATE_PARTITIONS)[1]
         replicas = CreatePartitionsRequest.CreatePartitionsAssignment
         assert asked == CreatePartitionsRequest(
             topics=[
@@ -279,7 +279,7 @@ class TestTopics:
                 ("b", False),
             ]
 
-    async def test_describe_page_by_page(self) -> None:
+    async def test_describe_topics_page_by_page(self) -> None:
         topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
         partition = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
 
@@ -315,15 +315,17 @@ class TestTopics:
 
         async with canned({ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe}) as broker, admin_of(broker) as admin:
             results = await admin.describe_topics(["c", "a", "b"], partitions_per_page=2)
-            asked = broker.asked(ApiKey.DESCRIBE_TOPIC_PARTITIONS)
+            asked = broker.requests_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)
             leader = node_of(broker)
-        wanted = DescribeTopicPartitionsRequest.TopicRequest
+        topic_request = DescribeTopicPartitionsRequest.TopicRequest
         assert asked == [
             DescribeTopicPartitionsRequest(
-                topics=[wanted(name="a"), wanted(name="b"), wanted(name="c")], response_partition_limit=2, cursor=None
+                topics=[topic_request(name="a"), topic_request(name="b"), topic_request(name="c")],
+                response_partition_limit=2,
+                cursor=None,
             ),
             DescribeTopicPartitionsRequest(
-                topics=[wanted(name="b"), wanted(name="c")],
+                topics=[topic_request(name="b"), topic_request(name="c")],
                 response_partition_limit=2,
                 cursor=DescribeTopicPartitionsRequest.Cursor(topic_name="b", partition_index=1),
             ),
@@ -342,7 +344,7 @@ class TestTopics:
         assert results["c"].partitions[0].creation_time_ms == 0
         assert results["b"].topic_id_text == "VFRUVFRUVFRUVFRUVFRUVA"
 
-    async def test_describe_by_metadata(self) -> None:
+    async def test_describe_topics_with_metadata(self) -> None:
         async with FakeBroker() as broker, admin_of(broker) as admin:
             broker.add_topic("a", TOPIC_ID, [1000, -1])
             broker.topics[0].partitions.reverse()
@@ -351,7 +353,7 @@ class TestTopics:
             broker.topics[1].error_code = Errors.INVALID_TOPIC_EXCEPTION
             results = await admin.describe_topics(["a", "b"])
             leader = node_of(broker)
-            *_, asked = broker.asked(ApiKey.METADATA)
+            *_, asked = broker.requests_of(ApiKey.METADATA)
             assert not asked.allow_auto_topic_creation  # type: ignore[attr-defined]
             assert asked.include_topic_authorized_operations  # type: ignore[attr-defined]
         assert results["a"] == TopicDescription(
@@ -381,7 +383,7 @@ class TestCluster:
             answer.cluster_authorized_operations = NOT_ASKED
             answer.controller_id = 3
             without = await admin.describe_cluster()
-            asked = broker.asked(ApiKey.DESCRIBE_CLUSTER)
+            asked = broker.requests_of(ApiKey.DESCRIBE_CLUSTER)
         assert asked == [
             DescribeClusterRequest(include_cluster_authorized_operations=True),
             DescribeClusterRequest(include_cluster_authorized_operations=False),
@@ -392,7 +394,7 @@ class TestCluster:
         assert described.authorized_operations == frozenset({AclOperation.ALTER})
         assert (without.controller, without.authorized_operations) == (None, None)
 
-    async def test_an_error(self) -> None:
+    async def test_describe_raises_the_error_of_the_response(self) -> None:
         answer = DescribeClusterResponse(error_code=Errors.MISMATCHED_ENDPOINT_TYPE, error_message="why")
         async with canned({ApiKey.DESCRIBE_CLUSTER: answer}) as broker, admin_of(broker) as admin:
             with pytest.raises(KafkaError, match="why"):
@@ -429,10 +431,10 @@ class TestCluster:
         updates = {"a": FeatureUpdate(2), "b": FeatureUpdate(0, UpgradeType.SAFE_DOWNGRADE)}
         async with broker, admin_of(broker) as admin:
             assert (await admin.update_features(updates)).all() == {"a": None, "b": None}
-            asked = one_with_timeout(broker.asked(ApiKey.UPDATE_FEATURES))
+            asked = only_request(broker.requests_of(ApiKey.UPDATE_FEATURES))
             some = await admin.update_features(updates, validate_only=True)
             none = await admin.update_features(updates)
-            checked = broker.asked(ApiKey.UPDATE_FEATURES)[1]
+            checked = broker.requests_of(ApiKey.UPDATE_FEATURES)[1]
         update = UpdateFeaturesRequest.FeatureUpdateKey
         assert asked == UpdateFeaturesRequest(
             timeout_ms=0,
@@ -448,7 +450,7 @@ class TestCluster:
             updates, Errors.FEATURE_UPDATE_FAILED
         )
 
-    async def test_features_need_versions_that_have_upgrade_types(self) -> None:
+    async def test_update_features_needs_a_version_with_upgrade_types(self) -> None:
         broker = canned({ApiKey.UPDATE_FEATURES: UpdateFeaturesResponse()}, update_features=(0, 0))
         async with broker, admin_of(broker) as admin:
             results = await admin.update_features({"a": FeatureUpdate(1)})
@@ -456,7 +458,7 @@ class TestCluster:
 
 
 class TestRepetition:
-    async def test_a_moved_controller_is_looked_for(self) -> None:
+    async def test_a_moved_controller_is_looked_up_again(self) -> None:
         errors = [Errors.NOT_CONTROLLER, Errors.NONE]
 
         def create(request: Message, version: int) -> Answer:
@@ -465,9 +467,9 @@ class TestRepetition:
 
         async with canned({ApiKey.CREATE_TOPICS: create}) as broker, admin_of(broker) as admin:
             assert (await admin.create_topics([NewTopic("a")]))["a"].name == "a"
-            assert len(broker.asked(ApiKey.CREATE_TOPICS)) == 2
+            assert len(broker.requests_of(ApiKey.CREATE_TOPICS)) == 2
 
-    async def test_only_what_failed_for_now_is_asked_again(self) -> None:
+    async def test_only_keys_with_retriable_errors_are_repeated(self) -> None:
         codes = {"a": [Errors.NONE], "b": [Errors.REQUEST_TIMED_OUT, Errors.NONE], "c": [Errors.TOPIC_ALREADY_EXISTS]}
 
         def create(request: Message, version: int) -> Answer:
@@ -479,33 +481,33 @@ class TestRepetition:
 
         async with canned({ApiKey.CREATE_TOPICS: create}) as broker, admin_of(broker) as admin:
             results = await admin.create_topics([NewTopic(name) for name in "abc"])
-            asked = [[topic.name for topic in each.topics] for each in broker.asked(ApiKey.CREATE_TOPICS)]  # type: ignore[attr-defined]
-        assert asked == [["a", "b", "c"], ["b"]]
+            names = [[topic.name for topic in request.topics] for request in broker.requests_of(ApiKey.CREATE_TOPICS)]  # type: ignore[attr-defined]
+        assert names == [["a", "b", "c"], ["b"]]
         assert ([*results], [*results.values], [*results.errors]) == (["a", "b", "c"], ["a", "b"], ["c"])
 
-    async def test_the_deadline_ends_it_with_the_latest_error(self) -> None:
+    async def test_the_deadline_leaves_the_last_error(self) -> None:
         result = CreateTopicsResponse.CreatableTopicResult(name="a", error_code=Errors.REQUEST_TIMED_OUT)
         broker = canned({ApiKey.CREATE_TOPICS: CreateTopicsResponse(topics=[result])})
         async with broker, admin_of(broker) as admin:
             results = await admin.create_topics([NewTopic("a")], timeout_ms=60)
-            assert len(broker.asked(ApiKey.CREATE_TOPICS)) > 1
+            assert len(broker.requests_of(ApiKey.CREATE_TOPICS)) > 1
         error = results.error("a")
         assert error is not None and error.error is Errors.REQUEST_TIMED_OUT
 
-    async def test_no_answer_at_all(self) -> None:
+    async def test_no_response(self) -> None:
         nothing: Handler = lambda request, version: None  # noqa: E731
         async with canned({ApiKey.CREATE_TOPICS: nothing}) as broker, admin_of(broker) as admin:
             results = await admin.create_topics([NewTopic("a")], timeout_ms=40)
         assert isinstance(results.error("a"), TimeoutException)
 
-    async def test_what_the_answer_leaves_out_failed(self) -> None:
+    async def test_keys_missing_in_the_response_fail(self) -> None:
         async with canned({ApiKey.CREATE_TOPICS: CreateTopicsResponse()}) as broker, admin_of(broker) as admin:
             results = await admin.create_topics([NewTopic("a")])
         assert "left this out" in str(results.error("a"))
 
 
 class TestPartitions:
-    async def test_offsets(self) -> None:
+    async def test_list_offsets(self) -> None:
         partition = ListOffsetsResponse.ListOffsetsPartitionResponse
         answer = ListOffsetsResponse(
             topics=[
@@ -521,13 +523,17 @@ class TestPartitions:
         async with canned({ApiKey.LIST_OFFSETS: answer}) as broker, admin_of(broker) as admin:
             broker.add_topic("a", TOPIC_ID, [-1, -1])
             broker.topics[0].partitions[1].leader_epoch = 4
-            zero, one, absent = (TopicPartition("a", number) for number in range(3))
-            specs = {one: OffsetSpec.for_timestamp(5), zero: OffsetSpec.latest(), absent: OffsetSpec.earliest()}
+            partition_0, partition_1, absent = (TopicPartition("a", number) for number in range(3))
+            specs = {
+                partition_1: OffsetSpec.for_timestamp(5),
+                partition_0: OffsetSpec.latest(),
+                absent: OffsetSpec.earliest(),
+            }
             results = await admin.list_offsets(specs, read_committed=True)
-            asked = one_with_timeout(broker.asked(ApiKey.LIST_OFFSETS))
-            await admin.list_offsets({zero: OffsetSpec.latest()})
-            plain = broker.asked(ApiKey.LIST_OFFSETS)[-1]
-        wanted = ListOffsetsRequest.ListOffsetsPartition
+            asked = only_request(broker.requests_of(ApiKey.LIST_OFFSETS))
+            await admin.list_offsets({partition_0: OffsetSpec.latest()})
+            plain = broker.requests_of(ApiKey.LIST_OFFSETS)[-1]
+        requested = ListOffsetsRequest.ListOffsetsPartition
         assert asked == ListOffsetsRequest(
             replica_id=-1,
             isolation_level=1,
@@ -535,16 +541,16 @@ class TestPartitions:
                 ListOffsetsRequest.ListOffsetsTopic(
                     name="a",
                     partitions=[
-                        wanted(partition_index=0, current_leader_epoch=0, timestamp=-1),
-                        wanted(partition_index=1, current_leader_epoch=4, timestamp=5),
+                        requested(partition_index=0, current_leader_epoch=0, timestamp=-1),
+                        requested(partition_index=1, current_leader_epoch=4, timestamp=5),
                     ],
                 )
             ],
             timeout_ms=0,
         )
         assert isinstance(plain, ListOffsetsRequest) and plain.isolation_level == 0
-        assert results.values == {zero: ListOffsetsResult(7, 8, 9)}
-        assert results.errors[one].error is Errors.TOPIC_AUTHORIZATION_FAILED
+        assert results.values == {partition_0: ListOffsetsResult(7, 8, 9)}
+        assert results.errors[partition_1].error is Errors.TOPIC_AUTHORIZATION_FAILED
         assert results.errors[absent].error is Errors.UNKNOWN_TOPIC_OR_PARTITION
 
     @pytest.mark.parametrize(
@@ -559,7 +565,7 @@ class TestPartitions:
             (OffsetSpec.for_timestamp(0), 0, 1),
         ],
     )
-    async def test_a_broker_that_does_not_know_a_kind_of_offset_is_not_asked(
+    async def test_special_timestamps_need_a_version_that_has_them(
         self, spec: OffsetSpec, timestamp: int, lowest: int
     ) -> None:
         assert spec.timestamp == timestamp
@@ -573,7 +579,7 @@ class TestPartitions:
                 results = await admin.list_offsets({TopicPartition("a", 0): spec})
                 assert bool(results.errors) is (highest < lowest)
 
-    def test_a_negative_time_is_none(self) -> None:
+    def test_a_negative_timestamp_is_rejected(self) -> None:
         with pytest.raises(ValueError, match="negative"):
             OffsetSpec.for_timestamp(-1)
 
@@ -592,24 +598,24 @@ class TestPartitions:
         )
         async with canned({ApiKey.DELETE_RECORDS: answer}) as broker, admin_of(broker) as admin:
             broker.add_topic("a", TOPIC_ID, [-1, -1])
-            zero, one = TopicPartition("a", 0), TopicPartition("a", 1)
-            results = await admin.delete_records({one: -1, zero: 5})
-            asked = one_with_timeout(broker.asked(ApiKey.DELETE_RECORDS))
-        wanted = DeleteRecordsRequest.DeleteRecordsPartition
+            partition_0, partition_1 = TopicPartition("a", 0), TopicPartition("a", 1)
+            results = await admin.delete_records({partition_1: -1, partition_0: 5})
+            asked = only_request(broker.requests_of(ApiKey.DELETE_RECORDS))
+        requested = DeleteRecordsRequest.DeleteRecordsPartition
         topic = DeleteRecordsRequest.DeleteRecordsTopic(
-            name="a", partitions=[wanted(partition_index=0, offset=5), wanted(partition_index=1, offset=-1)]
+            name="a", partitions=[requested(partition_index=0, offset=5), requested(partition_index=1, offset=-1)]
         )
         assert asked == DeleteRecordsRequest(topics=[topic], timeout_ms=0)
-        assert (results.values, results.errors[one].error) == ({zero: 5}, Errors.OFFSET_OUT_OF_RANGE)
+        assert (results.values, results.errors[partition_1].error) == ({partition_0: 5}, Errors.OFFSET_OUT_OF_RANGE)
 
-    async def test_a_partition_without_a_leader_is_asked_for_again(self) -> None:
+    async def test_a_partition_without_a_leader_is_looked_up_again(self) -> None:
         partition = DeleteRecordsResponse.DeleteRecordsPartitionResult(partition_index=0, low_watermark=5)
         topic = DeleteRecordsResponse.DeleteRecordsTopicResult(name="a", partitions=[partition])
         broker = canned({ApiKey.DELETE_RECORDS: DeleteRecordsResponse(topics=[topic])})
         metadata = broker.handlers[ApiKey.METADATA]
 
         def elected(request: Message, version: int) -> Answer:
-            broker.topics[0].partitions[0].leader_id = NODE_ID if len(broker.asked(ApiKey.METADATA)) > 3 else -1
+            broker.topics[0].partitions[0].leader_id = NODE_ID if len(broker.requests_of(ApiKey.METADATA)) > 3 else -1
             answer = metadata(request, version)
             assert isinstance(answer, MetadataResponse)
             return answer
@@ -620,11 +626,11 @@ class TestPartitions:
             async with admin_of(broker) as admin:
                 results = await admin.delete_records({TopicPartition("a", 0): 5})
                 assert results.all() == {TopicPartition("a", 0): 5}
-                assert len(broker.asked(ApiKey.DELETE_RECORDS)) == 1
+                assert len(broker.requests_of(ApiKey.DELETE_RECORDS)) == 1
 
 
 class TestGroups:
-    async def test_the_groups_of_new_brokers_are_listed_too(self) -> None:
+    async def test_groups_of_new_brokers_are_listed(self) -> None:
         answers = [
             ListGroupsResponse(groups=[ListGroupsResponse.ListedGroup(group_id=group_id)]) for group_id in ("b", "a")
         ]
@@ -643,7 +649,7 @@ class TestGroups:
         async with canned({ApiKey.LIST_GROUPS: answer}) as broker, admin_of(broker) as admin:
             listed = await admin.list_groups(states=["Stable", "Empty", "Stable"], types=["consumer", "classic"])
             consumers = await admin.list_consumer_groups()
-            asked = broker.asked(ApiKey.LIST_GROUPS)
+            asked = broker.requests_of(ApiKey.LIST_GROUPS)
         assert asked == [
             ListGroupsRequest(states_filter=["Empty", "Stable"], types_filter=["classic", "consumer"]),
             ListGroupsRequest(),
@@ -653,14 +659,14 @@ class TestGroups:
             GroupListing("b", "consumer", "Empty", "Consumer"),
             GroupListing("c", "connect", "Stable", "Classic"),
         ]
-        assert [each.group_id for each in consumers] == ["a", "b"]
-        assert [each.is_simple for each in listed] == [True, False, False]
+        assert [listing.group_id for listing in consumers] == ["a", "b"]
+        assert [listing.is_simple for listing in listed] == [True, False, False]
 
     @pytest.mark.parametrize(
         ("highest", "states", "types", "works"),
         [(3, [], [], True), (3, ["Empty"], [], False), (4, ["Empty"], [], True), (4, [], ["consumer"], False)],
     )
-    async def test_a_filter_that_the_broker_does_not_know_is_not_dropped(
+    async def test_a_filter_that_the_broker_does_not_support_fails(
         self, highest: int, states: list[str], types: list[str], works: bool
     ) -> None:
         broker = canned({ApiKey.LIST_GROUPS: ListGroupsResponse()}, list_groups=(0, highest))
@@ -721,13 +727,13 @@ class TestGroups:
         }
         async with canned(answers) as broker, admin_of(broker) as admin:
             results = await admin.describe_consumer_groups(["g", "h", "i"], include_authorized_operations=True)
-            asked = broker.asked(ApiKey.CONSUMER_GROUP_DESCRIBE), broker.asked(ApiKey.DESCRIBE_GROUPS)
+            asked = broker.requests_of(ApiKey.CONSUMER_GROUP_DESCRIBE), broker.requests_of(ApiKey.DESCRIBE_GROUPS)
             coordinator = node_of(broker)
         assert asked == (
             [ConsumerGroupDescribeRequest(group_ids=["g", "h", "i"], include_authorized_operations=True)],
             [DescribeGroupsRequest(groups=["i"], include_authorized_operations=True)],
         )
-        zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+        partition_0, partition_1 = TopicPartition("t", 0), TopicPartition("t", 1)
         nothing: frozenset[TopicPartition] = frozenset()
         assert results["g"] == ConsumerGroupDescription(
             "g",
@@ -737,7 +743,17 @@ class TestGroups:
             "uniform",
             [
                 MemberDescription(
-                    "m", "i", "c", "/h", frozenset({zero, one}), "r", 6, frozenset({one}), ("t", "u"), None, True
+                    "m",
+                    "i",
+                    "c",
+                    "/h",
+                    frozenset({partition_0, partition_1}),
+                    "r",
+                    6,
+                    frozenset({partition_1}),
+                    ("t", "u"),
+                    None,
+                    True,
                 ),
                 MemberDescription("n", None, "", "", nothing, None, 0, nothing, (), "x.*", False),
                 MemberDescription("o", None, "", "", nothing, None, 0, nothing, (), None, None),
@@ -789,7 +805,7 @@ class TestGroups:
         async with canned({ApiKey.DESCRIBE_GROUPS: answer}) as broker, admin_of(broker) as admin:
             results = await admin.describe_consumer_groups(["g", "h", "i"])
             coordinator = node_of(broker)
-            asked = broker.asked(ApiKey.DESCRIBE_GROUPS)
+            asked = broker.requests_of(ApiKey.DESCRIBE_GROUPS)
         assert asked == [DescribeGroupsRequest(groups=["g", "h", "i"], include_authorized_operations=False)]
         two = frozenset({TopicPartition("t", 2)})
         nothing: frozenset[TopicPartition] = frozenset()
@@ -810,7 +826,7 @@ class TestGroups:
         assert results["h"].members == [MemberDescription("m", "i", "c", "/h", nothing)]
         assert results.errors["i"].error is Errors.GROUP_AUTHORIZATION_FAILED
 
-    async def test_a_moved_coordinator_is_looked_for(self) -> None:
+    async def test_a_moved_coordinator_is_looked_up_again(self) -> None:
         errors = [Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NONE]
 
         def delete(request: Message, version: int) -> Answer:
@@ -819,8 +835,8 @@ class TestGroups:
 
         async with canned({ApiKey.DELETE_GROUPS: delete}) as broker, admin_of(broker) as admin:
             assert (await admin.delete_consumer_groups(["g"])).all() == {"g": None}
-            assert broker.asked(ApiKey.DELETE_GROUPS) == [DeleteGroupsRequest(groups_names=["g"])] * 3
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 3
+            assert broker.requests_of(ApiKey.DELETE_GROUPS) == [DeleteGroupsRequest(groups_names=["g"])] * 3
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == 3
 
     async def test_groups_without_a_coordinator(self) -> None:
         async with canned({ApiKey.DELETE_GROUPS: DeleteGroupsResponse()}) as broker:
@@ -834,7 +850,7 @@ class TestGroups:
             broker.handlers[ApiKey.FIND_COORDINATOR] = forbidden
             async with admin_of(broker) as admin:
                 results = await admin.delete_consumer_groups(["g"])
-                assert broker.asked(ApiKey.DELETE_GROUPS) == []
+                assert broker.requests_of(ApiKey.DELETE_GROUPS) == []
         assert results.errors["g"].error is Errors.GROUP_AUTHORIZATION_FAILED
 
 
@@ -872,14 +888,14 @@ class TestGroupOffsets:
             results = await admin.list_consumer_group_offsets(
                 {"g": [ONE, ZERO], "h": None}, require_stable=require_stable
             )
-            asked = broker.asked(ApiKey.OFFSET_FETCH)
+            asked = broker.requests_of(ApiKey.OFFSET_FETCH)
             versions = {version for key, version, _ in broker.requests if key is ApiKey.OFFSET_FETCH}
         assert [*results.all().values()] == [{ZERO: OffsetAndMetadata(5, "m", 2), ONE: None}] * 2
         if highest < 8:
-            wanted = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 1])
+            requested_topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 1])
             stable = require_stable and highest == 7
             assert asked == [
-                OffsetFetchRequest(group_id="g", topics=[wanted], require_stable=stable),
+                OffsetFetchRequest(group_id="g", topics=[requested_topic], require_stable=stable),
                 OffsetFetchRequest(group_id="h", topics=None, require_stable=stable),
             ]
             assert versions == {highest}
@@ -920,9 +936,9 @@ class TestGroupOffsets:
             admin_of(broker) as admin,
         ):
             results = await admin.alter_consumer_group_offsets("g", {ONE: 4, ZERO: OffsetAndMetadata(3, "m", 2)})
-            asked = broker.asked(ApiKey.OFFSET_COMMIT)
+            asked = broker.requests_of(ApiKey.OFFSET_COMMIT)
             assert {version for key, version, _ in broker.requests if key is ApiKey.OFFSET_COMMIT} == {9}
-        wanted = OffsetCommitRequest.OffsetCommitRequestPartition
+        requested = OffsetCommitRequest.OffsetCommitRequestPartition
         assert asked == [
             OffsetCommitRequest(
                 group_id="g",
@@ -930,13 +946,13 @@ class TestGroupOffsets:
                     OffsetCommitRequest.OffsetCommitRequestTopic(
                         name="t",
                         partitions=[
-                            wanted(
+                            requested(
                                 partition_index=0,
                                 committed_offset=3,
                                 committed_leader_epoch=2,
                                 committed_metadata="m",
                             ),
-                            wanted(
+                            requested(
                                 partition_index=1,
                                 committed_offset=4,
                                 committed_leader_epoch=-1,
@@ -967,11 +983,11 @@ class TestGroupOffsets:
         handler: Handler = lambda request, version: answers.pop(0)  # noqa: E731
         async with canned({ApiKey.OFFSET_DELETE: handler}) as broker, admin_of(broker) as admin:
             result = await admin.delete_consumer_group_offsets("g", [ONE, ZERO])
-            asked = broker.asked(ApiKey.OFFSET_DELETE)
+            asked = broker.requests_of(ApiKey.OFFSET_DELETE)
             absent = await admin.delete_consumer_group_offsets("g", [ONE, ZERO])
-        wanted = OffsetDeleteRequest.OffsetDeleteRequestPartition
+        requested = OffsetDeleteRequest.OffsetDeleteRequestPartition
         topics = OffsetDeleteRequest.OffsetDeleteRequestTopic(
-            name="t", partitions=[wanted(partition_index=0), wanted(partition_index=1)]
+            name="t", partitions=[requested(partition_index=0), requested(partition_index=1)]
         )
         assert asked == [OffsetDeleteRequest(group_id="g", topics=[topics])] * 2
         result.partition_result(ZERO)
@@ -992,7 +1008,7 @@ ALL_BROKERS = ConfigResource(ConfigResourceType.BROKER, "")
 
 
 class TestConfigs:
-    async def test_a_broker_is_asked_itself_and_looked_for_if_it_is_new(self) -> None:
+    async def test_configs_of_a_new_broker_come_from_that_broker(self) -> None:
         def describe(request: Message, version: int) -> Answer:
             result = DescribeConfigsResponse.DescribeConfigsResult(resource_type=4, resource_name="2")
             return DescribeConfigsResponse(results=[result])
@@ -1001,27 +1017,30 @@ class TestConfigs:
         async with grown_cluster(ApiKey.DESCRIBE_CONFIGS, describe, describe) as (admin, first, second):
             for _ in range(2):
                 assert (await admin.describe_configs([resource])).all() == {resource: {}}
-            assert (len(first.asked(ApiKey.DESCRIBE_CONFIGS)), len(second.asked(ApiKey.DESCRIBE_CONFIGS))) == (0, 2)
-            assert len(first.asked(ApiKey.METADATA) + second.asked(ApiKey.METADATA)) == 2
+            assert (
+                len(first.requests_of(ApiKey.DESCRIBE_CONFIGS)),
+                len(second.requests_of(ApiKey.DESCRIBE_CONFIGS)),
+            ) == (0, 2)
+            assert len(first.requests_of(ApiKey.METADATA) + second.requests_of(ApiKey.METADATA)) == 2
 
-    async def test_a_broker_is_altered_itself_and_the_controller_does_the_rest(self) -> None:
+    async def test_brokers_alter_their_own_configs_and_the_controller_all_others(self) -> None:
         def alter(request: Message, version: int) -> Answer:
             assert isinstance(request, IncrementalAlterConfigsRequest)
             result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
             return IncrementalAlterConfigsResponse(
                 responses=[
-                    result(resource_type=each.resource_type, resource_name=each.resource_name)
-                    for each in request.resources
+                    result(resource_type=resource.resource_type, resource_name=resource.resource_name)
+                    for resource in request.resources
                 ]
             )
 
         node = ConfigResource(ConfigResourceType.BROKER, "2")
         async with grown_cluster(ApiKey.INCREMENTAL_ALTER_CONFIGS, alter, alter) as (admin, first, second):
             (await admin.incremental_alter_configs({node: [], TOPIC: []})).all()
-            (to_controller,) = first.asked(ApiKey.INCREMENTAL_ALTER_CONFIGS)
-            (to_node,) = second.asked(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+            (to_controller,) = first.requests_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+            (to_node,) = second.requests_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)
         altered = [
-            [each.resource_name for each in request.resources]
+            [resource.resource_name for resource in request.resources]
             for request in (to_controller, to_node)
             if isinstance(request, IncrementalAlterConfigsRequest)
         ]
@@ -1057,24 +1076,24 @@ class TestConfigs:
                     configs=[config(name="node.id", value="1", config_source=5)],
                 ),
             }
-            return DescribeConfigsResponse(results=[results[each.resource_type] for each in request.resources])
+            return DescribeConfigsResponse(results=[results[resource.resource_type] for resource in request.resources])
 
         async with canned({ApiKey.DESCRIBE_CONFIGS: describe}) as broker, admin_of(broker) as admin:
             results = await admin.describe_configs({TOPIC: ["cleanup.policy"], BROKER: None}, include_synonyms=True)
             defaults = await admin.describe_configs([ALL_BROKERS], include_documentation=True)
-            asked = broker.asked(ApiKey.DESCRIBE_CONFIGS)
+            asked = broker.requests_of(ApiKey.DESCRIBE_CONFIGS)
             absent = await admin.describe_configs([ConfigResource(ConfigResourceType.BROKER, "9")], timeout_ms=30)
-        wanted = DescribeConfigsRequest.DescribeConfigsResource
+        resource = DescribeConfigsRequest.DescribeConfigsResource
         assert asked == [
             DescribeConfigsRequest(
-                resources=[wanted(resource_type=2, resource_name="t", configuration_keys=["cleanup.policy"])],
+                resources=[resource(resource_type=2, resource_name="t", configuration_keys=["cleanup.policy"])],
                 include_synonyms=True,
             ),
             DescribeConfigsRequest(
-                resources=[wanted(resource_type=4, resource_name="1", configuration_keys=None)], include_synonyms=True
+                resources=[resource(resource_type=4, resource_name="1", configuration_keys=None)], include_synonyms=True
             ),
             DescribeConfigsRequest(
-                resources=[wanted(resource_type=4, resource_name="", configuration_keys=None)],
+                resources=[resource(resource_type=4, resource_name="", configuration_keys=None)],
                 include_documentation=True,
             ),
         ]
@@ -1096,12 +1115,12 @@ class TestConfigs:
             return IncrementalAlterConfigsResponse(
                 responses=[
                     response(
-                        resource_type=each.resource_type,
-                        resource_name=each.resource_name,
-                        error_code=Errors.INVALID_CONFIG if each.resource_type == 4 else Errors.NONE,
+                        resource_type=resource.resource_type,
+                        resource_name=resource.resource_name,
+                        error_code=Errors.INVALID_CONFIG if resource.resource_type == 4 else Errors.NONE,
                         error_message="why",
                     )
-                    for each in request.resources
+                    for resource in request.resources
                 ]
             )
 
@@ -1115,9 +1134,9 @@ class TestConfigs:
         }
         async with canned({ApiKey.INCREMENTAL_ALTER_CONFIGS: alter}) as broker, admin_of(broker) as admin:
             results = await admin.incremental_alter_configs(changes)
-            asked = broker.asked(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+            asked = broker.requests_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)
             await admin.incremental_alter_configs({TOPIC: []}, validate_only=True)
-            checked = broker.asked(ApiKey.INCREMENTAL_ALTER_CONFIGS)[-1]
+            checked = broker.requests_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)[-1]
         config = IncrementalAlterConfigsRequest.AlterableConfig
         resource = IncrementalAlterConfigsRequest.AlterConfigsResource
         of_topic = [
@@ -1148,7 +1167,7 @@ class TestConfigs:
             ([ConfigResourceType.GROUP, ConfigResourceType.TOPIC, ConfigResourceType.GROUP], 1, True),
         ],
     )
-    async def test_resources(self, types: list[ConfigResourceType], highest: int, works: bool) -> None:
+    async def test_list_config_resources(self, types: list[ConfigResourceType], highest: int, works: bool) -> None:
         resource = ListConfigResourcesResponse.ConfigResource(resource_name="m", resource_type=16)
         answer = ListConfigResourcesResponse(config_resources=[resource])
         broker = canned({ApiKey.LIST_CONFIG_RESOURCES: answer}, list_config_resources=(0, highest))
@@ -1160,11 +1179,11 @@ class TestConfigs:
             listed = await admin.list_config_resources(types)
             assert listed == [ConfigResource(ConfigResourceType.CLIENT_METRICS, "m")]
             if highest:
-                assert broker.asked(ApiKey.LIST_CONFIG_RESOURCES) == [
+                assert broker.requests_of(ApiKey.LIST_CONFIG_RESOURCES) == [
                     ListConfigResourcesRequest(resource_types=[2, 32])
                 ]
 
-    async def test_resources_fail_as_a_whole(self) -> None:
+    async def test_list_config_resources_fails_as_a_whole(self) -> None:
         answer = ListConfigResourcesResponse(error_code=Errors.CLUSTER_AUTHORIZATION_FAILED)
         async with canned({ApiKey.LIST_CONFIG_RESOURCES: answer}) as broker, admin_of(broker) as admin:
             with pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"):

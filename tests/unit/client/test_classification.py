@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIP-1327: the 13 rows of its matrix, the classification flow, and what it may depend on."""
+"""KIP-1327: the 13 rows of its matrix, and the classification flow with its inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEO, START = -1, -2
 GROUP_MS = 5_000
 HOUR_AGO, FIVE_SECONDS_AGO = NOW_MS - 3_600_000, NOW_MS - 5_000
 NO_OFFSET = None
-"""NoOffsetForPartitionException."""
+"""The policy none: NoOffsetForPartitionException."""
 
 MATRIX = [
     # auto.offset.reset, auto.offset.reset.new.partitions, pre-existing partition, newly expanded partition
@@ -114,7 +114,7 @@ def test_step_2_out_of_range_uses_the_base_policy(
 
 
 @given(base_policies, times, st.none() | times)
-def test_step_3_without_the_option_nothing_is_classified(
+def test_step_3_without_the_option_the_base_policy_applies(
     base: ResetPolicy, group_ms: int, partition_ms: int | None
 ) -> None:
     assert classify(base, None, partition_ms, group_ms) == UsePolicy(base, Reason.NOT_SET)
@@ -136,7 +136,7 @@ def test_steps_4_and_5(base: ResetPolicy, new: ResetPolicy, group_ms: int, parti
 
 
 @given(st.none() | st.integers(0, 10), st.booleans(), base_policies, policies, times, st.none() | times)
-def test_the_later_revision_lists_new_partitions_and_no_time_counts(
+def test_times_do_not_count_if_the_coordinator_lists_new_partitions(
     offset: int | None,
     is_out_of_range: bool,
     base: ResetPolicy,
@@ -172,19 +172,19 @@ class TestForcedRefresh:
     def creation_time_ms(self, partition: TopicIdPartition) -> int | None:
         return {self.KNOWN: 7, self.OLD: -1}.get(partition)
 
-    def test_for_partitions_that_the_cache_does_not_have(self) -> None:
-        wanted = topics_to_refresh([self.KNOWN, self.GROWN, self.OLD], self.creation_time_ms, EARLIEST)
-        assert wanted == {self.GROWN.topic_id}
+    def test_refreshes_topics_whose_partitions_are_not_in_the_cache(self) -> None:
+        topic_ids = topics_to_refresh([self.KNOWN, self.GROWN, self.OLD], self.creation_time_ms, EARLIEST)
+        assert topic_ids == {self.GROWN.topic_id}
 
-    def test_not_where_everything_is_known_even_that_the_broker_does_not_know(self) -> None:
+    def test_does_not_refresh_topics_in_the_cache_even_with_unknown_times(self) -> None:
         assert topics_to_refresh([self.KNOWN, self.OLD], self.creation_time_ms, EARLIEST) == set()
 
-    def test_never_without_the_option(self) -> None:
+    def test_refreshes_nothing_without_the_option(self) -> None:
         assert topics_to_refresh([self.GROWN], self.creation_time_ms, None) == set()
 
 
 class TestSubscriptionState:
-    """Positions: what a jump, a look-up or the end of an assignment does to what is under way."""
+    """Jumps, look-ups and the end of an assignment make requests in flight void."""
 
     PARTITION = TopicPartition("t", 0)
 
@@ -194,14 +194,14 @@ class TestSubscriptionState:
         state.add({self.PARTITION: b"t" * 16}, fenced_off=False)
         return state
 
-    def test_begins_with_the_committed_offset(self) -> None:
+    def test_a_new_partition_needs_its_committed_offset(self) -> None:
         state = self.assigned()
         assert state[self.PARTITION].phase is Phase.COMMITTED
         assert state.consumed() == {}
         state[self.PARTITION].jump(5, 2)
         assert state.consumed() == {self.PARTITION: (5, "", 2)}
 
-    def test_every_jump_is_a_new_generation(self) -> None:
+    def test_each_jump_begins_a_new_generation(self) -> None:
         partition = self.assigned()[self.PARTITION]
         seen = [partition.generation]
         partition.jump(1)
@@ -229,13 +229,13 @@ class TestSubscriptionState:
         state.fence_off([self.PARTITION])
         assert [*seen, partition.is_fetchable] == [True, False, False]
 
-    def test_user_assignment_keeps_positions(self) -> None:
+    def test_a_new_assignment_by_the_application_keeps_positions(self) -> None:
         state = SubscriptionState()
         other = TopicPartition("t", 1)
         state.assign_from_user({self.PARTITION: b"t" * 16})
         state[self.PARTITION].jump(3)
         state.assign_from_user({self.PARTITION: b"t" * 16, other: b"t" * 16})
         assert state[self.PARTITION].position == 3
-        assert [each.phase for _, each in state.items()] == [Phase.FETCH, Phase.COMMITTED]
+        assert [partition_state.phase for _, partition_state in state.items()] == [Phase.FETCH, Phase.COMMITTED]
         state.unsubscribe()
         assert (state.assignment, state.uses_group) == (frozenset(), False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster on virtual time: deadlines, backoffs, which connection is used, what is forgotten and when."""
+"""The cluster on virtual time: deadlines, backoffs, the choice of connections, and when caches are dropped."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def cluster_of(*brokers: FakeBroker, **options: Unpack[CommonOptions]) -> 
 
 @asynccontextmanager
 async def two_brokers() -> AsyncIterator[tuple[FakeBroker, FakeBroker]]:
-    """The second has node id 2."""
+    """Yields two brokers of one cluster, with node ids 1 and 2."""
     first, second = FakeBroker(), FakeBroker()
     second.node_id = 2
     async with first, second:
@@ -96,15 +96,15 @@ class TestTime:
             (10_000, 0.5, 1000),
         ],
     )
-    def test_backoff_as_kafka_documents_it(self, failures: int, random: float, expected: float) -> None:
-        """Doubled with each failure, up to the most; then 20 % less or more at random (KIP-580)."""
+    def test_backoff_doubles_up_to_the_maximum_with_jitter(self, failures: int, random: float, expected: float) -> None:
+        """The backoff doubles with each failure, up to the maximum. Then jitter changes it by up to 20 % (KIP-580)."""
         assert Backoff(100, 1000).delay_ms(failures, random) == pytest.approx(expected)
 
-    def test_a_backoff_without_bound_stays_finite(self) -> None:
+    def test_the_backoff_after_many_failures_is_finite(self) -> None:
         assert Backoff(1, 1e30).delay_ms(34, 0.5) == Backoff(1, 1e30).delay_ms(33, 0.5) == 2.0**32
         assert Backoff(1, 1e30).delay_ms(32, 0.5) == 2.0**31
 
-    async def test_a_deadline_is_over_when_nothing_is_left(self) -> None:
+    async def test_a_deadline_is_over_when_no_time_is_left(self) -> None:
         deadline = Deadline(10)
         assert deadline.timeout_ms == 10
         assert deadline.left_ms() == pytest.approx(10)
@@ -114,7 +114,7 @@ class TestTime:
         await asyncio.sleep(0.0005)
         assert deadline.is_over
 
-    async def test_attempts_wait_longer_each_time_but_not_beyond_the_deadline(self) -> None:
+    async def test_backoffs_grow_but_end_at_the_deadline(self) -> None:
         times = []
 
         async def attempt() -> None:
@@ -122,7 +122,8 @@ class TestTime:
             raise KafkaError(Errors.NOT_COORDINATOR, "moving")
 
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
-            with pytest.raises(TimeoutException, match="it: not within 800 ms: NOT_COORDINATOR: moving") as failure:
+            text = "it: timed out after 800 ms: NOT_COORDINATOR: moving"
+            with pytest.raises(TimeoutException, match=text) as failure:
                 await cluster.retry("it", cluster.deadline(800), attempt)
             assert times == [0, 100, 300, 700, 800]
             assert isinstance(failure.value.__cause__, KafkaError)
@@ -130,7 +131,7 @@ class TestTime:
             assert await took_ms(cluster.sleep_backoff(2, cluster.deadline(150))) == 150
             assert await took_ms(cluster.sleep_backoff(2, cluster.deadline(-5))) == 0
 
-    async def test_an_attempt_without_an_end_is_ended(self) -> None:
+    async def test_the_deadline_cancels_a_running_attempt(self) -> None:
         attempts = 0
 
         async def attempt() -> None:
@@ -142,14 +143,14 @@ class TestTime:
 
         async with FakeBroker() as broker, cluster_of(broker, default_api_timeout_ms=1500) as cluster:
             before = now_ms()
-            with pytest.raises(TimeoutException, match="not within 1500 ms: NETWORK_EXCEPTION: first"):
+            with pytest.raises(TimeoutException, match="timed out after 1500 ms: NETWORK_EXCEPTION: first"):
                 await cluster.retry("it", cluster.deadline(), attempt)
             assert (now_ms() - before, attempts) == (1500, 2)
-            with pytest.raises(TimeoutException, match="not within 20 ms: REQUEST_TIMED_OUT: no answer"):
+            with pytest.raises(TimeoutException, match="timed out after 20 ms: REQUEST_TIMED_OUT: no response"):
                 await cluster.retry("it", cluster.deadline(20), attempt)
 
     @pytest.mark.parametrize("error", [KafkaError(Errors.INVALID_REQUEST), UnknownTopicException("t")])
-    async def test_a_failure_for_good_is_raised_at_once(self, error: KafkaError) -> None:
+    async def test_an_error_that_is_not_retriable_is_raised_at_once(self, error: KafkaError) -> None:
         async def attempt() -> None:
             raise error
 
@@ -158,7 +159,7 @@ class TestTime:
                 await cluster.retry("it", cluster.deadline(), attempt)
             assert failure.value is error
 
-    async def test_a_closed_client_tries_nothing_again(self) -> None:
+    async def test_a_closed_client_does_not_retry(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker, cluster_of(broker) as cluster:
 
             async def attempt() -> HeartbeatResponse:
@@ -169,7 +170,7 @@ class TestTime:
             await cluster.close()
             assert await took_ms(call, DisconnectException) == 0
 
-    def test_which_errors_may_pass(self) -> None:
+    def test_retriable_errors(self) -> None:
         passing = [KafkaError(Errors.NOT_COORDINATOR), StaleMemberEpochException("m"), DisconnectException("d")]
         assert [is_retriable(error) for error in passing] == [True] * 3
         assert not is_retriable(KafkaError(Errors.STALE_MEMBER_EPOCH))
@@ -178,7 +179,7 @@ class TestTime:
         assert (unknown.error, is_retriable(unknown)) == (Errors.UNKNOWN_TOPIC_OR_PARTITION, False)
         assert StaleMemberEpochException("m").error is Errors.STALE_MEMBER_EPOCH
 
-    def test_what_a_user_is_told(self) -> None:
+    def test_texts_of_errors(self) -> None:
         assert str(NoOffsetForPartitionException([ONE, ZERO])).endswith("no reset policy for t-0, t-1")
         assert str(OffsetOutOfRangeException({ONE: 5, ZERO: 7})).endswith("no reset policy: t-0 at 7, t-1 at 5")
 
@@ -193,17 +194,17 @@ class TestSignal:
         assert await took_ms(wait_for(ticket, None)) == 0
 
     @pytest.mark.parametrize(("timeout_ms", "waited_ms"), [(250, 250), (0, 0), (-1, 0), (0.5, 0.5)])
-    async def test_waiting_ends_with_the_time(self, timeout_ms: float, waited_ms: float) -> None:
+    async def test_a_wait_ends_at_its_timeout(self, timeout_ms: float, waited_ms: float) -> None:
         before = now_ms()
         assert not await wait_for(Signal().ticket(), timeout_ms)
         assert now_ms() - before == waited_ms
 
     @pytest.mark.parametrize("timeout_ms", [None, 11, 0, -1])
-    async def test_a_notification_in_time(self, timeout_ms: float | None) -> None:
+    async def test_a_notification_ends_a_wait(self, timeout_ms: float | None) -> None:
         signal = Signal()
         loop = asyncio.get_running_loop()
         if timeout_ms is not None and timeout_ms <= 0:
-            # Without time others have their turn all the same.
+            # Other tasks run even if the timeout is 0.
             loop.call_soon(signal.notify)
         else:
             loop.call_later(0.01, signal.notify)
@@ -211,7 +212,7 @@ class TestSignal:
 
 
 class TestTasks:
-    async def test_a_failure_is_logged_and_nothing_else(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_only_failures_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         async def fails() -> None:
             raise ValueError("by design")
 
@@ -230,7 +231,7 @@ class TestTasks:
         with pytest.raises(ValueError, match="by design"):
             await failing
 
-    async def test_those_of_an_owner(self) -> None:
+    async def test_ended_tasks_are_removed(self) -> None:
         tasks = Tasks()
         for seconds in (1, 3):
             tasks.add(spawn(asyncio.sleep(seconds), "sleep"))
@@ -239,7 +240,7 @@ class TestTasks:
         assert await took_ms(tasks.stop()) == 0
         assert len(tasks) == 0
 
-    async def test_stop_waits_until_the_end(self) -> None:
+    async def test_stop_waits_until_the_tasks_have_ended(self) -> None:
         async def slow_to_end() -> None:
             try:
                 await asyncio.sleep(1000)
@@ -253,7 +254,7 @@ class TestTasks:
 
 
 class TestConnections:
-    async def test_closing_ends_everything(self) -> None:
+    async def test_close_closes_all_connections_and_tasks(self) -> None:
         async with FakeBroker() as broker:
             async with cluster_of(broker, metadata_max_age_ms=1000) as cluster:
                 cluster.keep_metadata_fresh()
@@ -269,7 +270,7 @@ class TestConnections:
                     await call
             assert await took_ms(cluster.start(cluster.deadline()), IllegalStateException) == 0
 
-    async def test_what_is_being_connected_when_the_client_is_closed_is_closed_too(self) -> None:
+    async def test_a_connection_that_opens_during_close_is_closed(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             versions = broker.handlers[ApiKey.API_VERSIONS]
 
@@ -285,7 +286,7 @@ class TestConnections:
                 await connecting
             assert running_loop().connections == set()
 
-    async def test_nothing_is_connected_after_a_backoff_in_which_the_client_is_closed(self) -> None:
+    async def test_no_connection_is_opened_after_close_during_a_backoff(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker, reconnect_backoff_ms=1000) as cluster:
             await broker.__aexit__()
             with pytest.raises(DisconnectException):
@@ -299,7 +300,7 @@ class TestConnections:
                 await connecting
             assert len(broker.requests) == asked
 
-    async def test_a_broker_that_is_away_is_tried_less_and_less_often(self) -> None:
+    async def test_connection_attempts_to_a_broker_that_is_down_back_off(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             await broker.__aexit__()
             waits = [await took_ms(cluster.connection(1), DisconnectException) for _ in range(7)]
@@ -311,18 +312,18 @@ class TestConnections:
             await asyncio.sleep(0)
             assert await took_ms(cluster.connection(1)) == 0
 
-    async def test_a_broker_that_nobody_knows(self) -> None:
+    async def test_a_connection_to_an_unknown_broker_fails(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
-            with pytest.raises(DisconnectException, match="broker 7 is not known"):
+            with pytest.raises(DisconnectException, match="broker 7 is not in the metadata"):
                 await cluster.connection(7)
 
-    async def test_an_address_without_an_answer(self) -> None:
+    async def test_a_connection_setup_without_an_answer_times_out(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker, socket_connection_setup_timeout_ms=3000) as cluster:
             running_loop().silent.add(("127.0.0.1", broker.port))
             assert await took_ms(cluster.connection(1), TimeoutException) == 3000
 
-    async def test_the_least_busy_connection_is_asked(self) -> None:
-        """Only those for requests; another purpose may have to wait for long."""
+    async def test_requests_use_the_least_busy_connection(self) -> None:
+        """Only connections for requests are used: those of other purposes may be busy for a long time."""
         async with two_brokers() as (first, second), cluster_of(first) as cluster:
             for broker in (first, second):
                 broker.handlers[ApiKey.HEARTBEAT] = lambda *_: None
@@ -338,7 +339,7 @@ class TestConnections:
             for call in calls:
                 call.cancel()
 
-    async def test_the_bootstrap_connection_serves_until_there_is_a_better_one(self) -> None:
+    async def test_requests_use_the_bootstrap_connection_until_there_is_another(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             bootstrap = await cluster.any_connection()
             await cluster.connection(1, Purpose.COORDINATOR)
@@ -346,7 +347,7 @@ class TestConnections:
             better = await cluster.connection(1)
             assert await cluster.any_connection() is better
 
-    async def test_without_a_connection_any_known_broker_will_do(self) -> None:
+    async def test_without_a_connection_a_known_broker_is_used(self) -> None:
         async with two_brokers() as (first, second), cluster_of(first) as cluster:
             await first.__aexit__()
             await asyncio.sleep(1)
@@ -358,25 +359,25 @@ class TestConnections:
         async with two_brokers() as (first, second), cluster_of(first) as cluster:
             first.hang_up()
             await asyncio.sleep(1)
-            # Middle.shuffle turns the order round.
+            # Middle.shuffle reverses the order.
             assert await cluster.any_connection() is await cluster.connection(2)
         async with two_brokers() as (first, second), cluster_of(first, second):
             assert (bool(first.requests), bool(second.requests)) == (False, True)
 
-    async def test_a_refusal_by_a_known_broker_is_told_at_once(self) -> None:
+    async def test_an_error_of_a_known_broker_is_raised_at_once(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.hang_up()
             await asyncio.sleep(1)
             broker.handlers[ApiKey.API_VERSIONS] = lambda *_: ApiVersionsResponse(
                 error_code=Errors.CLUSTER_AUTHORIZATION_FAILED
             )
-            with pytest.raises(KafkaError, match=r"CLUSTER_AUTHORIZATION_FAILED.*refuses ApiVersions"):
+            with pytest.raises(KafkaError, match=r"CLUSTER_AUTHORIZATION_FAILED.*rejected ApiVersions"):
                 await cluster.any_connection()
             assert running_loop().connections == set()
 
-    async def test_if_no_known_broker_can_be_reached_the_bootstrap_list_helps(self) -> None:
+    async def test_the_bootstrap_list_is_used_if_no_known_broker_can_be_reached(self) -> None:
         async with two_brokers() as (first, second), FakeBroker() as front:
-            # An address that is none of the brokers' own, as that of a load balancer.
+            # The bootstrap address is not the address of a broker, for example because it is a load balancer.
             front.handlers[ApiKey.METADATA] = first.handlers[ApiKey.METADATA]
             async with cluster_of(front) as cluster:
                 for broker in (first, second, front):
@@ -387,7 +388,7 @@ class TestConnections:
                 await cluster.any_connection()
                 assert len(front.requests) == asked + 1
 
-    async def test_the_bootstrap_list_is_asked_once_at_a_time(self) -> None:
+    async def test_concurrent_calls_share_one_bootstrap_connection(self) -> None:
         async with two_brokers() as (first, second), cluster_of(first, second) as cluster:
             for broker in (first, second):
                 await broker.__aexit__()
@@ -402,7 +403,7 @@ class TestConnections:
                 assert connections[0] is connections[1]
                 assert len(moved.requests) == 1
 
-    async def test_a_changed_cluster_is_forgotten_with_all_connections_and_coordinators(self) -> None:
+    async def test_a_rebootstrap_drops_brokers_connections_and_coordinators(self) -> None:
         async with two_brokers() as (first, _second), cluster_of(first) as cluster:
             bootstrap = await cluster.any_connection()
             await cluster.coordinator(CoordinatorType.GROUP, "g")
@@ -413,13 +414,13 @@ class TestConnections:
             assert all(connection.is_closed for connection in opened)
             assert (cluster.metadata.brokers, cluster.metadata.cluster_id) == ({}, None)
             assert cluster.metadata.controller_id == -1
-            with pytest.raises(DisconnectException, match="broker 1 is not known"):
+            with pytest.raises(DisconnectException, match="broker 1 is not in the metadata"):
                 await cluster.connection(1)
-            assert len(first.asked(ApiKey.FIND_COORDINATOR)) == 1
+            assert len(first.requests_of(ApiKey.FIND_COORDINATOR)) == 1
             await cluster.find_coordinators(CoordinatorType.GROUP, ["g"])
-            assert len(first.asked(ApiKey.FIND_COORDINATOR)) == 2
+            assert len(first.requests_of(ApiKey.FIND_COORDINATOR)) == 2
 
-    async def test_the_brokers_of_another_cluster_have_no_backoff_of_their_predecessors(self) -> None:
+    async def test_a_rebootstrap_resets_the_backoffs_of_brokers(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker, reconnect_backoff_ms=500) as cluster:
             changed = KafkaError(Errors.REBOOTSTRAP_REQUIRED)
             broker.handlers[ApiKey.API_VERSIONS] = lambda *_: ApiVersionsResponse(error_code=changed.error)
@@ -433,14 +434,14 @@ class TestConnections:
                 await cluster.refresh_metadata(())
                 assert await took_ms(cluster.connection(1)) == 0
 
-    async def test_brokers_are_told_which_they_should_be(self) -> None:
+    async def test_requests_name_the_expected_broker_and_cluster(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.handlers[ApiKey.METADATA] = lambda *_: MetadataResponse(
                 brokers=[MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=broker.port)]
             )
             await cluster.refresh_metadata(())
             await cluster.connection(1)
-            _first, second = broker.asked(ApiKey.API_VERSIONS)
+            _first, second = broker.requests_of(ApiKey.API_VERSIONS)
             assert isinstance(second, ApiVersionsRequest)
             assert (second.cluster_id, second.node_id) == (None, -1), "a cluster without an id cannot be compared"
 
@@ -448,15 +449,15 @@ class TestConnections:
 class TestController:
     REQUEST = DeleteTopicsRequest(topics=[])
 
-    async def test_it_is_asked_and_after_a_failure_looked_for(self) -> None:
+    async def test_the_controller_is_looked_up_again_after_a_failure(self) -> None:
         async with two_brokers() as (first, second), cluster_of(first) as cluster:
             second.handlers[ApiKey.DELETE_TOPICS] = first.handlers[ApiKey.DELETE_TOPICS] = lambda *_: (
                 DeleteTopicsResponse()
             )
             await cluster.call_controller(self.REQUEST, DeleteTopicsResponse)
-            asked = len(first.asked(ApiKey.METADATA))
+            asked = len(first.requests_of(ApiKey.METADATA))
             await cluster.call_controller(self.REQUEST, DeleteTopicsResponse)
-            assert len(first.asked(ApiKey.METADATA)) == asked == 1
+            assert len(first.requests_of(ApiKey.METADATA)) == asked == 1
             second.handlers[ApiKey.METADATA] = first.handlers[ApiKey.METADATA] = lambda *_: MetadataResponse(
                 brokers=[
                     MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host="127.0.0.1", port=broker.port)
@@ -468,36 +469,37 @@ class TestController:
             with pytest.raises(DisconnectException):
                 await cluster.call_controller(self.REQUEST, DeleteTopicsResponse)
             await cluster.call_controller(self.REQUEST, DeleteTopicsResponse)
-            assert len(second.asked(ApiKey.DELETE_TOPICS)) == 1
+            assert len(second.requests_of(ApiKey.DELETE_TOPICS)) == 1
 
-    async def test_there_is_none(self) -> None:
+    async def test_a_call_without_a_controller_fails(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.handlers[ApiKey.METADATA] = lambda *_: MetadataResponse(controller_id=-1)
             cluster.forget_controller()
-            with pytest.raises(KafkaError, match=r"NOT_CONTROLLER: no controller is known"):
+            with pytest.raises(KafkaError, match=r"NOT_CONTROLLER: the metadata names no controller"):
                 await cluster.call_controller(self.REQUEST, DeleteTopicsResponse)
 
 
 class TestCoordinators:
-    async def test_they_are_remembered_and_asked_for_together(self) -> None:
+    async def test_coordinators_are_cached_and_looked_up_together(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             node = Node(NODE_ID, "127.0.0.1", broker.port)
             await cluster.find_coordinators(CoordinatorType.GROUP, ["a", "b"])
-            found = await cluster.find_coordinators(CoordinatorType.GROUP, ["c", "a"])
+            coordinators = await cluster.find_coordinators(CoordinatorType.GROUP, ["c", "a"])
             await cluster.find_coordinators(CoordinatorType.TRANSACTION, ["a"])
-            assert found == {"a": node, "c": node}
-            asked = [(each.key_type, each.coordinator_keys) for each in broker.asked(ApiKey.FIND_COORDINATOR)]  # type: ignore[attr-defined]
+            assert coordinators == {"a": node, "c": node}
+            requests = broker.requests_of(ApiKey.FIND_COORDINATOR)
+            asked = [(request.key_type, request.coordinator_keys) for request in requests]  # type: ignore[attr-defined]
             assert asked == [(0, ["a", "b"]), (0, ["c"]), (1, ["a"])]
 
     @pytest.mark.parametrize(("highest", "requests"), [(3, 2), (4, 1)])
-    async def test_before_version_4_one_at_a_time(self, highest: int, requests: int) -> None:
+    async def test_before_version_4_a_lookup_has_one_key(self, highest: int, requests: int) -> None:
         async with FakeBroker(find_coordinator=(0, highest)) as broker, cluster_of(broker) as cluster:
-            found = await cluster.find_coordinators(CoordinatorType.GROUP, ["a", "b"])
-            assert [node.node_id for node in found.values() if isinstance(node, Node)] == [1, 1]
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == requests
+            coordinators = await cluster.find_coordinators(CoordinatorType.GROUP, ["a", "b"])
+            assert [node.node_id for node in coordinators.values() if isinstance(node, Node)] == [1, 1]
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == requests
 
     @pytest.mark.parametrize("highest", [3, 4])
-    async def test_one_that_is_not_there_and_one_that_is_left_out(self, highest: int) -> None:
+    async def test_a_lookup_can_fail_for_single_keys(self, highest: int) -> None:
         def find(request: Message, version: int) -> Answer:
             if version < 4:
                 return FindCoordinatorResponse(error_code=Errors.COORDINATOR_NOT_AVAILABLE, error_message="later")
@@ -508,11 +510,14 @@ class TestCoordinators:
 
         broker = FakeBroker({ApiKey.FIND_COORDINATOR: find}, find_coordinator=(0, highest))
         async with broker, cluster_of(broker) as cluster:
-            found = await cluster.find_coordinators(CoordinatorType.GROUP, ["a", "b"])
-            assert str(found["a"]) == "COORDINATOR_NOT_AVAILABLE: later"
-            assert isinstance(found["b"], KafkaError) and found["b"].error is Errors.COORDINATOR_NOT_AVAILABLE
+            coordinators = await cluster.find_coordinators(CoordinatorType.GROUP, ["a", "b"])
+            assert str(coordinators["a"]) == "COORDINATOR_NOT_AVAILABLE: later"
+            assert (
+                isinstance(coordinators["b"], KafkaError)
+                and coordinators["b"].error is Errors.COORDINATOR_NOT_AVAILABLE
+            )
 
-    async def test_one_that_cannot_be_reached_is_looked_for_again(self) -> None:
+    async def test_a_coordinator_that_cannot_be_reached_is_looked_up_again(self) -> None:
         async with two_brokers() as (first, _second), cluster_of(first) as cluster:
             node = FindCoordinatorResponse.Coordinator(key="g", node_id=9, host="127.0.0.1", port=1)
             usual = first.handlers[ApiKey.FIND_COORDINATOR]
@@ -537,7 +542,7 @@ class TestCoordinators:
                 )
                 await cluster.find_coordinators(CoordinatorType.GROUP, ["h", "g"])
                 await cluster.coordinator(CoordinatorType.GROUP, "g")
-                assert second.asked(ApiKey.API_VERSIONS)
+                assert second.requests_of(ApiKey.API_VERSIONS)
 
     @pytest.mark.parametrize(
         ("answer", "lookups"),
@@ -548,7 +553,9 @@ class TestCoordinators:
             (Errors.COORDINATOR_LOAD_IN_PROGRESS, 1),
         ],
     )
-    async def test_what_is_forgotten_after_a_failure(self, answer: Errors | None, lookups: int) -> None:
+    async def test_failures_that_make_the_client_look_a_coordinator_up_again(
+        self, answer: Errors | None, lookups: int
+    ) -> None:
         def delete(request: Message, version: int) -> Answer:
             if answer is None:
                 broker.hang_up()
@@ -563,9 +570,9 @@ class TestCoordinators:
                 await self.call(cluster)
             assert failure.value.error is (answer or Errors.NETWORK_EXCEPTION)
             await cluster.coordinator(CoordinatorType.GROUP, "g")
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == lookups
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == lookups
 
-    async def test_other_errors_are_the_answer(self) -> None:
+    async def test_other_errors_stay_in_the_response(self) -> None:
         result = DeleteGroupsResponse.DeletableGroupResult(group_id="g", error_code=Errors.NON_EMPTY_GROUP)
         handlers = {ApiKey.DELETE_GROUPS: lambda *_: DeleteGroupsResponse(results=[result])}
         async with FakeBroker(handlers) as broker, cluster_of(broker) as cluster:
@@ -575,7 +582,7 @@ class TestCoordinators:
             await asyncio.sleep(1)
             with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
                 await self.call(cluster)
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 1, "another coordinator has the same versions"
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == 1, "another coordinator has the same versions"
 
     @staticmethod
     async def call(cluster: Cluster) -> DeleteGroupsResponse:
@@ -584,12 +591,12 @@ class TestCoordinators:
             "g",
             DeleteGroupsRequest(groups_names=["g"]),
             DeleteGroupsResponse,
-            lambda answer: [each.error_code for each in answer.results],
+            lambda answer: [result.error_code for result in answer.results],
         )
 
 
 class TestMetadata:
-    async def test_it_is_kept_fresh(self) -> None:
+    async def test_metadata_is_refreshed_periodically(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker, metadata_max_age_ms=700) as cluster:
             for name in ("t", "u"):
                 broker.add_topic(name, name.encode() * 16, [-1])
@@ -604,21 +611,21 @@ class TestMetadata:
             await asyncio.sleep(1.2)
             assert len(cluster.metadata.topics["t"].partitions) == 2
             assert "u" not in cluster.metadata.topics
-            assert [time - before for time in broker.asked_at(ApiKey.METADATA)[2:]] == [700, 1400, 2100]
+            assert [time - before for time in broker.arrivals_of(ApiKey.METADATA)[2:]] == [700, 1400, 2100]
 
-    async def test_an_age_of_0_does_not_stop_everything_else(self) -> None:
+    async def test_an_age_of_0_leaves_time_for_other_tasks(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker, metadata_max_age_ms=0) as cluster:
             cluster.keep_metadata_fresh()
             await asyncio.sleep(0.01)
-            assert 9 <= len(broker.asked(ApiKey.METADATA)) <= 12
+            assert 9 <= len(broker.requests_of(ApiKey.METADATA)) <= 12
 
-    async def test_what_is_asked(self) -> None:
+    async def test_metadata_requests(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             topic = MetadataRequest.MetadataRequestTopic
             await cluster.refresh_metadata(["b", "a", "b"], allow_auto_topic_creation=True)
             await cluster.refresh_metadata(None)
             await cluster.refresh_topic_ids([OTHER_ID, TOPIC_ID, OTHER_ID])
-            assert broker.asked(ApiKey.METADATA) == [
+            assert broker.requests_of(ApiKey.METADATA) == [
                 MetadataRequest(topics=[], allow_auto_topic_creation=False),
                 MetadataRequest(topics=[topic(name="a"), topic(name="b")], allow_auto_topic_creation=True),
                 MetadataRequest(topics=None, allow_auto_topic_creation=False),
@@ -628,7 +635,7 @@ class TestMetadata:
                 ),
             ]
 
-    async def test_only_an_answer_about_all_topics_says_which_are_gone(self) -> None:
+    async def test_only_a_response_about_all_topics_removes_topics(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.add_topic("t", TOPIC_ID, [5])
             broker.add_topic("u", OTHER_ID, [5])
@@ -640,12 +647,12 @@ class TestMetadata:
             assert sorted(cluster.metadata.topics) == ["u"]
             assert cluster.metadata.names_by_id == {OTHER_ID: "u"}
 
-    def test_answers_are_merged(self) -> None:
-        """Topics by name and id, as a table of the last answer about each."""
+    def test_responses_are_merged(self) -> None:
+        """The metadata has the last response about each topic, by name and by id."""
         topic, partition = MetadataResponse.MetadataResponseTopic, MetadataResponse.MetadataResponsePartition
         metadata = ClusterMetadata()
         node = MetadataResponse.MetadataResponseBroker(node_id=3, host="h", port=9, rack="r")
-        one = partition(partition_index=1, leader_id=0, leader_epoch=7, creation_time_ms=77)
+        first = partition(partition_index=1, leader_id=0, leader_epoch=7, creation_time_ms=77)
         none = partition(partition_index=0, leader_id=-1, leader_epoch=8, creation_time_ms=-1)
         metadata.merge(
             MetadataResponse(
@@ -653,27 +660,29 @@ class TestMetadata:
                 controller_id=3,
                 cluster_id="c",
                 topics=[
-                    topic(name="t", topic_id=TOPIC_ID, partitions=[one, none]),
-                    topic(name="old", partitions=[one]),
+                    topic(name="t", topic_id=TOPIC_ID, partitions=[first, none]),
+                    topic(name="old", partitions=[first]),
                 ],
             )
         )
         assert metadata.brokers == {3: Node(3, "h", 9, "r")}
         assert (metadata.cluster_id, metadata.controller_id) == ("c", 3)
-        assert [metadata.leader(each) for each in (ONE, ZERO, TopicPartition("t", 2))] == [0, None, None]
-        assert [metadata.leader_epoch(each) for each in (ONE, ZERO, TopicPartition("x", 0))] == [7, 8, -1]
+        assert [metadata.leader(key) for key in (ONE, ZERO, TopicPartition("t", 2))] == [0, None, None]
+        assert [metadata.leader_epoch(key) for key in (ONE, ZERO, TopicPartition("x", 0))] == [7, 8, -1]
         assert [metadata.topic_id(name) for name in ("t", "old", "x")] == [TOPIC_ID, ZERO_UUID, ZERO_UUID]
         times = [(TOPIC_ID, 1), (TOPIC_ID, 0), (TOPIC_ID, 2), (OTHER_ID, 0)]
-        assert [metadata.creation_time_ms(TopicIdPartition(*each)) for each in times] == [77, -1, None, None]
+        assert [metadata.creation_time_ms(TopicIdPartition(*key)) for key in times] == [77, -1, None, None]
         assert metadata.names_by_id == {TOPIC_ID: "t"}, "a topic without an id has none"
 
-        # An answer without brokers keeps them; a topic that was made again has another id.
-        metadata.merge(MetadataResponse(cluster_id="c", topics=[topic(name="t", topic_id=OTHER_ID, partitions=[one])]))
+        # A response without brokers keeps the brokers. A topic that was deleted and created again has another id.
+        metadata.merge(
+            MetadataResponse(cluster_id="c", topics=[topic(name="t", topic_id=OTHER_ID, partitions=[first])])
+        )
         assert metadata.brokers == {3: Node(3, "h", 9, "r")}
         assert metadata.names_by_id == {OTHER_ID: "t"}
         assert metadata.creation_time_ms(TopicIdPartition(TOPIC_ID, 1)) is None
 
-        # A topic that was asked for by id and is gone has no name in the answer.
+        # If the request names a deleted topic by id, the response has no name for it.
         gone = topic(name=None, topic_id=OTHER_ID, error_code=Errors.UNKNOWN_TOPIC_ID)
         nobody = topic(name=None, topic_id=b"X" * 16, error_code=Errors.UNKNOWN_TOPIC_ID)
         metadata.merge(MetadataResponse(cluster_id="c", topics=[gone, nobody]))
@@ -682,7 +691,7 @@ class TestMetadata:
 
 
 class TestLeaders:
-    """`ask_leaders` makes one attempt; what it learns about leaders counts for the next."""
+    """`ask_leaders` makes one attempt. The next attempt uses the metadata of this one."""
 
     @staticmethod
     def offsets_by(broker: FakeBroker, codes: dict[int, Errors]) -> None:
@@ -695,11 +704,11 @@ class TestLeaders:
                         name=topic.name,
                         partitions=[
                             result(
-                                partition_index=each.partition_index,
+                                partition_index=partition.partition_index,
                                 offset=broker.node_id,
-                                error_code=codes.get(each.partition_index, Errors.NONE),
+                                error_code=codes.get(partition.partition_index, Errors.NONE),
                             )
-                            for each in topic.partitions
+                            for partition in topic.partitions
                         ],
                     )
                     for topic in request.topics
@@ -708,7 +717,7 @@ class TestLeaders:
 
         broker.handlers[ApiKey.LIST_OFFSETS] = answer
 
-    async def test_each_leader_is_asked_for_its_partitions(self) -> None:
+    async def test_each_leader_gets_a_request_for_its_partitions(self) -> None:
         async with two_brokers() as (first, second), cluster_of(first) as cluster:
             first.add_topic("t", TOPIC_ID, [-1, -1, -1])
             first.topics[0].partitions[1].leader_id = 2
@@ -716,39 +725,41 @@ class TestLeaders:
                 self.offsets_by(broker, {})
             two = TopicPartition("t", 2)
             attempt = list_offsets(cluster, cluster.deadline(), dict.fromkeys((ZERO, ONE, two), -1))
-            found = await attempt([ZERO, ONE, two])
-            assert {key: each.offset for key, each in found.items() if not isinstance(each, KafkaError)} == {
+            outcomes = await attempt([ZERO, ONE, two])
+            assert {
+                key: outcome.offset for key, outcome in outcomes.items() if not isinstance(outcome, KafkaError)
+            } == {
                 ZERO: 1,
                 ONE: 2,
                 two: 1,
             }
-            assert len(first.asked(ApiKey.METADATA)) == 2
+            assert len(first.requests_of(ApiKey.METADATA)) == 2
 
     @pytest.mark.parametrize(
         ("error", "is_asked_again"), [(Errors.NOT_LEADER_OR_FOLLOWER, True), (Errors.TOPIC_AUTHORIZATION_FAILED, False)]
     )
-    async def test_an_outdated_leader_is_asked_for_again(self, error: Errors, is_asked_again: bool) -> None:
+    async def test_an_outdated_leader_is_looked_up_again(self, error: Errors, is_asked_again: bool) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.add_topic("t", TOPIC_ID, [-1, -1])
             self.offsets_by(broker, {1: error})
             attempt = list_offsets(cluster, cluster.deadline(), {ZERO: -1, ONE: -1})
-            found = await attempt([ZERO, ONE])
-            assert [isinstance(found[each], KafkaError) for each in (ZERO, ONE)] == [False, True]
-            asked = len(broker.asked(ApiKey.METADATA))
+            outcomes = await attempt([ZERO, ONE])
+            assert [isinstance(outcomes[key], KafkaError) for key in (ZERO, ONE)] == [False, True]
+            asked = len(broker.requests_of(ApiKey.METADATA))
             await attempt([ONE])
-            assert (len(broker.asked(ApiKey.METADATA)) > asked) is is_asked_again
+            assert (len(broker.requests_of(ApiKey.METADATA)) > asked) is is_asked_again
 
-    async def test_a_leader_that_is_away_fails_its_partitions_only(self) -> None:
+    async def test_a_leader_that_is_down_fails_only_its_partitions(self) -> None:
         async with two_brokers() as (first, second), cluster_of(first) as cluster:
             first.add_topic("t", TOPIC_ID, [-1, -1])
             first.topics[0].partitions[1].leader_id = 2
             self.offsets_by(first, {})
             await second.__aexit__()
-            found = await list_offsets(cluster, cluster.deadline(), {ZERO: -1, ONE: -1})([ZERO, ONE])
-            assert not isinstance(found[ZERO], KafkaError)
-            assert isinstance(found[ONE], DisconnectException)
+            outcomes = await list_offsets(cluster, cluster.deadline(), {ZERO: -1, ONE: -1})([ZERO, ONE])
+            assert not isinstance(outcomes[ZERO], KafkaError)
+            assert isinstance(outcomes[ONE], DisconnectException)
 
-    async def test_why_there_is_no_leader(self) -> None:
+    async def test_errors_of_partitions_without_a_leader(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.add_topic("t", TOPIC_ID, [-1])
             broker.topics[0].partitions[0].leader_id = -1
@@ -759,9 +770,9 @@ class TestLeaders:
             async def nobody(*_: object) -> dict[TopicPartition, int]:
                 raise AssertionError
 
-            wanted = [ZERO, ONE, *(TopicPartition(name, 0) for name in "uvw")]
-            found = await ask_leaders(cluster, wanted, nobody)
-            assert {key: each.error for key, each in found.items() if isinstance(each, KafkaError)} == {
+            partitions = [ZERO, ONE, *(TopicPartition(name, 0) for name in "uvw")]
+            outcomes = await ask_leaders(cluster, partitions, nobody)
+            assert {key: outcome.error for key, outcome in outcomes.items() if isinstance(outcome, KafkaError)} == {
                 ZERO: Errors.LEADER_NOT_AVAILABLE,
                 ONE: Errors.UNKNOWN_TOPIC_OR_PARTITION,
                 TopicPartition("u", 0): Errors.INVALID_TOPIC_EXCEPTION,
@@ -770,7 +781,7 @@ class TestLeaders:
             }
 
     @pytest.mark.parametrize(("timeout_ms", "told_ms"), [(2500, 2500), (0, 1), (0.5, 1)])
-    async def test_a_broker_is_told_how_much_time_there_is(self, timeout_ms: float, told_ms: int) -> None:
+    async def test_requests_have_the_time_left(self, timeout_ms: float, told_ms: int) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.add_topic("t", TOPIC_ID, [-1])
             self.offsets_by(broker, {})
@@ -780,20 +791,20 @@ class TestLeaders:
             asyncio.get_running_loop().call_later(1, broker.hang_up)
             await delete_records(cluster, cluster.deadline(timeout_ms), {ZERO: 1})([ZERO])
             for key in (ApiKey.LIST_OFFSETS, ApiKey.DELETE_RECORDS):
-                assert [each.timeout_ms for each in broker.asked(key)] == [told_ms]  # type: ignore[attr-defined]
+                assert [request.timeout_ms for request in broker.requests_of(key)] == [told_ms]  # type: ignore[attr-defined]
 
-    async def test_several_kinds_of_offsets_need_the_version_of_the_newest_kind(self) -> None:
+    async def test_special_timestamps_need_the_version_of_the_newest(self) -> None:
         async with FakeBroker(list_offsets=(0, 7)) as broker, cluster_of(broker) as cluster:
             broker.add_topic("t", TOPIC_ID, [-1, -1])
             self.offsets_by(broker, {})
-            found = await list_offsets(cluster, cluster.deadline(), {ZERO: -4, ONE: -1})([ZERO, ONE])
-            assert all(isinstance(each, KafkaError) for each in found.values())
+            outcomes = await list_offsets(cluster, cluster.deadline(), {ZERO: -4, ONE: -1})([ZERO, ONE])
+            assert all(isinstance(outcome, KafkaError) for outcome in outcomes.values())
 
 
 class TestRepeat:
-    async def test_what_means_later_is_asked_again_after_a_backoff(self) -> None:
+    async def test_keys_with_retriable_errors_are_repeated_after_a_backoff(self) -> None:
         asked: list[tuple[float, list[str]]] = []
-        outcomes: dict[str, list[object]] = {
+        script: dict[str, list[object]] = {
             "a": [1],
             "b": [KafkaError(Errors.NOT_LEADER_OR_FOLLOWER)] * 3 + [2],
             "c": [KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)],
@@ -802,19 +813,19 @@ class TestRepeat:
 
         async def attempt(keys: list[str]) -> dict[str, object]:
             asked.append((now_ms(), keys))
-            return {key: outcomes[key].pop(0) for key in reversed(keys)}
+            return {key: script[key].pop(0) for key in reversed(keys)}
 
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
-            found = await repeat(cluster, cluster.deadline(), ["d", "c", "b", "a", "b"], attempt)
+            outcomes = await repeat(cluster, cluster.deadline(), ["d", "c", "b", "a", "b"], attempt)
         assert asked == [(0, ["d", "c", "b", "a"]), (100, ["d", "b"]), (300, ["b"]), (700, ["b"])]
-        assert list(found) == ["d", "c", "b", "a"]
-        assert [found[key] for key in "abd"] == [1, 2, 4]
-        assert isinstance(found["c"], KafkaError)
+        assert list(outcomes) == ["d", "c", "b", "a"]
+        assert [outcomes[key] for key in "abd"] == [1, 2, 4]
+        assert isinstance(outcomes["c"], KafkaError)
 
-    async def test_the_deadline_leaves_the_latest_answers(self) -> None:
+    async def test_the_deadline_leaves_the_last_outcomes(self) -> None:
         async def attempt(keys: list[str]) -> dict[str, int | KafkaError]:
             return {"a": 1} | {"b": KafkaError(Errors.NOT_COORDINATOR, f"{now_ms():g}")}
 
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
-            found = await repeat(cluster, cluster.deadline(750), ["a", "b"], attempt)
-            assert (now_ms(), found["a"], str(found["b"])) == (750, 1, "NOT_COORDINATOR: 700")
+            outcomes = await repeat(cluster, cluster.deadline(750), ["a", "b"], attempt)
+            assert (now_ms(), outcomes["a"], str(outcomes["b"])) == (750, 1, "NOT_COORDINATOR: 700")

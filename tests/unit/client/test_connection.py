@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections and the cluster behind them: pipelining, versions, time-outs, damage, retries, coordinators."""
+"""Connections and their use by the cluster: pipelining, versions, timeouts, damage, retries, coordinators."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def cluster_of(broker: FakeBroker, **options: int) -> AsyncIterator[Cluste
 
 
 class TestVersions:
-    def test_the_highest_that_both_have(self) -> None:
+    def test_the_highest_common_version(self) -> None:
         versions = ApiVersions({ApiKey.METADATA: (4, 9)})
         assert versions.choose(MetadataRequest) == 9
         assert versions.choose(MetadataRequest, highest=7) == 7
@@ -79,17 +79,17 @@ class TestVersions:
         for lowest, highest in ((10, None), (0, 3)):
             with pytest.raises(UnsupportedVersionException, match="MetadataRequest"):
                 versions.choose(MetadataRequest, lowest, highest)
-        with pytest.raises(UnsupportedVersionException, match="no ProduceRequest"):
+        with pytest.raises(UnsupportedVersionException, match="does not support ProduceRequest"):
             versions.choose(ProduceRequest)
 
-    async def test_a_newer_broker_is_asked_in_our_version(self) -> None:
+    async def test_the_client_uses_its_highest_version_with_a_newer_broker(self) -> None:
         async with FakeBroker(metadata=(0, 99)) as broker:
             connection = await connect(broker)
             await connection.call(MetadataRequest(topics=[]), MetadataResponse)
             assert broker.requests[-1][1] == MetadataRequest.valid_versions.stop - 1
             await connection.close()
 
-    async def test_a_broker_that_does_not_know_our_api_versions_says_which_it_knows(self) -> None:
+    async def test_an_older_broker_returns_its_version_of_api_versions(self) -> None:
         def old(request: Message, version: int) -> Answer:
             error = Errors.UNSUPPORTED_VERSION if version > 1 else Errors.NONE
             return ApiVersionsResponse(error_code=error, api_keys=broker.api_versions())
@@ -110,7 +110,7 @@ class TestVersions:
             ([(ApiKey.API_VERSIONS, 99)], [5, 4, 3, 2, 1, 0]),
         ],
     )
-    async def test_versions_are_tried_downwards_until_none_is_left(
+    async def test_lower_versions_of_api_versions_are_tried_down_to_0(
         self, offered: list[tuple[ApiKey, int]], asked: list[int]
     ) -> None:
         api = ApiVersionsResponse.ApiVersion
@@ -119,14 +119,14 @@ class TestVersions:
             api_keys=[api(api_key=key, min_version=0, max_version=highest) for key, highest in offered],
         )
         async with FakeBroker({ApiKey.API_VERSIONS: lambda *_: answer}) as broker:
-            with pytest.raises(KafkaError, match=r"UNSUPPORTED_VERSION.*refuses ApiVersions"):
+            with pytest.raises(KafkaError, match=r"UNSUPPORTED_VERSION.*rejected ApiVersions"):
                 await connect(broker)
             assert broker.versions_of(ApiKey.API_VERSIONS) == asked
             assert running_loop().connections == set()
 
 
 class TestConnection:
-    async def test_requests_have_numbers(self) -> None:
+    async def test_requests_have_correlation_ids(self) -> None:
         async with FakeBroker() as broker:
             connection = await connect(broker)
             for _ in range(3):
@@ -135,7 +135,7 @@ class TestConnection:
             await connection.close()
             assert running_loop().connections == set()
 
-    async def test_nothing_is_sent_while_the_transport_is_full(self) -> None:
+    async def test_requests_wait_while_the_transport_is_full(self) -> None:
         async with FakeBroker(
             {ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse(), ApiKey.PRODUCE: lambda *_: None}
         ) as broker:
@@ -154,7 +154,7 @@ class TestConnection:
             assert [key for key, _, _ in broker.requests[1:]] == [ApiKey.HEARTBEAT, ApiKey.PRODUCE, ApiKey.API_VERSIONS]
             await connection.close()
 
-    async def test_a_call_that_waits_for_a_full_transport_fails_with_it(self) -> None:
+    async def test_a_call_that_waits_for_a_full_transport_fails_with_the_connection(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse()}) as broker:
             connection = await connect(broker)
             connection.pause_writing()
@@ -164,16 +164,16 @@ class TestConnection:
             with pytest.raises(DisconnectException, match="closed the connection: connection reset by peer"):
                 await call
 
-    async def test_what_was_not_asked_closes_the_connection(self) -> None:
+    async def test_a_response_to_no_request_closes_the_connection(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse()}) as broker:
             connection = await connect(broker)
             broker.connections[0].write(b"\x00\x00\x00\x04\x00\x00\x00\x01")
             await asyncio.sleep(1)
-            with pytest.raises(DisconnectException, match="answered what was not asked"):
+            with pytest.raises(DisconnectException, match="sent a response to no request"):
                 await connection.call(HeartbeatRequest(), HeartbeatResponse)
 
     @pytest.mark.parametrize(("timeout_ms", "waited_ms"), [(None, 2000), (700, 700)])
-    async def test_how_long_an_answer_may_take(self, timeout_ms: int | None, waited_ms: int) -> None:
+    async def test_a_late_response_times_out(self, timeout_ms: int | None, waited_ms: int) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker:
             connection = await connect(broker, timeout_ms=2000)
             before = now_ms()
@@ -182,7 +182,7 @@ class TestConnection:
             assert now_ms() - before == waited_ms
             await connection.close()
 
-    async def test_how_long_a_connection_and_its_versions_may_take(self) -> None:
+    async def test_connection_setup_and_negotiation_time_out(self) -> None:
         async with FakeBroker({ApiKey.API_VERSIONS: lambda *_: None}) as broker:
             before = now_ms()
             with pytest.raises(TimeoutException, match="ApiVersionsRequest within 300 ms"):
@@ -194,14 +194,14 @@ class TestConnection:
                 await connect(broker)
             assert now_ms() - before == 2300
 
-    async def test_the_first_failure_is_the_reason_of_all_later_ones(self) -> None:
+    async def test_later_calls_raise_the_first_failure(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: b"\xff\xff\xff\xff"}) as broker:
             connection = await connect(broker)
             for _ in range(2):
-                with pytest.raises(DisconnectException, match="sent what is no frame"):
+                with pytest.raises(DisconnectException, match="sent an invalid frame"):
                     await connection.call(HeartbeatRequest(), HeartbeatResponse)
             await connection.close()
-            with pytest.raises(DisconnectException, match="sent what is no frame"):
+            with pytest.raises(DisconnectException, match="sent an invalid frame"):
                 await connection.call(HeartbeatRequest(), HeartbeatResponse)
 
     async def test_requests_are_pipelined(self) -> None:
@@ -224,7 +224,7 @@ class TestConnection:
             assert [answer.throttle_time_ms for answer in await asyncio.gather(*calls)] == list(range(20))
             await connection.close()
 
-    async def test_a_request_that_was_given_up_does_not_shift_the_answers(self) -> None:
+    async def test_the_response_to_a_cancelled_request_is_dropped(self) -> None:
         gate = asyncio.Event()
 
         async def slow(request: Message, version: int) -> Answer:
@@ -243,7 +243,7 @@ class TestConnection:
             assert (await second).throttle_time_ms == 2
             await connection.close()
 
-    async def test_an_answer_that_does_not_come_closes_the_connection(self) -> None:
+    async def test_a_timeout_closes_the_connection(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker:
             connection = await connect(broker, timeout_ms=30)
             with pytest.raises(TimeoutException, match="HeartbeatRequest"):
@@ -256,13 +256,19 @@ class TestConnection:
     @pytest.mark.parametrize(
         ("answer", "problem"),
         [
-            (b"\x00\x00\x00\x06\x7f\x00\x00\x00\x00\x00", "answered request 2130706432, the next is 1"),
-            (b"\x00\x00\x00\x03\x00\x00\x01", "answered request 1, the next is 1"),  # a cut correlation id
+            (
+                b"\x00\x00\x00\x06\x7f\x00\x00\x00\x00\x00",
+                "as the response to request 2130706432, the next response is to request 1",
+            ),
+            (
+                b"\x00\x00\x00\x03\x00\x00\x01",
+                "as the response to request 1, the next response is to request 1",
+            ),  # a cut correlation id
             (b"\x00\x00\x00\x04\x00\x00\x00\x01", "sent a malformed HeartbeatResponse"),  # a cut body
-            (b"\xff\xff\xff\xff", "sent what is no frame"),
+            (b"\xff\xff\xff\xff", "sent an invalid frame"),
         ],
     )
-    async def test_a_damaged_answer_closes_the_connection(self, answer: bytes, problem: str) -> None:
+    async def test_a_damaged_response_closes_the_connection(self, answer: bytes, problem: str) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: answer}) as broker:
             connection = await connect(broker)
             with pytest.raises(DisconnectException, match=problem):
@@ -270,7 +276,7 @@ class TestConnection:
             assert connection.is_closed
             await connection.close()
 
-    async def test_what_waits_fails_when_the_broker_hangs_up(self) -> None:
+    async def test_waiting_requests_fail_when_the_broker_disconnects(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker:
             connection = await connect(broker)
             calls = [asyncio.create_task(connection.call(HeartbeatRequest(), HeartbeatResponse)) for _ in range(3)]
@@ -281,7 +287,7 @@ class TestConnection:
                 assert isinstance(outcome, DisconnectException)
             await connection.close()
 
-    async def test_nobody_there(self) -> None:
+    async def test_a_refused_connection(self) -> None:
         async with FakeBroker() as broker:
             pass
         with pytest.raises(DisconnectException, match=str(broker.port)):
@@ -323,11 +329,11 @@ class TestConnection:
 class TestCluster:
     async def test_each_purpose_has_one_connection(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
-            one, same, other = await asyncio.gather(
+            first, same, other = await asyncio.gather(
                 cluster.connection(1), cluster.connection(1), cluster.connection(1, Purpose.FETCHES)
             )
-            assert one is same
-            assert one is not other
+            assert first is same
+            assert first is not other
 
     async def test_reconnects(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
@@ -337,7 +343,7 @@ class TestCluster:
                 await asyncio.sleep(0.001)
             assert not (await cluster.connection(1)).is_closed
 
-    async def test_it_says_which_broker_it_means(self) -> None:
+    async def test_api_versions_names_the_expected_broker(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             await cluster.connection(1)
         asked = [
@@ -348,8 +354,8 @@ class TestCluster:
         assert asked == [(5, None, -1), (5, "fake", 1)]
 
     @pytest.mark.parametrize("where", ["ApiVersions", "Metadata"])
-    async def test_it_bootstraps_again_when_the_cluster_has_changed(self, where: str) -> None:
-        """KIP-1242 and KIP-1102: what it knew of the brokers is forgotten, and the request succeeds at last."""
+    async def test_a_rebootstrap_when_the_cluster_has_changed(self, where: str) -> None:
+        """The client drops the brokers that it knew, and the request succeeds in the end (KIP-1242, KIP-1102)."""
         has_moved = False
 
         def api_versions(request: Message, version: int) -> Answer:
@@ -359,7 +365,7 @@ class TestCluster:
             return ApiVersionsResponse(api_keys=broker.api_versions())
 
         def metadata(request: Message, version: int) -> Answer:
-            if where == "Metadata" and has_moved and len(broker.asked(ApiKey.API_VERSIONS)) == 2:
+            if where == "Metadata" and has_moved and len(broker.requests_of(ApiKey.API_VERSIONS)) == 2:
                 return MetadataResponse(error_code=Errors.REBOOTSTRAP_REQUIRED)
             node = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=broker.port)
             return MetadataResponse(brokers=[node], controller_id=1, cluster_id="new" if has_moved else "fake")
@@ -391,7 +397,7 @@ class TestCluster:
         opening.cancel()
         await late.__aexit__()
 
-    async def test_retries_what_may_pass_until_the_deadline(self) -> None:
+    async def test_retriable_errors_are_retried_until_the_deadline(self) -> None:
         attempts = 0
 
         async def attempt() -> int:
@@ -414,7 +420,7 @@ class TestCluster:
             with pytest.raises(KafkaError, match="INVALID_REQUEST"):
                 await cluster.retry("it", cluster.deadline(2000), refused)
 
-    async def test_a_coordinator_is_asked_for_once_and_again_when_it_has_moved(self) -> None:
+    async def test_a_coordinator_is_cached_until_it_moves(self) -> None:
         errors = [Errors.NONE, Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE, Errors.NONE]
 
         def delete(request: Message, version: int) -> Answer:
@@ -429,22 +435,22 @@ class TestCluster:
                     "g",
                     DeleteGroupsRequest(groups_names=["g"]),
                     DeleteGroupsResponse,
-                    lambda answer: [each.error_code for each in answer.results],
+                    lambda answer: [result.error_code for result in answer.results],
                 )
 
             await call()
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 1
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == 1
             await cluster.retry("it", cluster.deadline(2000), call)
             assert errors == []
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 3
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == 3
 
-    async def test_an_old_broker_tells_one_coordinator_at_a_time(self) -> None:
+    async def test_an_old_broker_returns_one_coordinator_at_a_time(self) -> None:
         async with FakeBroker(find_coordinator=(0, 3)) as broker, cluster_of(broker) as cluster:
-            found = await cluster.find_coordinators(CoordinatorType.GROUP, ["g", "h"])
-            assert [node.node_id for node in found.values() if not isinstance(node, KafkaError)] == [1, 1]
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 2
+            coordinators = await cluster.find_coordinators(CoordinatorType.GROUP, ["g", "h"])
+            assert [node.node_id for node in coordinators.values() if not isinstance(node, KafkaError)] == [1, 1]
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == 2
 
-    async def test_no_coordinator(self) -> None:
+    async def test_a_failed_lookup_raises_its_error(self) -> None:
         def unavailable(request: Message, version: int) -> Answer:
             answer = FindCoordinatorResponse.Coordinator(key="g", error_code=Errors.GROUP_AUTHORIZATION_FAILED)
             return FindCoordinatorResponse(coordinators=[answer])
@@ -453,7 +459,7 @@ class TestCluster:
             with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
                 await cluster.coordinator(CoordinatorType.GROUP, "g")
 
-    async def test_a_closed_client_says_so(self) -> None:
+    async def test_calls_of_a_closed_client_fail(self) -> None:
         async with FakeBroker() as broker:
             async with cluster_of(broker) as cluster:
                 pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The consumer against canned answers: what it asks for, and in which order, when a partition is new to it."""
+"""The consumer against scripted responses: its requests and their order for partitions that are new to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ LATEST, EARLIEST = -1, -2
 
 
 class GroupBroker(FakeBroker):
-    """Has one topic, and gives a member whatever `assigned` says. Nothing is committed; offsets are -timestamp."""
+    """A broker with one topic, which assigns the partitions `assigned`. It has no committed offsets.
+
+    The offset of a look-up is -timestamp, so that tests see the timestamp of the request.
+    """
 
     def __init__(self, **versions: tuple[int, int]) -> None:
         super().__init__(
@@ -94,9 +97,9 @@ class GroupBroker(FakeBroker):
                     name=topic.name,
                     partitions=[
                         ListOffsetsResponse.ListOffsetsPartitionResponse(
-                            partition_index=each.partition_index, offset=-each.timestamp
+                            partition_index=partition.partition_index, offset=-partition.timestamp
                         )
-                        for each in topic.partitions
+                        for partition in topic.partitions
                     ],
                 )
                 for topic in request.topics
@@ -114,18 +117,20 @@ class GroupBroker(FakeBroker):
         return FetchResponse()
 
     def looked_up(self) -> dict[TopicPartition, list[int]]:
-        """The timestamps that were asked for."""
-        found: dict[TopicPartition, list[int]] = {}
-        for request in self.asked(ApiKey.LIST_OFFSETS):
+        """Returns the timestamps of all look-ups, by partition."""
+        timestamps: dict[TopicPartition, list[int]] = {}
+        for request in self.requests_of(ApiKey.LIST_OFFSETS):
             assert isinstance(request, ListOffsetsRequest)
             for topic in request.topics:
-                for each in topic.partitions:
-                    found.setdefault(TopicPartition(topic.name, each.partition_index), []).append(each.timestamp)
-        return found
+                for partition in topic.partitions:
+                    timestamps.setdefault(TopicPartition(topic.name, partition.partition_index), []).append(
+                        partition.timestamp
+                    )
+        return timestamps
 
     def asked_by_id(self) -> int:
-        """Metadata requests for the topic of an assignment."""
-        requests = self.asked(ApiKey.METADATA)
+        """Returns the Metadata requests for the topic of an assignment."""
+        requests = self.requests_of(ApiKey.METADATA)
         return sum(
             isinstance(request, MetadataRequest) and any(topic.name is None for topic in request.topics or ())
             for request in requests
@@ -186,7 +191,7 @@ async def test_the_decision_waits_for_metadata_that_has_the_partition() -> None:
 
 @pytest.mark.parametrize(("new", "is_forced"), [("earliest", True), (None, False)])
 async def test_the_refresh_is_forced_only_with_the_option(new: str | None, is_forced: bool) -> None:
-    """The topic is known before the partition: without the option the assignment is no reason to ask again."""
+    """The metadata has the topic, but not the partition. Only with the option does the assignment refresh it."""
     async with GroupBroker() as broker:
         broker.add_topic(TOPIC, TOPIC_ID, [GROUP_MS])
         async with consumer_of(broker, new=new) as consumer:
@@ -207,7 +212,7 @@ async def test_the_refresh_is_forced_only_with_the_option(new: str | None, is_fo
         ({"metadata": (0, 13)}, GROUP_MS, GROUP_MS + 1),
     ],
 )
-async def test_a_time_that_is_not_known_means_the_base_policy(
+async def test_an_unknown_time_leads_to_the_base_policy(
     versions: dict[str, tuple[int, int]], group_ms: int, partition_ms: int
 ) -> None:
     async with GroupBroker(**versions) as broker:
@@ -219,7 +224,7 @@ async def test_a_time_that_is_not_known_means_the_base_policy(
         assert broker.looked_up() == {OLD: [LATEST]}
 
 
-async def test_out_of_range_means_the_base_policy() -> None:
+async def test_out_of_range_leads_to_the_base_policy() -> None:
     async with GroupBroker() as broker:
         broker.add_topic(TOPIC, TOPIC_ID, [GROUP_MS + 1])
         broker.fetch_error = Errors.OFFSET_OUT_OF_RANGE
@@ -250,11 +255,11 @@ async def test_a_broker_without_the_consumer_protocol() -> None:
                 await poll_until(consumer, lambda: False)
 
 
-async def test_leaves_with_the_epoch_of_leaving() -> None:
+async def test_close_sends_the_leave_epoch() -> None:
     async with GroupBroker() as broker:
         broker.add_topic(TOPIC, TOPIC_ID, [GROUP_MS])
         async with consumer_of(broker) as consumer:
             await poll_until(consumer, lambda: consumer.assignment)
-        last = broker.asked(ApiKey.CONSUMER_GROUP_HEARTBEAT)[-1]
+        last = broker.requests_of(ApiKey.CONSUMER_GROUP_HEARTBEAT)[-1]
         assert isinstance(last, ConsumerGroupHeartbeatRequest)
         assert last.member_epoch == -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The consumer against a broker with records, by a plain list of them; on virtual time."""
+"""The consumer against a broker with records, compared with a model, on virtual time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("no_surprise")
 async def consumer_of(
     broker: FakeBroker, *partitions: TopicPartition, **options: Unpack[ConsumerOptions]
 ) -> AsyncIterator[Consumer]:
-    """It reads these partitions, from the beginning unless the options say otherwise."""
+    """Yields a consumer of these partitions. It reads from the beginning, unless the options set another policy."""
     settings: ConsumerOptions = {
         "bootstrap_servers": broker.address,
         "auto_offset_reset": "earliest",
@@ -66,14 +66,14 @@ def with_wrong_checksum(batch: bytes) -> bytes:
 
 
 class Model:
-    """Where each partition is, by the rules of seek, pause and poll."""
+    """A model of the positions, by the rules of seek, pause and poll."""
 
     def __init__(self, broker: RecordsBroker, consumer: Consumer) -> None:
         self.broker = broker
         self.consumer = consumer
         self.positions = {ZERO: 0, ONE: 0}
         self.starts = {ZERO: {0}, ONE: {0}}
-        """Where the logs have begun: a position before that jumps there."""
+        """All first offsets that the logs have had. A position before the first offset is reset to it."""
         self.paused: set[TopicPartition] = set()
 
     def append(self, partition: TopicPartition, count: int) -> None:
@@ -128,7 +128,7 @@ class Model:
         assert self.consumer.paused == self.paused
 
     async def finish(self) -> None:
-        """All that is left is read."""
+        """Reads all remaining records."""
         for partition in (ZERO, ONE):
             self.pause(partition, False)
         for _ in range(100):
@@ -136,7 +136,7 @@ class Model:
                 return
             await self.poll(50)
             await asyncio.sleep(1)
-        raise AssertionError(f"it stops at {self.positions}")
+        raise AssertionError(f"the consumer stops at {self.positions}")
 
 
 PARTITIONS = st.sampled_from([ZERO, ONE])
@@ -176,7 +176,7 @@ STEPS = st.one_of(
 def test_every_record_from_the_position_on_once_and_in_order(
     steps: list[tuple[str, TopicPartition, int]], max_bytes: int
 ) -> None:
-    """However requests fail, and wherever the application seeks."""
+    """This holds for all failures of requests and all seeks of the application."""
 
     async def main() -> None:
         async with (
@@ -212,7 +212,7 @@ def test_every_record_from_the_position_on_once_and_in_order(
 
 
 class TestFetch:
-    async def test_what_is_asked(self) -> None:
+    async def test_fetch_requests(self) -> None:
         async with (
             RecordsBroker() as broker,
             consumer_of(
@@ -247,31 +247,33 @@ class TestFetch:
         ("highest", "topic_id", "version"),
         [(17, TOPIC_ID, 17), (17, ZERO_UUID, 12), (12, TOPIC_ID, 12), (5, TOPIC_ID, 5)],
     )
-    async def test_topics_are_named_by_id_where_it_is_known(self, highest: int, topic_id: bytes, version: int) -> None:
+    async def test_topics_are_identified_by_id_if_it_is_known(
+        self, highest: int, topic_id: bytes, version: int
+    ) -> None:
         async with RecordsBroker(fetch=(4, highest)) as broker:
             broker.topics[0].topic_id = topic_id
-            for each in broker.topics[0].partitions:
-                each.leader_epoch = 3 if version >= 9 else -1
+            for partition in broker.topics[0].partitions:
+                partition.leader_epoch = 3 if version >= 9 else -1
             broker.append(ZERO, "0", "1")
             async with consumer_of(broker, ZERO) as consumer:
                 assert offsets(await consumer.poll(1000)) == [0, 1]
             assert broker.versions_of(ApiKey.FETCH)[0] == version
 
-    async def test_it_reads_ahead_but_not_far(self) -> None:
-        """Two answers per partition; a third is asked for as soon as one is used up."""
+    async def test_two_responses_per_partition_are_buffered(self) -> None:
+        """The consumer buffers two responses per partition. It fetches a third when the first has been returned."""
         async with RecordsBroker() as broker:
             for first in range(0, 10, 2):
                 broker.append(ZERO, *numbers(first, first + 2))
             async with consumer_of(broker, ZERO, max_partition_fetch_bytes=1) as consumer:
                 await quiet()
-                assert [self.asked_offset(each) for each in broker.fetches()] == [0, 2]
+                assert [self.asked_offset(request) for request in broker.fetches()] == [0, 2]
                 assert offsets(await consumer.poll(0, max_records=1)) == [0]
                 await quiet()
                 assert len(broker.fetches()) == 2
                 assert offsets(await consumer.poll(0, max_records=1)) == [1]
                 assert offsets(await consumer.poll(0, max_records=1)) == [2]
                 await quiet()
-                assert [self.asked_offset(each) for each in broker.fetches()] == [0, 2, 4]
+                assert [self.asked_offset(request) for request in broker.fetches()] == [0, 2, 4]
 
     @staticmethod
     def asked_offset(request: FetchRequest) -> int:
@@ -288,14 +290,14 @@ class TestFetch:
                 polled = [await consumer.poll(0, max_records=count) for count in (2, 2, 4, 3, 4)]
         seen = [[(record.partition, record.offset) for record in records] for records in polled]
         first, second = sorted({0, 1}, key=lambda partition: partition != seen[0][0][0])
-        flat = [each for records in seen for each in records]
+        flat = [record for records in seen for record in records]
         assert [offset for partition, offset in flat if partition == first] == list(range(6))
         assert [offset for partition, offset in flat if partition == second] == list(range(6))
         assert [len(records) for records in seen] == [2, 2, 4, 3, 1]
         assert {partition for partition, _ in flat[:6]} == {first}
         assert {partition for partition, _ in flat[6:]} == {second}
 
-    async def test_a_partition_without_news_does_not_hold_up_the_next(self) -> None:
+    async def test_a_partition_without_records_does_not_delay_the_next(self) -> None:
         async with RecordsBroker() as broker:
             for partition in (ZERO, ONE):
                 broker.append(partition, "0", "1")
@@ -308,9 +310,9 @@ class TestFetch:
                 asked = len(broker.fetches())
                 consumer.resume([ZERO])
                 assert offsets(await consumer.poll(0)) == [0, 1]
-                assert len(broker.fetches()) == asked, "what was buffered is still there"
+                assert len(broker.fetches()) == asked, "the buffered records are still there"
 
-    async def test_what_was_asked_before_a_seek_is_void(self) -> None:
+    async def test_a_response_from_before_a_seek_is_dropped(self) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, *numbers(0, 4))
             async with consumer_of(broker, ZERO) as consumer:
@@ -323,7 +325,7 @@ class TestFetch:
                 consumer.seek(ZERO, 3)
                 assert offsets(await waiting) == [3]
 
-    async def test_an_answer_about_a_partition_that_is_not_read_any_more(self) -> None:
+    async def test_a_response_for_an_unassigned_partition_is_dropped(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, ZERO, ONE) as consumer:
             await consumer.poll(100)
             consumer.assign([ONE])
@@ -334,17 +336,17 @@ class TestFetch:
             consumer.assign([ZERO])
             assert [record.topic_partition for record in await consumer.poll(1000)] == [ZERO]
 
-    async def test_an_answer_may_take_as_long_as_the_broker_may_wait_and_a_request(self) -> None:
+    async def test_the_timeout_of_a_fetch_includes_the_wait_of_the_broker(self) -> None:
         async with RecordsBroker() as broker:
             broker.handlers[ApiKey.FETCH] = lambda *_: None
             async with consumer_of(broker, ZERO, request_timeout_ms=2000, fetch_max_wait_ms=500):
                 await quiet(10)
-                first, second, *_ = broker.asked_at(ApiKey.FETCH)
+                first, second, *_ = broker.arrivals_of(ApiKey.FETCH)
                 assert second - first == 2500 + 100
 
     @pytest.mark.parametrize("is_whole", [False, True])
     @pytest.mark.parametrize("error", OUTDATED)
-    async def test_a_leader_that_may_have_moved_is_looked_for(self, error: Errors, is_whole: bool) -> None:
+    async def test_a_leader_that_may_have_moved_is_looked_up(self, error: Errors, is_whole: bool) -> None:
         asked = []
         for errors in ([], [error]):
             async with RecordsBroker() as broker:
@@ -357,11 +359,11 @@ class TestFetch:
                     before = now_ms()
                     assert offsets(await consumer.poll(10_000)) == [0]
                     assert now_ms() - before == (100 if errors else 0)
-                    asked.append(len(broker.asked(ApiKey.METADATA)))
+                    asked.append(len(broker.requests_of(ApiKey.METADATA)))
         assert asked[1] == asked[0] + 1
 
     @pytest.mark.parametrize("is_whole", [False, True])
-    async def test_failures_wait_longer_each_time_until_one_request_succeeds(self, is_whole: bool) -> None:
+    async def test_backoffs_grow_until_a_request_succeeds(self, is_whole: bool) -> None:
         async with RecordsBroker() as broker:
             errors = broker.fetch_errors if is_whole else broker.errors.setdefault(ApiKey.FETCH, [])
             for _ in range(2):
@@ -370,11 +372,16 @@ class TestFetch:
                 async with consumer_of(broker, ZERO, fetch_max_wait_ms=10) as consumer:
                     before, count = now_ms(), len(broker.fetches())
                     await consumer.poll(10_000)
-                    assert [time - before for time in broker.asked_at(ApiKey.FETCH)[count:]][:4] == [0, 100, 300, 700]
+                    assert [time - before for time in broker.arrivals_of(ApiKey.FETCH)[count:]][:4] == [
+                        0,
+                        100,
+                        300,
+                        700,
+                    ]
                     errors += [Errors.NOT_LEADER_OR_FOLLOWER] * 2
                     await asyncio.sleep(1)
                     assert errors == []
-                    times = broker.asked_at(ApiKey.FETCH)[count + 4 :]
+                    times = broker.arrivals_of(ApiKey.FETCH)[count + 4 :]
                     waits = [later - earlier for earlier, later in itertools.pairwise(times)]
                     assert [wait for wait in waits if wait > 10] == [100, 200]
 
@@ -382,31 +389,31 @@ class TestFetch:
         "error",
         [Errors.FETCH_SESSION_ID_NOT_FOUND, Errors.INVALID_FETCH_SESSION_EPOCH, Errors.FETCH_SESSION_TOPIC_ID_ERROR],
     )
-    async def test_a_lost_session_is_mended_at_once(self, error: Errors) -> None:
+    async def test_a_lost_session_is_opened_again_at_once(self, error: Errors) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, ZERO) as consumer:
             await consumer.poll(1200)
             count = len(broker.fetches())
-            assert [each.session_epoch for each in broker.fetches()] == list(range(count))
+            assert [request.session_epoch for request in broker.fetches()] == list(range(count))
             broker.fetch_errors = [error]
             await consumer.poll(600)
             refused, full, *_ = broker.fetches()[count:]
             assert (refused.session_epoch, refused.topics) == (count, [])
             assert (full.session_epoch, len(full.topics)) == (0, 1)
             assert full.session_id == (0 if error is Errors.FETCH_SESSION_ID_NOT_FOUND else refused.session_id)
-            first, second, *_ = broker.asked_at(ApiKey.FETCH)[count:]
+            first, second, *_ = broker.arrivals_of(ApiKey.FETCH)[count:]
             assert first == second
 
-    async def test_an_error_of_a_full_request_is_no_matter_of_sessions(self) -> None:
+    async def test_a_session_error_of_a_full_request_is_retried_after_a_backoff(self) -> None:
         async with RecordsBroker() as broker:
             broker.fetch_errors = [Errors.FETCH_SESSION_ID_NOT_FOUND]
             async with consumer_of(broker, ZERO) as consumer:
                 await consumer.position(ZERO)
                 await quiet()
-                first, second, *_ = broker.asked_at(ApiKey.FETCH)
+                first, second, *_ = broker.arrivals_of(ApiKey.FETCH)
                 assert second - first == 100
 
     @pytest.mark.parametrize("is_whole", [False, True])
-    async def test_a_refusal_is_raised_by_poll_once(self, is_whole: bool) -> None:
+    async def test_poll_raises_an_error_once(self, is_whole: bool) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0")
             if is_whole:
@@ -418,12 +425,12 @@ class TestFetch:
                     KafkaError, match="AUTHORIZATION_FAILED: Fetch" + ("" if is_whole else " of t-0 at 0")
                 ):
                     await consumer.poll()
-                assert broker.asked_at(ApiKey.FETCH) == [now_ms()], "poll is woken"
+                assert broker.arrivals_of(ApiKey.FETCH) == [now_ms()], "poll is woken"
                 assert offsets(await consumer.poll(1000)) == [0]
                 assert now_ms() == 100
 
-    async def test_a_damaged_batch_is_told_and_asked_for_again(self) -> None:
-        """What was fetched behind it is not handed out meanwhile: its records would be skipped."""
+    async def test_a_corrupt_batch_is_raised_and_fetched_again(self) -> None:
+        """The consumer does not return records after the batch before it has fetched the batch again."""
         good = encode_batch([Record(value=b"0", timestamp_ms=1), Record(value=b"1", timestamp_ms=1)])
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0", "1", data=with_wrong_checksum(good))
@@ -437,14 +444,14 @@ class TestFetch:
                 assert offsets(await consumer.poll(1000, max_records=2)) == [0, 1]
                 assert offsets(await consumer.poll(1000)) == [2, 3]
 
-    async def test_checksums_need_not_be_checked(self) -> None:
+    async def test_check_crcs_can_be_disabled(self) -> None:
         good = encode_batch([Record(value=b"0", timestamp_ms=1)])
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0", data=with_wrong_checksum(good))
             async with consumer_of(broker, ZERO, check_crcs=False) as consumer:
                 assert len(await consumer.poll(1000)) == 1
 
-    async def test_bytes_that_are_no_batch(self) -> None:
+    async def test_records_that_are_not_a_batch(self) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0", data=b"\x00" * 100)
             async with consumer_of(broker, ZERO) as consumer:
@@ -463,7 +470,7 @@ class TestFetch:
                 assert offsets(await consumer.poll(1000)) == expected
                 assert await consumer.position(ZERO) == 4
 
-    async def test_records_know_their_leader_epoch_and_commits_too(self) -> None:
+    async def test_records_and_commits_have_the_leader_epoch(self) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0")
             async with consumer_of(broker, ZERO, group_id="g") as consumer:
@@ -472,7 +479,7 @@ class TestFetch:
                 assert (record.leader_epoch, broker.committed) == (3, {ZERO: OffsetAndMetadata(1, "", 3)})
 
     @pytest.mark.parametrize(("epoch", "committed"), [(0, 0), (-1, 3)])
-    async def test_a_leader_epoch_that_is_not_known_does_not_hide_one_that_is(self, epoch: int, committed: int) -> None:
+    async def test_an_unknown_leader_epoch_does_not_replace_a_known_one(self, epoch: int, committed: int) -> None:
         batch = encode_batch([Record(value=b"1", timestamp_ms=1)], base_offset=1, partition_leader_epoch=epoch)
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0")
@@ -492,7 +499,7 @@ class TestFetch:
             epochs = [request.session_epoch for request in broker.fetches()[count:]]
             assert epochs[:3] == [count, 0, 1]
 
-    async def test_a_seek_and_a_resumption_are_seen_at_once(self) -> None:
+    async def test_seek_and_resume_take_effect_at_once(self) -> None:
         async with RecordsBroker() as broker:
             broker.handlers[ApiKey.LIST_OFFSETS] = lambda *_: None
             broker.append(ZERO, "0")
@@ -511,7 +518,7 @@ class TestFetch:
                 assert offsets(await consumer.poll(10)) == [1]
                 assert now_ms() == before
 
-    async def test_a_leader_that_is_not_known_is_asked_for(self) -> None:
+    async def test_an_unknown_leader_is_looked_up(self) -> None:
         async with RecordsBroker() as broker:
             broker.topics[0].partitions[0].leader_id = -1
             broker.append(ZERO, "0")
@@ -521,8 +528,8 @@ class TestFetch:
                 broker.topics[0].partitions[0].leader_id = broker.node_id
                 assert offsets(await consumer.poll(5000)) == [0]
 
-    async def test_what_is_buffered_before_the_end_of_the_range_is_read_first(self) -> None:
-        """The next fetch is out of range, the position is not."""
+    async def test_buffered_records_are_returned_before_the_position_is_reset(self) -> None:
+        """The offset of the next fetch is out of range, but the position is not."""
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0")
             async with consumer_of(broker, ZERO, auto_offset_reset="latest") as consumer:
@@ -549,7 +556,7 @@ class TestFetch:
                 broker.topics[0].partitions[0].leader_id = leader
                 assert offsets(await consumer.poll(5000)) == [0]
 
-    async def test_each_leader_is_asked_for_its_partitions(self) -> None:
+    async def test_each_leader_gets_a_fetch_for_its_partitions(self) -> None:
         first, second = RecordsBroker(), RecordsBroker()
         second.node_id = 2
         async with first, second:
@@ -562,16 +569,16 @@ class TestFetch:
             async with consumer_of(first, ZERO, ONE) as consumer:
                 records = await consumer.poll(1000) + await consumer.poll(100)
                 assert {record.topic_partition for record in records} == {ZERO, ONE}
-            assert {self.partitions(each) for each in first.fetches()} <= {(0,), ()}
-            assert {self.partitions(each) for each in second.fetches()} <= {(1,), ()}
+            assert {self.partitions(request) for request in first.fetches()} <= {(0,), ()}
+            assert {self.partitions(request) for request in second.fetches()} <= {(1,), ()}
 
     @staticmethod
     def partitions(request: FetchRequest) -> tuple[int, ...]:
-        return tuple(each.partition for topic in request.topics for each in topic.partitions)
+        return tuple(partition.partition for topic in request.topics for partition in topic.partitions)
 
 
 class TestPoll:
-    async def test_it_waits_as_long_as_it_may(self) -> None:
+    async def test_poll_waits_up_to_its_timeout(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, ZERO) as consumer:
             for timeout_ms in (0, 70, 1234.5):
                 assert await took_ms(consumer.poll(timeout_ms)) == timeout_ms
@@ -580,7 +587,7 @@ class TestPoll:
             broker.append(ZERO, "0")
             assert offsets(await waiting) == [0]
 
-    async def test_how_many_records(self) -> None:
+    async def test_poll_returns_at_most_max_records(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, ZERO, max_poll_records=3) as consumer:
             broker.append(ZERO, *numbers(0, 10))
             assert offsets(await consumer.poll(1000)) == [0, 1, 2]
@@ -646,9 +653,9 @@ class TestPoll:
     async def test_metadata_is_kept_fresh(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, metadata_max_age_ms=1000):
             await asyncio.sleep(3.5)
-            assert broker.asked_at(ApiKey.METADATA) == [0, 1000, 2000, 3000]
+            assert broker.arrivals_of(ApiKey.METADATA) == [0, 1000, 2000, 3000]
 
-    async def test_a_cluster_that_cannot_be_found(self) -> None:
+    async def test_start_times_out_without_a_cluster(self) -> None:
         consumer = Consumer(bootstrap_servers="nowhere:1", default_api_timeout_ms=500)
         with pytest.raises(TimeoutException, match="find the cluster"):
             async with consumer:
@@ -659,7 +666,7 @@ class TestPoll:
 
 
 class TestSubscription:
-    async def test_what_cannot_be(self) -> None:
+    async def test_invalid_calls(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker) as consumer:
             with pytest.raises(IllegalStateException, match="a group_id is needed to subscribe"):
                 consumer.subscribe([TOPIC])
@@ -675,31 +682,31 @@ class TestSubscription:
                 with pytest.raises(ValueError, match="either topics or a pattern"):
                     consumer.subscribe(topics, pattern=pattern)
             consumer.assign([ZERO])
-            for wanted in ({"topics": [TOPIC]}, {"pattern": "x"}):
+            for subscription in ({"topics": [TOPIC]}, {"pattern": "x"}):
                 with pytest.raises(IllegalStateException, match="assigned by the user"):
-                    consumer.subscribe(**wanted)
+                    consumer.subscribe(**subscription)
             await consumer.unsubscribe()
             assert consumer.assignment == frozenset()
-            for wanted in ({"pattern": "x"}, {"topics": [TOPIC]}):
-                consumer.subscribe(**wanted)
+            for subscription in ({"pattern": "x"}, {"topics": [TOPIC]}):
+                consumer.subscribe(**subscription)
                 with pytest.raises(IllegalStateException, match="subscribed to topics"):
                     consumer.assign([ZERO])
             assert consumer.subscription == {TOPIC}
 
     @pytest.mark.parametrize("allowed", [True, False])
-    async def test_topics_that_are_named_may_be_created(self, allowed: bool) -> None:
+    async def test_topics_that_the_application_names_may_be_created(self, allowed: bool) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, allow_auto_create_topics=allowed) as consumer:
             consumer.assign([TopicPartition("new", 0)])
             await quiet(2)
             creating = [
                 [topic.name for topic in request.topics or ()]
-                for request in broker.asked(ApiKey.METADATA)
+                for request in broker.requests_of(ApiKey.METADATA)
                 if isinstance(request, MetadataRequest) and request.allow_auto_topic_creation
             ]
             assert creating == ([["new"]] if allowed else [])
-            assert len(broker.asked(ApiKey.METADATA)) > 3, "it is asked for again and again"
+            assert len(broker.requests_of(ApiKey.METADATA)) > 3, "the topic is requested repeatedly"
 
-    async def test_metadata_that_cannot_be_had_is_asked_for_again_with_a_backoff(self) -> None:
+    async def test_failed_metadata_refreshes_are_retried_with_a_backoff(self) -> None:
         async with RecordsBroker() as broker, cluster_of(broker) as cluster:
             changed = Signal()
             updater = MetadataUpdater(cluster, changed, allow_auto_create_topics=True)
@@ -708,30 +715,30 @@ class TestSubscription:
             broker.handlers[ApiKey.METADATA] = lambda *_: MetadataResponse(error_code=Errors.UNKNOWN_SERVER_ERROR)
             updater.request()
             await quiet()
-            assert len(broker.asked(ApiKey.METADATA)) == 1, "there is nothing to ask"
+            assert len(broker.requests_of(ApiKey.METADATA)) == 1, "an empty request is not sent"
             before = now_ms()
             updater.request(names=["new"], topic_ids=[TOPIC_ID])
             updater.request(names=[TOPIC], may_create=True)
             await asyncio.sleep(0.75)
-            assert [time - before for time in broker.asked_at(ApiKey.METADATA)[1:]] == [0, 100, 300, 700]
+            assert [time - before for time in broker.arrivals_of(ApiKey.METADATA)[1:]] == [0, 100, 300, 700]
             broker.handlers[ApiKey.METADATA] = metadata
             ticket = changed.ticket()
             await wait_for(ticket, None)
             assert now_ms() - before == 1500
-            asked = broker.asked(ApiKey.METADATA)[5:]
-            wanted = MetadataRequest.MetadataRequestTopic
+            asked = broker.requests_of(ApiKey.METADATA)[5:]
+            topic = MetadataRequest.MetadataRequestTopic
             assert asked == [
-                MetadataRequest(topics=[wanted(name=TOPIC)], allow_auto_topic_creation=True),
-                MetadataRequest(topics=[wanted(name="new")], allow_auto_topic_creation=False),
-                MetadataRequest(topics=[wanted(name=None, topic_id=TOPIC_ID)], allow_auto_topic_creation=False),
+                MetadataRequest(topics=[topic(name=TOPIC)], allow_auto_topic_creation=True),
+                MetadataRequest(topics=[topic(name="new")], allow_auto_topic_creation=False),
+                MetadataRequest(topics=[topic(name=None, topic_id=TOPIC_ID)], allow_auto_topic_creation=False),
             ]
             updater.request(names=[TOPIC])
             await quiet()
-            last = broker.asked(ApiKey.METADATA)[-1]
-            assert last == MetadataRequest(topics=[wanted(name=TOPIC)], allow_auto_topic_creation=False)
-            assert broker.asked_at(ApiKey.METADATA)[-1] - before == 1600
+            last = broker.requests_of(ApiKey.METADATA)[-1]
+            assert last == MetadataRequest(topics=[topic(name=TOPIC)], allow_auto_topic_creation=False)
+            assert broker.arrivals_of(ApiKey.METADATA)[-1] - before == 1600
             updater.request(names=[TOPIC])
-            assert await took_ms(wait_for(changed.ticket(), None)) == 0, "a backoff is for those in a row"
+            assert await took_ms(wait_for(changed.ticket(), None)) == 0, "a refresh after a pause has no backoff"
             await updater.stop()
 
     async def test_partitions_of_a_topic(self) -> None:
@@ -752,7 +759,7 @@ class TestPositions:
             broker.append(ZERO, *numbers(0, 5))
             broker.committed = {ZERO: OffsetAndMetadata(3, "", 2)}
             async with consumer_of(broker, ZERO, ONE, group_id="g") as consumer:
-                assert [await consumer.position(each) for each in (ZERO, ONE)] == [3, 0]
+                assert [await consumer.position(partition) for partition in (ZERO, ONE)] == [3, 0]
                 assert broker.looked_up() == [(1, -2)]
                 assert offsets(await consumer.poll(1000)) == [3, 4]
 
@@ -778,7 +785,7 @@ class TestPositions:
             broker.logs[ZERO].batches.pop(0)
             async with consumer_of(broker, ZERO, auto_offset_reset=policy) as consumer:
                 assert await consumer.position(ZERO) == position
-                assert broker.looked_up() == [(0, each) for each in timestamps]
+                assert broker.looked_up() == [(0, timestamp) for timestamp in timestamps]
 
     async def test_a_log_without_records_begins_at_its_end(self) -> None:
         async with RecordsBroker() as broker:
@@ -788,7 +795,7 @@ class TestPositions:
                 assert broker.looked_up() == [(0, 0), (0, -1)]
 
     async def test_an_empty_log_begins_at_0(self) -> None:
-        """Some brokers answer -1 to a look-up of the end."""
+        """Some brokers return -1 for a look-up of the end."""
         async with RecordsBroker() as broker:
             broker.logs[ZERO].end = -1
             async with consumer_of(broker, ZERO, auto_offset_reset="latest") as consumer:
@@ -796,14 +803,14 @@ class TestPositions:
                 assert len(broker.looked_up()) == 1
 
     @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-    async def test_a_look_up_has_the_isolation_of_the_consumer(self, isolation: str) -> None:
+    async def test_a_look_up_uses_the_isolation_level(self, isolation: str) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, ZERO, isolation_level=isolation) as consumer:  # type: ignore[arg-type]
             await consumer.position(ZERO)
             await consumer.end_offsets([ZERO])
-            levels = [request.isolation_level for request in broker.asked(ApiKey.LIST_OFFSETS)]  # type: ignore[attr-defined]
+            levels = [request.isolation_level for request in broker.requests_of(ApiKey.LIST_OFFSETS)]  # type: ignore[attr-defined]
             assert levels == [int(isolation == "read_committed")] * 2
 
-    async def test_without_a_policy_the_user_is_told_until_he_seeks(self) -> None:
+    async def test_without_a_policy_poll_raises_until_the_application_seeks(self) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0")
             async with consumer_of(broker, ZERO, ONE, auto_offset_reset="none") as consumer:
@@ -815,7 +822,7 @@ class TestPositions:
                 consumer.seek(ZERO, 0)
                 consumer.seek_to_beginning([ONE])
                 await quiet()
-                with suppress(NoOffsetForPartitionException):  # told before the seek was seen
+                with suppress(NoOffsetForPartitionException):  # raised before the seek took effect
                     await consumer.poll(0)
                 assert await consumer.position(ONE) == 0
                 assert await consumer.position(ZERO) in (0, 1)
@@ -828,14 +835,14 @@ class TestPositions:
             assert failure.value.positions == {ZERO: 9}
             consumer.seek(ZERO, 0)
             broker.append(ZERO, "0")
-            with suppress(OffsetOutOfRangeException):  # told before the seek was seen
+            with suppress(OffsetOutOfRangeException):  # raised before the seek took effect
                 await consumer.poll(0)
             await quiet()
             assert await consumer.position(ZERO) == 0
             assert offsets(await consumer.poll(1000)) == [0]
 
     @pytest.mark.parametrize("key", [ApiKey.OFFSET_FETCH, ApiKey.LIST_OFFSETS])
-    async def test_what_may_pass_is_tried_again(self, key: ApiKey) -> None:
+    async def test_retriable_errors_are_retried(self, key: ApiKey) -> None:
         error = Errors.COORDINATOR_LOAD_IN_PROGRESS if key is ApiKey.OFFSET_FETCH else Errors.LEADER_NOT_AVAILABLE
         async with RecordsBroker() as broker:
             broker.errors[key] = [error] * 3
@@ -845,19 +852,19 @@ class TestPositions:
                 assert now_ms() - before == 700
 
     @pytest.mark.parametrize("key", [ApiKey.OFFSET_FETCH, ApiKey.LIST_OFFSETS])
-    async def test_a_refusal_is_told_and_tried_again(self, key: ApiKey) -> None:
+    async def test_other_errors_are_raised_and_then_retried(self, key: ApiKey) -> None:
         async with RecordsBroker() as broker:
             broker.errors[key] = [Errors.GROUP_AUTHORIZATION_FAILED] * 2
             async with consumer_of(broker, ZERO, group_id="g") as consumer:
                 for attempts in (2, 3):
                     with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
                         await consumer.poll(5000)
-                    assert len(broker.asked(key)) == attempts - 1
+                    assert len(broker.requests_of(key)) == attempts - 1
                     await quiet()
-                    assert len(broker.asked(key)) == attempts
+                    assert len(broker.requests_of(key)) == attempts
                 assert await consumer.position(ZERO) == 0
 
-    async def test_position_waits_as_long_as_it_may(self) -> None:
+    async def test_position_waits_up_to_its_timeout(self) -> None:
         async with RecordsBroker() as broker:
             broker.handlers[ApiKey.LIST_OFFSETS] = lambda *_: None
             async with consumer_of(broker, ZERO) as consumer:
@@ -865,7 +872,7 @@ class TestPositions:
                 with pytest.raises(TimeoutException, match="no position of t-0 within 20 ms"):
                     await consumer.position(ZERO, timeout_ms=20)
 
-    async def test_a_look_up_that_was_overtaken_by_a_seek(self) -> None:
+    async def test_a_look_up_does_not_undo_a_seek(self) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, *numbers(0, 9))
             look_up = broker.handlers[ApiKey.LIST_OFFSETS]
@@ -882,7 +889,7 @@ class TestPositions:
                 assert await consumer.position(ZERO) == 7
                 assert offsets(await consumer.poll(0)) == [7, 8]
 
-    async def test_a_committed_offset_that_was_overtaken_by_a_seek(self) -> None:
+    async def test_a_committed_offset_does_not_undo_a_seek(self) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, *numbers(0, 9))
             broker.committed = {ZERO: OffsetAndMetadata(3)}
@@ -899,7 +906,7 @@ class TestPositions:
                 await quiet()
                 assert await consumer.position(ZERO) == 7
 
-    async def test_a_committed_offset_is_read_from_as_soon_as_it_is_known(self) -> None:
+    async def test_fetches_begin_as_soon_as_the_committed_offset_is_known(self) -> None:
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0", "1")
             broker.committed = {ZERO: OffsetAndMetadata(1)}
@@ -920,13 +927,13 @@ class TestPositions:
             broker.append(ONE, *numbers(0, 3))
             async with consumer_of(broker, ZERO, ONE) as consumer:
                 consumer.seek_to_end()
-                assert [await consumer.position(each) for each in (ZERO, ONE)] == [5, 3]
+                assert [await consumer.position(partition) for partition in (ZERO, ONE)] == [5, 3]
                 consumer.seek_to_beginning([ZERO])
-                assert [await consumer.position(each) for each in (ZERO, ONE)] == [0, 3]
+                assert [await consumer.position(partition) for partition in (ZERO, ONE)] == [0, 3]
                 consumer.seek(ONE, OffsetAndMetadata(2, "", 3))
                 assert await consumer.position(ONE) == 2
                 consumer.seek(ONE, 0)
-                with pytest.raises(ValueError, match="not negative"):
+                with pytest.raises(ValueError, match="must not be negative"):
                     consumer.seek(ONE, -1)
 
     async def test_offsets_of_partitions(self) -> None:
@@ -935,10 +942,10 @@ class TestPositions:
             broker.append(ZERO, "2", timestamp_ms=9)
             assert await consumer.beginning_offsets([ZERO, ONE]) == {ZERO: 0, ONE: 0}
             assert await consumer.end_offsets([ZERO, ONE]) == {ZERO: 3, ONE: 0}
-            found = await consumer.offsets_for_times({ZERO: 0, ONE: 6})
-            assert found == {ZERO: (0, 5, 3), ONE: None}
+            offsets_by_partition = await consumer.offsets_for_times({ZERO: 0, ONE: 6})
+            assert offsets_by_partition == {ZERO: (0, 5, 3), ONE: None}
             assert await consumer.offsets_for_times({ZERO: 6}) == {ZERO: (2, 9, 3)}
-            with pytest.raises(ValueError, match="not negative"):
+            with pytest.raises(ValueError, match="must not be negative"):
                 await consumer.offsets_for_times({ZERO: 0, ONE: -1})
             broker.handlers[ApiKey.LIST_OFFSETS] = lambda *_: None
             assert await took_ms(consumer.end_offsets([ZERO], timeout_ms=300), KafkaError) == 300

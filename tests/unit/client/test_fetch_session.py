@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIP-227: whatever is asked for, and however requests fail, the leader reads exactly what was wanted."""
+"""KIP-227: for all requests and all failures, the leader reads exactly the requested partitions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ def place(offset: int, topic_id: bytes = ID) -> FetchPosition:
     return FetchPosition(topic_id, offset, 3)
 
 
-def ask(session: FetchSessionHandler, wanted: dict[TopicPartition, FetchPosition], version: int = 13) -> FetchRequest:
-    request = session.ask(FetchRequest(), wanted, version, 1000)
+def ask(
+    session: FetchSessionHandler, positions: dict[TopicPartition, FetchPosition], version: int = 13
+) -> FetchRequest:
+    request = session.ask(FetchRequest(), positions, version, 1000)
     return FetchRequest.decode(request.encode(version), version)
 
 
 def named(request: FetchRequest) -> list[tuple[bytes, int, int]]:
     return [
-        (topic.topic_id, each.partition, each.fetch_offset) for topic in request.topics for each in topic.partitions
+        (topic.topic_id, partition.partition, partition.fetch_offset)
+        for topic in request.topics
+        for partition in topic.partitions
     ]
 
 
-def test_only_what_has_changed_is_named() -> None:
+def test_a_request_names_only_changes() -> None:
     session = FetchSessionHandler()
     first = ask(session, {A0: place(0), A1: place(0)})
     assert (first.session_id, first.session_epoch, len(named(first))) == (0, 0, 2)
@@ -44,7 +48,7 @@ def test_only_what_has_changed_is_named() -> None:
     assert [(topic.topic_id, topic.partitions) for topic in third.forgotten_topics_data] == [(ID, [1])]
 
 
-def test_a_topic_that_was_made_again_is_another_one() -> None:
+def test_a_recreated_topic_is_another_topic() -> None:
     session = FetchSessionHandler()
     ask(session, {A0: place(5)})
     session.answered(77)
@@ -53,7 +57,7 @@ def test_a_topic_that_was_made_again_is_another_one() -> None:
     assert named(request) == [(OTHER_ID, 0, 5)]
 
 
-def test_a_lost_answer_ends_the_session() -> None:
+def test_a_lost_response_ends_the_session() -> None:
     session = FetchSessionHandler()
     ask(session, {A0: place(0)})
     session.answered(77)
@@ -109,23 +113,25 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_leader_reads_exactly_what_is_wanted(steps: list[tuple[dict[TopicPartition, FetchPosition], str]]) -> None:
+def test_the_leader_reads_exactly_the_requested_partitions(
+    steps: list[tuple[dict[TopicPartition, FetchPosition], str]],
+) -> None:
     session, leader = FetchSessionHandler(), FetchSessions()
-    for wanted, fate in steps:
+    for positions, fate in steps:
         if fate == "evicted":
             leader.sessions.clear()
-        request = session.ask(FetchRequest(), wanted, 17, 1000)
+        request = session.ask(FetchRequest(), positions, 17, 1000)
         if fate == "lost request":
             session.failed()
             continue
         error, session_id = leader.fetch(request, keeps=fate != "no room")
         if error:
-            assert request.session_epoch > 0, "a full request is always answered"
+            assert request.session_epoch > 0, "a full request always succeeds"
             session.failed(error)
             continue
         expected = {
-            (partition.topic, each.topic_id, partition.partition): (each.offset, each.leader_epoch)
-            for partition, each in wanted.items()
+            (partition.topic, position.topic_id, partition.partition): (position.offset, position.leader_epoch)
+            for partition, position in positions.items()
         }
         assert leader.read == expected
         if fate == "lost answer":

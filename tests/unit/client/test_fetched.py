@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a Fetch answer: offsets within batches, gaps, control batches, aborted transactions, damage."""
+"""Records of a Fetch response: offsets within batches, gaps, control batches, aborted transactions, damage."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ def marker(offset: int, producer_id: int, kind: ControlRecordType) -> bytes:
 def read(
     data: bytes, offset: int = 0, aborted: list[tuple[int, int]] | None = None
 ) -> tuple[list[tuple[int, str]], int]:
-    """(offset, value) of all records, and where the partition goes on."""
+    """Returns (offset, value) of all records, and the offset after them."""
     fetched = FetchedRecords(
         PARTITION,
         offset,
         data,
         generation=0,
-        aborted=None if aborted is None else [AbortedProducer(*each) for each in aborted],
+        aborted=None if aborted is None else [AbortedProducer(*transaction) for transaction in aborted],
     )
     records = []
     while not fetched.is_drained:
         records += fetched.take(2)
-    return [(each.offset, (each.value or b"").decode()) for each in records], fetched.next_offset
+    return [(record.offset, (record.value or b"").decode()) for record in records], fetched.next_offset
 
 
-def test_records_have_their_place() -> None:
+def test_records_have_their_partition_and_offset() -> None:
     fetched = FetchedRecords(PARTITION, 0, batch(0, "a"), generation=0)
     (only,) = fetched.take(5)
     assert (only.topic_partition, only.offset, only.timestamp_ms, only.value) == (PARTITION, 0, 0, b"a")
     assert (only.leader_epoch, fetched.leader_epoch, fetched.is_drained) == (2, 2, True)
 
 
-def test_begins_within_a_batch() -> None:
+def test_a_fetch_may_begin_within_a_batch() -> None:
     assert read(batch(10, "a", "b", "c"), 11) == ([(11, "b"), (12, "c")], 13)
 
 
@@ -77,28 +77,28 @@ def test_the_position_moves_with_each_record() -> None:
     assert (fetched.next_offset, fetched.is_drained) == (1, False)
 
 
-def test_offsets_that_compaction_emptied_are_passed() -> None:
+def test_gaps_of_compaction_are_skipped() -> None:
     assert read(batch(0, "a", last_offset=5) + batch(8, "b")) == ([(0, "a"), (8, "b")], 9)
     assert read(batch(0, "a", last_offset=5)) == ([(0, "a")], 6)
 
 
-def test_a_cut_batch_at_the_end_is_left_out() -> None:
+def test_a_truncated_batch_at_the_end_is_skipped() -> None:
     data = batch(0, "a") + batch(1, "b")
     assert read(data[:-1]) == ([(0, "a")], 1)
 
 
-def test_nothing() -> None:
+def test_no_records() -> None:
     assert read(b"", 7) == ([], 7)
 
 
-def test_control_batches_are_passed() -> None:
+def test_control_batches_are_skipped() -> None:
     data = batch(0, "a", producer_id=5) + marker(1, 5, ControlRecordType.COMMIT)
     assert read(data) == ([(0, "a")], 2)
     assert read(data, aborted=[]) == ([(0, "a")], 2)
     assert read(marker(1, 5, ControlRecordType.COMMIT), 1) == ([], 2)
 
 
-def test_aborted_transactions_are_left_out_by_readers_of_committed_records() -> None:
+def test_read_committed_skips_aborted_transactions() -> None:
     data = (
         batch(0, "x0", producer_id=5)
         + batch(1, "y1", producer_id=6)
@@ -115,7 +115,7 @@ def test_aborted_transactions_are_left_out_by_readers_of_committed_records() -> 
     assert read(data, aborted=[(4, 5), (1, 6)]) == ([(0, "x0"), (2, "x2"), (7, "plain")], 8)
 
 
-def test_a_producer_whose_transaction_was_aborted_writes_on() -> None:
+def test_records_after_an_aborted_transaction_are_returned() -> None:
     data = (
         batch(0, "x0", producer_id=5)
         + marker(1, 5, ControlRecordType.ABORT)
@@ -128,7 +128,7 @@ def test_a_producer_whose_transaction_was_aborted_writes_on() -> None:
     assert read(data, aborted=[(2, 5), (0, 5)]) == ([(4, "x4")], 6)
 
 
-def test_damage_is_found() -> None:
+def test_a_wrong_checksum_is_detected() -> None:
     data = bytearray(batch(0, "abc"))
     data[-2] ^= 1
     with pytest.raises(CorruptBatchError, match=r"t-3.*0"):
@@ -138,10 +138,10 @@ def test_damage_is_found() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.data())
-def test_every_record_from_the_offset_on_once(sizes: list[int], data: st.DataObject) -> None:
+def test_each_record_from_the_offset_on_is_returned_once(sizes: list[int], data: st.DataObject) -> None:
     encoded, offset = b"", 0
     for size in sizes:
         encoded += batch(offset, *(str(offset + index) for index in range(size)))
         offset += size
     start = data.draw(st.integers(0, offset))
-    assert read(encoded, start) == ([(each, str(each)) for each in range(start, offset)], offset)
+    assert read(encoded, start) == ([(number, str(number)) for number in range(start, offset)], offset)

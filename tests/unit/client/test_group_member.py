@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The consumer as a member of a group: heartbeats, rebalances and commits, and when they happen; on virtual time."""
+"""The consumer as a member of a group: heartbeats, rebalances and commits, and their times, on virtual time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def settled(
     listener: ConsumerRebalanceListener | None = None,
     **options: Unpack[ConsumerOptions],
 ) -> AsyncIterator[Consumer]:
-    """A member that has its partitions, and has said so."""
+    """Yields a member that has its partitions and has acknowledged them."""
     broker.assigned = list(assigned or (0, 1))
     async with broker, member_of(broker, **options) as consumer:
         consumer.subscribe([TOPIC], listener=listener)
@@ -82,14 +82,14 @@ async def poll_until(consumer: Consumer, condition: Callable[[], object]) -> Non
 
 
 async def read_to(consumer: Consumer, partition: TopicPartition, position: int) -> None:
-    """Polls until the partition has been read up to there."""
+    """Polls until the position of the partition has reached `position`."""
     async with asyncio.timeout(60):
         while await consumer.position(partition) < position:
             await consumer.poll(10)
 
 
 class Events(ConsumerRebalanceListener):
-    """What happened, with the time that it took and the failure that it ended with."""
+    """A listener that records its calls in `seen`. Each call takes `seconds` and raises `failure`, if it is set."""
 
     def __init__(self, broker: RecordsBroker) -> None:
         self.seen: list[tuple[str, Partitions]] = []
@@ -115,21 +115,21 @@ class Events(ConsumerRebalanceListener):
 
 
 class TestHeartbeats:
-    async def test_they_keep_the_interval_of_the_group(self) -> None:
+    async def test_heartbeats_keep_the_interval_of_the_group(self) -> None:
         broker = RecordsBroker()
         broker.heartbeat_interval_ms = 700
         async with settled(broker, 0) as consumer:
-            joined, acknowledged = broker.asked_at(HEARTBEAT)
+            joined, acknowledged = broker.arrivals_of(HEARTBEAT)
             await consumer.poll(3000)
-            assert [time - acknowledged for time in broker.asked_at(HEARTBEAT)[2:]] == [700, 1400, 2100, 2800]
+            assert [time - acknowledged for time in broker.arrivals_of(HEARTBEAT)[2:]] == [700, 1400, 2100, 2800]
             assert acknowledged - joined < 20
 
-    async def test_they_go_on_while_the_application_is_busy(self) -> None:
+    async def test_heartbeats_continue_while_the_application_is_busy(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0):
-            _, acknowledged = broker.asked_at(HEARTBEAT)
+            _, acknowledged = broker.arrivals_of(HEARTBEAT)
             await asyncio.sleep(3.5)
-            times = [time - acknowledged for time in broker.asked_at(HEARTBEAT)[2:]]
+            times = [time - acknowledged for time in broker.arrivals_of(HEARTBEAT)[2:]]
             assert times == pytest.approx([1000, 2000, 3000], abs=2)
 
     async def test_changes_of_the_state_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +142,7 @@ class TestHeartbeats:
             "member member of g: leaving -> unsubscribed, epoch -1 -> 0",
         ]
 
-    async def test_a_member_that_comes_back_joins_at_once(self) -> None:
+    async def test_a_member_that_subscribes_again_joins_at_once(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, max_poll_interval_ms=2000) as consumer:
             await asyncio.sleep(3)
@@ -151,9 +151,9 @@ class TestHeartbeats:
             await consumer.poll(0)
             await consumer.poll(0)
             await asyncio.sleep(0.1)
-            assert (broker.heartbeats()[count].member_epoch, broker.asked_at(HEARTBEAT)[count]) == (0, before)
+            assert (broker.heartbeats()[count].member_epoch, broker.arrivals_of(HEARTBEAT)[count]) == (0, before)
 
-    async def test_what_the_first_one_says(self) -> None:
+    async def test_the_first_heartbeat(self) -> None:
         async with settled(
             RecordsBroker(), client_rack="r", group_remote_assignor="range", max_poll_interval_ms=77_000
         ) as consumer:
@@ -190,7 +190,7 @@ class TestHeartbeats:
                 topic_partitions=[],
             )
 
-    async def test_an_old_broker_cannot_have_members_that_make_their_ids(self) -> None:
+    async def test_an_old_broker_without_client_side_member_ids_is_rejected(self) -> None:
         async with RecordsBroker(consumer_group_heartbeat=(0, 0)) as broker, member_of(broker) as consumer:
             consumer.subscribe([TOPIC])
             with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
@@ -198,7 +198,7 @@ class TestHeartbeats:
             assert broker.heartbeats() == []
 
     @pytest.mark.parametrize("is_answer", [False, True])
-    async def test_failures_wait_longer_each_time(self, is_answer: bool) -> None:
+    async def test_backoffs_grow_with_the_failures(self, is_answer: bool) -> None:
         broker = RecordsBroker()
         async with settled(broker, retry_backoff_max_ms=400) as consumer:
             await consumer.poll(500)
@@ -206,10 +206,10 @@ class TestHeartbeats:
             error = Errors.CONCURRENT_TRANSACTIONS if is_answer else Errors.COORDINATOR_LOAD_IN_PROGRESS
             broker.errors[HEARTBEAT] = [error] * 4
             await consumer.poll(4000)
-            times = broker.asked_at(HEARTBEAT)[before:]
+            times = broker.arrivals_of(HEARTBEAT)[before:]
             assert [time - times[0] for time in times] == pytest.approx([0, 100, 300, 700, 1100, 2100, 3100], abs=2)
 
-    async def test_another_subscription_is_told_at_once(self) -> None:
+    async def test_a_new_subscription_is_sent_at_once(self) -> None:
         broker = RecordsBroker()
         async with settled(broker) as consumer:
             await consumer.poll(500)
@@ -219,7 +219,7 @@ class TestHeartbeats:
             assert broker.heartbeats()[before].subscribed_topic_names == [TOPIC, "u"]
             assert consumer.subscription == {TOPIC, "u"}
 
-    async def test_a_member_that_is_not_polled_leaves_and_comes_back(self) -> None:
+    async def test_a_member_leaves_without_polls_and_joins_again(self) -> None:
         broker = RecordsBroker()
         events = Events(broker)
         async with settled(broker, listener=events, max_poll_interval_ms=5000) as consumer:
@@ -229,13 +229,13 @@ class TestHeartbeats:
             assert broker.has_member()
             await asyncio.sleep(0.2)
             assert not broker.has_member()
-            assert broker.asked_at(HEARTBEAT)[-1] - before == 5000
+            assert broker.arrivals_of(HEARTBEAT)[-1] - before == 5000
             assert broker.heartbeats()[-1].member_epoch == -1
-            assert consumer.assignment == {ZERO, ONE}, "until the next poll"
+            assert consumer.assignment == {ZERO, ONE}, "the partitions are lost at the next poll"
             await poll_until(consumer, lambda: broker.has_member() and consumer.assignment)
             assert [what for what, _ in events.seen] == ["assigned", "lost", "assigned"]
             await consumer.poll(12_000)
-            assert broker.has_member(), "a poll may wait longer than the interval"
+            assert broker.has_member(), "the interval does not count while poll waits"
             await asyncio.sleep(4.9)
             assert broker.has_member()
 
@@ -253,7 +253,7 @@ class TestHeartbeats:
             ]
             assert broker.member_epoch == 2
 
-    async def test_an_error_for_good_is_raised_by_each_poll(self) -> None:
+    async def test_each_poll_raises_a_fatal_error(self) -> None:
         broker = RecordsBroker()
         async with settled(broker) as consumer:
             broker.errors[HEARTBEAT] = [Errors.GROUP_AUTHORIZATION_FAILED]
@@ -267,7 +267,7 @@ class TestHeartbeats:
             consumer.subscribe([TOPIC])
             await poll_until(consumer, lambda: consumer.assignment)
 
-    async def test_a_forbidden_topic_is_told_once(self) -> None:
+    async def test_an_unauthorized_topic_is_raised_once(self) -> None:
         broker = RecordsBroker()
         async with settled(broker) as consumer:
             broker.errors[HEARTBEAT] = [Errors.TOPIC_AUTHORIZATION_FAILED]
@@ -277,7 +277,7 @@ class TestHeartbeats:
             assert consumer.assignment == {ZERO, ONE}
 
     async def test_the_later_revision_of_kip_1327(self) -> None:
-        """The coordinator lists new partitions; the layout of its answer is another one."""
+        """The coordinator lists new partitions, in a response with another layout."""
 
         def heartbeat(request: Message, version: int) -> Answer:
             assert isinstance(request, ConsumerGroupHeartbeatRequest) and version == 2
@@ -303,19 +303,19 @@ class TestHeartbeats:
             ) as consumer:
                 consumer.subscribe([TOPIC])
                 await poll_until(consumer, lambda: consumer.assignment)
-                await asyncio.gather(*(consumer.position(each) for each in (ZERO, ONE)))
+                await asyncio.gather(*(consumer.position(partition) for partition in (ZERO, ONE)))
                 assert sorted(broker.looked_up()) == [(0, -1), (1, -2)]
                 by_id = [
                     request
-                    for request in broker.asked(ApiKey.METADATA)
+                    for request in broker.requests_of(ApiKey.METADATA)
                     if isinstance(request, MetadataRequest)
                     and any(topic.name is None for topic in request.topics or ())
                 ]
-                assert by_id == [], "no creation times are needed"
+                assert by_id == [], "creation times are not requested"
 
 
 class TestRebalance:
-    async def test_what_is_revoked_is_given_back_before_something_else_comes(self) -> None:
+    async def test_partitions_are_revoked_before_others_are_assigned(self) -> None:
         broker = RecordsBroker(3)
         events = Events(broker)
         async with settled(broker, 0, 1, listener=events) as consumer:
@@ -326,11 +326,13 @@ class TestRebalance:
             assert consumer.assignment == {ONE, two}
             await consumer.poll(100)
             owned = [
-                sorted(each.topic_partitions[0].partitions) for each in broker.heartbeats() if each.topic_partitions
+                sorted(heartbeat.topic_partitions[0].partitions)
+                for heartbeat in broker.heartbeats()
+                if heartbeat.topic_partitions
             ]
             assert owned[-1] == [1, 2]
 
-    async def test_nothing_is_read_from_partitions_that_come_or_go(self) -> None:
+    async def test_records_of_partitions_are_not_read_during_their_callbacks(self) -> None:
         broker = RecordsBroker()
         events = Events(broker)
         broker.append(ZERO, "0")
@@ -340,8 +342,8 @@ class TestRebalance:
             consumer.subscribe([TOPIC], listener=events)
             before = now_ms()
             assert offsets(await consumer.poll(10_000)) == [0]
-            assert broker.asked_at(ApiKey.FETCH)[0] - before >= 2000
-            assert broker.asked_at(ApiKey.OFFSET_FETCH)[0] - before >= 2000
+            assert broker.arrivals_of(ApiKey.FETCH)[0] - before >= 2000
+            assert broker.arrivals_of(ApiKey.OFFSET_FETCH)[0] - before >= 2000
             await consumer.poll(100)
             broker.append(ZERO, "1")
             await asyncio.sleep(0.2)
@@ -351,7 +353,7 @@ class TestRebalance:
             assert events.seen[1:] == [("revoked", frozenset({ZERO}))]
 
     @pytest.mark.parametrize("what", ["revoked", "lost"])
-    async def test_nothing_is_fetched_from_partitions_while_the_listener_takes_leave_of_them(self, what: str) -> None:
+    async def test_revoked_and_lost_partitions_are_not_fetched(self, what: str) -> None:
         broker = RecordsBroker()
         events = Events(broker)
         async with settled(broker, 0, listener=events) as consumer:
@@ -364,11 +366,11 @@ class TestRebalance:
             await poll_until(consumer, lambda: len(events.seen) == 2)
             assert events.seen[1][0] == what
             ended = now_ms()
-        times = broker.asked_at(ApiKey.FETCH)
+        times = broker.arrivals_of(ApiKey.FETCH)
         assert [time for time in times if time < ended - 4000], "it did before"
         assert [time for time in times if ended - 4000 + 500 < time < ended] == []
 
-    async def test_what_is_consumed_is_committed_before_it_goes(self) -> None:
+    async def test_positions_are_committed_before_a_revocation(self) -> None:
         broker = RecordsBroker()
         broker.append(ZERO, *numbers(0, 3))
         async with settled(broker, 0, enable_auto_commit=True) as consumer:
@@ -377,7 +379,7 @@ class TestRebalance:
             await poll_until(consumer, lambda: not consumer.assignment)
             assert [offsets for _, _, _, offsets in broker.commits] == [{ZERO: 3}]
 
-    async def test_a_commit_that_fails_then_holds_nothing_up(self) -> None:
+    async def test_a_failed_commit_does_not_stop_a_revocation(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True) as consumer:
             await consumer.position(ZERO)
@@ -386,7 +388,7 @@ class TestRebalance:
             await poll_until(consumer, lambda: not consumer.assignment)
             assert broker.commits == []
 
-    async def test_a_listener_that_fails_is_heard_and_the_step_is_done(self) -> None:
+    async def test_an_error_of_a_listener_is_raised_and_the_step_is_done(self) -> None:
         broker = RecordsBroker()
         events = Events(broker)
         events.failure = ValueError("by design")
@@ -402,7 +404,7 @@ class TestRebalance:
             assert offsets(await consumer.poll(5000)) == [0]
 
     async def test_a_listener_may_seek(self) -> None:
-        """It is not waited for another event to fetch what it chose."""
+        """The consumer fetches from the chosen offset at once, without waiting for another event."""
 
         class Seeking(ConsumerRebalanceListener):
             def on_partitions_assigned(self, partitions: Partitions) -> None:
@@ -417,7 +419,7 @@ class TestRebalance:
             assert offsets(await consumer.poll(1000)) == [1]
             assert now_ms() < 10
 
-    async def test_a_listener_may_be_a_plain_one_and_lost_means_revoked(self) -> None:
+    async def test_a_listener_may_be_synchronous_and_lost_calls_revoked(self) -> None:
         seen = []
 
         class Plain(ConsumerRebalanceListener):
@@ -432,13 +434,11 @@ class TestRebalance:
             assert seen == [frozenset({ZERO})]
 
     @pytest.mark.parametrize("policy", [None, "earliest"])
-    async def test_what_an_assignment_makes_necessary_to_know_is_asked_for_without_a_poll(
-        self, policy: str | None
-    ) -> None:
-        """The names of its topics; with the option of KIP-1327, partitions that are not known too."""
+    async def test_an_assignment_requests_missing_metadata_without_a_poll(self, policy: str | None) -> None:
+        """The metadata is that of topics without a name and, with the option of KIP-1327, of unknown partitions."""
 
         def asked_by_id() -> int:
-            requests = broker.asked(ApiKey.METADATA)
+            requests = broker.requests_of(ApiKey.METADATA)
             return sum(
                 isinstance(request, MetadataRequest) and any(topic.name is None for topic in request.topics or ())
                 for request in requests
@@ -456,7 +456,7 @@ class TestRebalance:
             await quiet(1)
             assert asked_by_id() == (2 if policy else 1)
 
-    async def test_waiting_for_metadata_piles_nothing_up(self) -> None:
+    async def test_waiting_for_metadata_leaves_no_tasks(self) -> None:
         async with (
             RecordsBroker(1) as broker,
             member_of(broker, auto_offset_reset_new_partitions="earliest") as consumer,
@@ -469,7 +469,7 @@ class TestRebalance:
             await consumer.poll(10_000)
             assert len(asyncio.all_tasks()) <= tasks + 1
 
-    async def test_a_topic_without_a_name_is_asked_for(self) -> None:
+    async def test_the_name_of_an_assigned_topic_is_requested(self) -> None:
         async with RecordsBroker() as broker, member_of(broker) as consumer:
             broker.assigned = [0]
             broker.topics[0].topic_id = b"X" * 16
@@ -482,7 +482,7 @@ class TestRebalance:
 
 
 class TestToStartTime:
-    """KIP-1282: where the group began."""
+    """KIP-1282: a consumer begins at the creation time of the group."""
 
     async def test_the_creation_time_of_the_group_is_looked_up(self) -> None:
         broker = RecordsBroker()
@@ -497,7 +497,7 @@ class TestToStartTime:
             with pytest.raises(UnsupportedVersionException, match="the group must assign t-0"):
                 await consumer.poll()
 
-    async def test_it_is_needed(self) -> None:
+    async def test_to_start_time_needs_the_creation_time_of_the_group(self) -> None:
         async with RecordsBroker() as broker, member_of(broker, auto_offset_reset="to_start_time") as consumer:
             broker.assigned = [0]
             consumer.subscribe([TOPIC])
@@ -510,7 +510,9 @@ class TestLeaving:
         ("instance_id", "leave_group", "epoch"),
         [(None, None, -1), (None, True, -1), (None, False, None), ("i", None, -2), ("i", False, -2), ("i", True, -1)],
     )
-    async def test_close(self, instance_id: str | None, leave_group: bool | None, epoch: int | None) -> None:
+    async def test_close_sends_the_leave_epoch(
+        self, instance_id: str | None, leave_group: bool | None, epoch: int | None
+    ) -> None:
         broker = RecordsBroker()
         events = Events(broker)
         async with settled(broker, 0, listener=events, group_instance_id=instance_id) as consumer:
@@ -523,14 +525,14 @@ class TestLeaving:
             assert [what for what, _ in events.seen[1:]] == ([] if epoch is None else ["revoked"])
         assert running_loop().connections == set()
 
-    async def test_a_last_commit_does_not_take_longer_than_close_may(self) -> None:
+    async def test_the_last_commit_ends_at_the_timeout_of_close(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True) as consumer:
             await consumer.position(ZERO)
             broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
             assert await took_ms(consumer.close(timeout_ms=300)) == 300
 
-    async def test_close_does_not_wait_longer_than_it_may(self) -> None:
+    async def test_close_ends_at_its_timeout(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             await consumer.poll(100)
@@ -539,7 +541,7 @@ class TestLeaving:
             assert len(asyncio.all_tasks()) == 1 + len(broker.tasks)
 
     @pytest.mark.parametrize("leave_group", [True, False])
-    async def test_close_commits_if_that_is_automatic(self, leave_group: bool) -> None:
+    async def test_close_commits_if_commits_are_automatic(self, leave_group: bool) -> None:
         broker = RecordsBroker()
         broker.append(ZERO, *numbers(0, 2))
         async with settled(broker, 0, enable_auto_commit=True) as consumer:
@@ -547,13 +549,13 @@ class TestLeaving:
             await consumer.close(leave_group=leave_group)
             assert broker.committed == {ZERO: OffsetAndMetadata(2, "", 3)}
 
-    async def test_who_has_left_already_does_not_try_to_commit(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_member_that_has_left_does_not_commit(self, caplog: pytest.LogCaptureFixture) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True, max_poll_interval_ms=2000) as consumer:
             await consumer.position(ZERO)
             await quiet(3)
             await consumer.close(leave_group=False)
-        assert broker.asked(ApiKey.OFFSET_COMMIT) == []
+        assert broker.requests_of(ApiKey.OFFSET_COMMIT) == []
         assert [record.name for record in caplog.records] == ["kcoord.client.consumer.session"]
 
     async def test_unsubscribe_and_subscribe_again(self) -> None:
@@ -581,7 +583,7 @@ class TestLeaving:
             assert now_ms() == before
             assert broker.heartbeats()[-1].member_epoch == -1
 
-    async def test_unsubscribe_from_partitions_of_ones_own_commits(self) -> None:
+    async def test_unsubscribe_commits_assigned_partitions(self) -> None:
         async with RecordsBroker() as broker, member_of(broker, enable_auto_commit=True) as consumer:
             consumer.assign([ZERO])
             broker.append(ZERO, "0")
@@ -592,7 +594,7 @@ class TestLeaving:
 
 
 class TestCommits:
-    async def test_on_demand(self) -> None:
+    async def test_commit_on_demand(self) -> None:
         broker = RecordsBroker()
         broker.append(ZERO, *numbers(0, 3))
         async with settled(broker, 0, 1) as consumer:
@@ -603,29 +605,29 @@ class TestCommits:
             await consumer.commit({ZERO: 1, ONE: OffsetAndMetadata(2, "note", 1)})
             assert broker.committed == {ZERO: OffsetAndMetadata(1), ONE: OffsetAndMetadata(2, "note", 1)}
             assert await consumer.committed([ZERO, TopicPartition(TOPIC, 0), ONE]) == broker.committed
-            sent = broker.asked(ApiKey.OFFSET_COMMIT)[-1]
+            sent = broker.requests_of(ApiKey.OFFSET_COMMIT)[-1]
             assert isinstance(sent, OffsetCommitRequest)
             assert (sent.group_id, sent.member_id, sent.generation_id_or_member_epoch) == ("g", "member", 1)
             await consumer.commit({})
             assert len(broker.commits) == 2
-            asked = broker.asked(ApiKey.OFFSET_FETCH)[-1]
+            asked = broker.requests_of(ApiKey.OFFSET_FETCH)[-1]
             assert isinstance(asked, OffsetFetchRequest) and asked.require_stable
             assert (asked.groups[0].member_id, asked.groups[0].member_epoch) == ("member", 1)
 
-    async def test_a_static_member_names_itself(self) -> None:
+    async def test_a_static_member_commits_with_its_instance_id(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, group_instance_id="i") as consumer:
             await consumer.commit({ZERO: 1})
-            assert broker.asked(ApiKey.OFFSET_COMMIT)[0].group_instance_id == "i"  # type: ignore[attr-defined]
+            assert broker.requests_of(ApiKey.OFFSET_COMMIT)[0].group_instance_id == "i"  # type: ignore[attr-defined]
         async with RecordsBroker() as broker, member_of(broker, group_instance_id="i") as consumer:
             consumer.assign([ZERO])
             await consumer.commit({ZERO: 1})
-            sent = broker.asked(ApiKey.OFFSET_COMMIT)[0]
+            sent = broker.requests_of(ApiKey.OFFSET_COMMIT)[0]
             assert isinstance(sent, OffsetCommitRequest)
             assert (sent.group_instance_id, sent.member_id, sent.generation_id_or_member_epoch) == (None, "", -1)
             asked = await consumer.committed([ZERO])
             assert asked == {ZERO: OffsetAndMetadata(1)}
-            group = broker.asked(ApiKey.OFFSET_FETCH)[-1].groups[0]  # type: ignore[attr-defined]
+            group = broker.requests_of(ApiKey.OFFSET_FETCH)[-1].groups[0]  # type: ignore[attr-defined]
             assert (group.member_id, group.member_epoch) == (None, -1)
 
     @pytest.mark.parametrize(("highest", "works"), [(8, False), (9, True)])
@@ -641,13 +643,13 @@ class TestCommits:
             consumer.assign([ZERO])
             await consumer.commit({ZERO: 1})
 
-    async def test_who_is_no_member_cannot_commit_as_one(self) -> None:
+    async def test_a_commit_of_a_former_member_fails(self) -> None:
         async with RecordsBroker() as broker, member_of(broker) as consumer:
             broker.handlers[HEARTBEAT] = lambda *_: None
             consumer.subscribe([TOPIC])
-            with pytest.raises(CommitFailedException, match="not a member of g any more"):
+            with pytest.raises(CommitFailedException, match="not a member of group g any more"):
                 await consumer.commit({ZERO: 1})
-            assert broker.asked(ApiKey.OFFSET_COMMIT) == []
+            assert broker.requests_of(ApiKey.OFFSET_COMMIT) == []
 
     @pytest.mark.parametrize(
         ("error", "failure"),
@@ -661,19 +663,19 @@ class TestCommits:
             (Errors.OFFSET_METADATA_TOO_LARGE, KafkaError),
         ],
     )
-    async def test_refusals(self, error: Errors, failure: type[Exception]) -> None:
+    async def test_errors_of_commits(self, error: Errors, failure: type[Exception]) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             broker.errors[ApiKey.OFFSET_COMMIT] = [error]
             with pytest.raises(failure, match=f"{error.name}|cannot commit t-0"):
                 await consumer.commit({ZERO: 1})
-            assert len(broker.asked(ApiKey.OFFSET_COMMIT)) == 1
+            assert len(broker.requests_of(ApiKey.OFFSET_COMMIT)) == 1
             await consumer.commit({ZERO: 1})
 
     @pytest.mark.parametrize(
         "error", [Errors.STALE_MEMBER_EPOCH, Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NOT_COORDINATOR]
     )
-    async def test_what_may_pass_is_tried_again(self, error: Errors) -> None:
+    async def test_retriable_errors_are_retried(self, error: Errors) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             broker.errors[ApiKey.OFFSET_COMMIT] = [error] * 2
@@ -682,7 +684,7 @@ class TestCommits:
             broker.errors[ApiKey.OFFSET_FETCH] = [error] * 2
             assert await took_ms(consumer.committed([ZERO])) == 300
 
-    async def test_a_fetch_by_a_member_that_is_not_known_waits_for_its_next_heartbeat(self) -> None:
+    async def test_a_fetch_of_an_unknown_member_is_retried_after_a_heartbeat(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             broker.errors[ApiKey.OFFSET_FETCH] = [Errors.UNKNOWN_MEMBER_ID]
@@ -700,7 +702,7 @@ class TestCommits:
                 assert await took_ms(consumer.commit({ZERO: 1}, timeout_ms=timeout_ms), TimeoutException) == expected
                 assert await took_ms(consumer.committed([ZERO], timeout_ms=timeout_ms), TimeoutException) == expected
 
-    async def test_in_the_background_in_the_order_of_the_calls(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_background_commits_keep_the_order_of_the_calls(self, caplog: pytest.LogCaptureFixture) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             broker.errors[ApiKey.OFFSET_COMMIT] = [Errors.COORDINATOR_LOAD_IN_PROGRESS] * 3
@@ -717,9 +719,7 @@ class TestCommits:
             await consumer.commit({ZERO: 8})
             assert [offsets for _, _, _, offsets in broker.commits[-3:]] == [{ZERO: 6}, {ZERO: 7}, {ZERO: 8}]
 
-    async def test_a_failure_that_nobody_looks_at_is_no_warning_of_asyncio(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_asyncio_does_not_warn_of_a_failed_commit(self, caplog: pytest.LogCaptureFixture) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             broker.errors[ApiKey.OFFSET_COMMIT] = [Errors.GROUP_AUTHORIZATION_FAILED]
@@ -728,7 +728,7 @@ class TestCommits:
             gc.collect()
         assert [record.name for record in caplog.records] == ["kcoord.client.consumer.commits"]
 
-    async def test_an_interval_of_0_leaves_time_for_everything_else(self) -> None:
+    async def test_an_interval_of_0_leaves_time_for_other_tasks(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=0) as consumer:
             await consumer.position(ZERO)
@@ -736,7 +736,7 @@ class TestCommits:
             await consumer.poll(10)
             assert 8 <= len(broker.commits) - count <= 12
 
-    async def test_close_ends_commits_in_the_background(self) -> None:
+    async def test_close_cancels_background_commits(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
@@ -745,7 +745,7 @@ class TestCommits:
             await consumer.close()
             assert task.cancelled()
 
-    async def test_automatic_ones_keep_their_interval(self) -> None:
+    async def test_automatic_commits_keep_their_interval(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=700) as consumer:
             started = now_ms()
@@ -754,13 +754,13 @@ class TestCommits:
             assert [later - earlier for earlier, later in itertools.pairwise(times)] == [700, 700, 700]
             assert 690 <= times[0] - started <= 700
             await asyncio.sleep(2)
-            assert len(broker.commits) == 4, "only a poll says that records are done"
+            assert len(broker.commits) == 4, "only a poll means that records are processed"
             await consumer.poll(0)
             await asyncio.sleep(0)
             await asyncio.sleep(0.1)
             assert len(broker.commits) == 5
 
-    async def test_automatic_ones_are_one_at_a_time(self) -> None:
+    async def test_one_automatic_commit_is_in_flight(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=100) as consumer:
             commit = broker.handlers[ApiKey.OFFSET_COMMIT]
@@ -771,10 +771,10 @@ class TestCommits:
 
             broker.handlers[ApiKey.OFFSET_COMMIT] = slow
             await consumer.poll(3000)
-            times = broker.asked_at(ApiKey.OFFSET_COMMIT)
+            times = broker.arrivals_of(ApiKey.OFFSET_COMMIT)
             assert {later - earlier for earlier, later in itertools.pairwise(times)} <= {800, 801}
 
-    async def test_automatic_ones_wait_for_a_membership(self) -> None:
+    async def test_automatic_commits_wait_for_a_member_epoch(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=100) as consumer:
             await consumer.poll(250)
@@ -787,11 +787,11 @@ class TestCommits:
             broker.errors[HEARTBEAT] = [Errors.FENCED_MEMBER_EPOCH]
             await poll_until(consumer, lambda: not broker.errors[HEARTBEAT])
             broker.handlers[HEARTBEAT] = slow
-            count = len(broker.asked(ApiKey.OFFSET_COMMIT))
+            count = len(broker.requests_of(ApiKey.OFFSET_COMMIT))
             await consumer.poll(900)
-            assert len(broker.asked(ApiKey.OFFSET_COMMIT)) == count
+            assert len(broker.requests_of(ApiKey.OFFSET_COMMIT)) == count
 
-    async def test_partitions_of_ones_own_are_committed_too(self) -> None:
+    async def test_assigned_partitions_are_committed_too(self) -> None:
         async with (
             RecordsBroker() as broker,
             member_of(broker, enable_auto_commit=True, auto_commit_interval_ms=300) as consumer,
@@ -801,7 +801,7 @@ class TestCommits:
             await consumer.poll(1000)
             assert [(time, epoch) for time, _, epoch, _ in broker.commits] == [(300, -1), (600, -1), (900, -1)]
 
-    async def test_without_them_nothing_is_committed(self) -> None:
+    async def test_nothing_is_committed_without_automatic_commits(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, auto_commit_interval_ms=100) as consumer:
             await consumer.poll(1000)
@@ -809,7 +809,7 @@ class TestCommits:
             await poll_until(consumer, lambda: not consumer.assignment)
         assert broker.commits == []
 
-    async def test_without_a_group_there_are_none(self) -> None:
+    async def test_commits_without_a_group_fail(self) -> None:
         async with (
             RecordsBroker() as broker,
             Consumer(
@@ -822,4 +822,4 @@ class TestCommits:
                 consumer.commit_async()
             with pytest.raises(IllegalStateException, match="a group_id is needed"):
                 consumer.group_metadata  # noqa: B018
-            assert broker.asked(ApiKey.OFFSET_COMMIT) == broker.asked(ApiKey.OFFSET_FETCH) == []
+            assert broker.requests_of(ApiKey.OFFSET_COMMIT) == broker.requests_of(ApiKey.OFFSET_FETCH) == []

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The member's state machine: examples by the KIP's rules; then members against the real coordinator core, with lost
-requests and answers.
+"""The state machine of a member.
+
+Examples follow the rules of KIP-848. A property test runs members against the real coordinator core, with lost requests
+and responses.
 """
 
 from __future__ import annotations
@@ -59,14 +61,14 @@ def owned_in(request: ConsumerGroupHeartbeatRequest) -> set[int] | None:
 
 
 def state_of(member: Membership) -> MembershipState:
-    """A call, so that mypy does not take the state for constant."""
+    """Returns the state. A call keeps mypy from treating the state as a constant."""
     return member.state
 
 
-def finish_steps(member: Membership, known: Iterable[bytes] = (TOPIC,)) -> list[tuple[StepKind, set[int]]]:
+def finish_steps(member: Membership, known_topics: Iterable[bytes] = (TOPIC,)) -> list[tuple[StepKind, set[int]]]:
     done = []
-    while (step := member.next_step(set(known))) is not None:
-        done.append((step.kind, {each.partition for each in step.partitions}))
+    while (step := member.next_step(set(known_topics))) is not None:
+        done.append((step.kind, {partition.partition for partition in step.partitions}))
         member.step_done(step)
     return done
 
@@ -84,11 +86,13 @@ def joined(assigned: Iterable[int] = (0, 1), *, instance_id: str | None = None) 
 
 
 class TestClaims:
-    """The coordinator may give to others what a member says it does not own, so the member must not take it meanwhile.
-    Found by the exhaustive check of `kcoord.simulation.model_check`.
+    """Heartbeats that list the owned partitions and have no response yet.
+
+    The coordinator may assign all other partitions to other members, so the member must not take them. The exhaustive
+    check of `kcoord.simulation.model_check` found this case.
     """
 
-    def test_nothing_is_taken_while_a_heartbeat_says_otherwise(self) -> None:
+    def test_no_partition_is_taken_while_a_heartbeat_without_it_is_unanswered(self) -> None:
         member = Membership("g", "m", rebalance_timeout_ms=60_000)
         member.subscribe({"t"}, None)
         member.make_heartbeat()
@@ -103,7 +107,7 @@ class TestClaims:
         member.on_response(answer(3, assigned=[0]), 30)
         assert finish_steps(member) == [(StepKind.ASSIGN, {0})]
 
-    def test_what_is_being_taken_counts_as_owned(self) -> None:
+    def test_partitions_being_taken_are_sent_as_owned(self) -> None:
         member = Membership("g", "m", rebalance_timeout_ms=60_000)
         member.subscribe({"t"}, None)
         member.make_heartbeat()
@@ -116,7 +120,7 @@ class TestClaims:
 
 
 class TestJoin:
-    def test_says_everything_and_owns_nothing(self) -> None:
+    def test_a_join_has_all_fields_and_no_partitions(self) -> None:
         member = Membership("g", "m", rack_id="r", server_assignor="range", rebalance_timeout_ms=60_000)
         assert member.heartbeat_due_ms() is None
         member.subscribe({"b", "a"}, None)
@@ -145,7 +149,7 @@ class TestJoin:
         assert member.new_partitions is None
 
     def test_new_partitions_of_the_later_revision(self) -> None:
-        """The bytes are written by hand from the text: v1, and tagged field 0 in the second topic."""
+        """The bytes are written by hand from the KIP: the fields of v1, and tagged field 0 in the second topic."""
         member = Membership("g", "m")
         member.subscribe({"t"}, None)
         topics = (
@@ -159,7 +163,7 @@ class TestJoin:
             response = ConsumerGroupHeartbeatNewPartitionsResponse.decode(bytes.fromhex(body), 2)
             assert response.encode(2).hex() == body
             member.on_response(response, 20)
-            # No news in the second answer.
+            # The second response has no assignment, so nothing changes.
             assert member.new_partitions == partitions(7, topic=b"B" * 16)
             assert member.group_creation_time_ms == -1
         assert len(member.target) == 3
@@ -212,7 +216,7 @@ class TestJoin:
         assert member.heartbeat_due_ms() == 150
         assert member.make_heartbeat() == first
 
-    def test_refused_for_good(self) -> None:
+    def test_a_fatal_error_of_a_join(self) -> None:
         member = Membership("g", "m")
         member.subscribe({"t"}, None)
         member.make_heartbeat()
@@ -225,7 +229,7 @@ class TestJoin:
         member.subscribe({"t"}, None)
         assert member.fatal_error is None
 
-    def test_a_dynamic_member_that_never_had_a_pattern_says_nothing_of_it(self) -> None:
+    def test_a_dynamic_member_without_a_pattern_sends_none(self) -> None:
         for instance_id, expected in ((None, None), ("i", "")):
             member = Membership("g", "m", instance_id=instance_id)
             member.subscribe({"t"}, None)
@@ -259,7 +263,7 @@ class TestReconciliation:
         assert member.heartbeat_due_ms() == 0
         assert owned_in(member.make_heartbeat()) == set()
 
-    def test_heartbeats_go_on_during_a_step(self) -> None:
+    def test_heartbeats_continue_during_a_step(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.on_response(answer(2, assigned=[]), 100)
@@ -279,7 +283,7 @@ class TestReconciliation:
         assert finish_steps(member) == [(StepKind.ASSIGN, {0})]
         assert member.owned == partitions(0, 1)
 
-    def test_what_was_given_and_taken_back_is_acknowledged(self) -> None:
+    def test_a_target_is_acknowledged_if_a_partition_was_assigned_and_revoked(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.on_response(answer(2, assigned=[0, 1]), 0)
@@ -292,7 +296,7 @@ class TestReconciliation:
         member.on_response(answer(3), 20)
         assert (member.state, member.heartbeat_due_ms()) == (MembershipState.STABLE, 5020)
 
-    def test_a_lost_answer_makes_the_next_heartbeat_full(self) -> None:
+    def test_after_a_lost_response_the_next_heartbeat_is_full(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.on_failure(NETWORK, 0, RETRY_MS)
@@ -300,7 +304,7 @@ class TestReconciliation:
         assert (owned_in(request), request.subscribed_topic_names, request.rebalance_timeout_ms) == ({0}, ["t"], 60_000)
         assert request.member_epoch == 1
 
-    def test_another_subscription_is_told_at_once(self) -> None:
+    def test_a_new_subscription_is_sent_at_once(self) -> None:
         member = joined([0])
         assert member.heartbeat_due_ms() == 5000
         member.subscribe({"t", "u"}, None)
@@ -319,7 +323,7 @@ class TestReconciliation:
 
 class TestFencing:
     @pytest.mark.parametrize("error", [Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND])
-    def test_gives_everything_up_and_joins_again_with_the_same_id(self, error: Errors) -> None:
+    def test_a_fenced_member_loses_its_partitions_and_joins_with_the_same_id(self, error: Errors) -> None:
         member = joined([0, 1])
         member.make_heartbeat()
         member.on_response(answer(0, error=error), 1000, RETRY_MS)
@@ -332,7 +336,7 @@ class TestFencing:
         request = member.make_heartbeat()
         assert (request.member_id, request.member_epoch, owned_in(request)) == ("m", 0, set())
 
-    def test_during_a_step(self) -> None:
+    def test_a_member_is_fenced_during_a_step(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.on_response(answer(2, assigned=[0, 1]), 0)
@@ -372,7 +376,7 @@ class TestFencing:
         assert state_of(member) is MembershipState.FATAL
         assert finish_steps(member) == [(StepKind.LOSE, {0})]
 
-    def test_a_forbidden_topic_is_reported_once_and_the_member_stays(self) -> None:
+    def test_an_unauthorized_topic_is_reported_once_and_the_member_stays(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.on_response(answer(0, error=Errors.TOPIC_AUTHORIZATION_FAILED), 0, RETRY_MS)
@@ -382,7 +386,7 @@ class TestFencing:
         assert member.is_in_group
         assert member.heartbeat_due_ms() == 5000
 
-    def test_an_error_code_of_the_future_is_fatal(self) -> None:
+    def test_an_unknown_error_code_is_fatal(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         response = answer(0)
@@ -397,8 +401,8 @@ class TestFencing:
         assert state_of(member) is MembershipState.JOINING
 
     @pytest.mark.parametrize("way", ["fenced", "not polled", "left", "refused"])
-    def test_a_new_membership_knows_nothing_of_the_one_before(self, way: str) -> None:
-        """The first heartbeat is the same as ever, and so is what follows from its answer."""
+    def test_a_new_membership_keeps_no_state_of_the_last_one(self, way: str) -> None:
+        """The first heartbeat and the reaction to its response are those of a new member."""
         member = joined([0])
         first = Membership("g", "m", rebalance_timeout_ms=60_000)
         first.subscribe({"t"}, None)
@@ -434,7 +438,7 @@ class TestFencing:
         member.on_response(answer(7, assigned=[]), 300)
         assert (member.state, member.heartbeat_due_ms()) == (MembershipState.STABLE, 5300)
 
-    def test_an_error_for_good_while_it_leaves_changes_nothing(self) -> None:
+    def test_a_fatal_error_while_leaving_changes_nothing(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.leave()
@@ -442,7 +446,7 @@ class TestFencing:
         assert state_of(member) is MembershipState.PREPARE_LEAVING
         assert member.fatal_error is None
 
-    def test_an_error_for_good_of_a_member_that_is_not_polled(self) -> None:
+    def test_a_fatal_error_of_a_stale_member(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.poll_expired(100)
@@ -453,14 +457,14 @@ class TestFencing:
 
 
 class TestLeave:
-    def test_the_epoch_of_a_late_answer_counts_for_the_last_commit(self) -> None:
+    def test_the_epoch_of_a_late_response_is_used_for_the_last_commit(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.leave()
         member.on_response(answer(5), 0)
         assert (member.member_epoch, member.may_commit) == (5, True)
 
-    def test_who_has_not_joined_cannot_commit(self) -> None:
+    def test_a_member_that_has_not_joined_cannot_commit(self) -> None:
         member = Membership("g", "m")
         member.subscribe({"t"}, None)
         assert not member.may_commit
@@ -471,7 +475,9 @@ class TestLeave:
         ("instance_id", "static_stays", "epoch"),
         [(None, True, LEAVE_EPOCH), ("i", True, LEAVE_STATIC_EPOCH), ("i", False, LEAVE_EPOCH)],
     )
-    def test_gives_back_and_says_good_bye(self, instance_id: str | None, static_stays: bool, epoch: int) -> None:
+    def test_leave_revokes_and_sends_the_leave_epoch(
+        self, instance_id: str | None, static_stays: bool, epoch: int
+    ) -> None:
         member = joined([0, 1], instance_id=instance_id)
         member.leave(static_stays=static_stays)
         assert state_of(member) is MembershipState.PREPARE_LEAVING
@@ -487,13 +493,13 @@ class TestLeave:
         member.subscribe({"t"}, None)
         assert member.make_heartbeat().member_epoch == 0
 
-    def test_before_it_was_heard(self) -> None:
+    def test_leave_before_the_first_heartbeat(self) -> None:
         member = Membership("g", "m")
         member.subscribe({"t"}, None)
         member.leave()
         assert member.is_unsubscribed
 
-    def test_while_it_joins(self) -> None:
+    def test_leave_while_joining(self) -> None:
         member = Membership("g", "m")
         member.subscribe({"t"}, None)
         member.make_heartbeat()
@@ -503,7 +509,7 @@ class TestLeave:
         assert state_of(member) is MembershipState.LEAVING
         assert member.make_heartbeat().member_epoch == LEAVE_EPOCH
 
-    def test_fenced_meanwhile(self) -> None:
+    def test_a_leaving_member_is_fenced(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.leave()
@@ -515,7 +521,9 @@ class TestLeave:
 
 class TestPollInterval:
     @pytest.mark.parametrize(("instance_id", "epoch"), [(None, LEAVE_EPOCH), ("i", LEAVE_STATIC_EPOCH)])
-    def test_leaves_and_comes_back_with_the_next_poll(self, instance_id: str | None, epoch: int) -> None:
+    def test_a_member_leaves_without_polls_and_joins_at_the_next_poll(
+        self, instance_id: str | None, epoch: int
+    ) -> None:
         member = joined([0], instance_id=instance_id)
         member.poll_expired(100)
         assert state_of(member) is MembershipState.STALE
@@ -528,7 +536,7 @@ class TestPollInterval:
         member.polled()
         assert state_of(member) is MembershipState.JOINING
 
-    def test_an_answer_that_comes_after_it(self) -> None:
+    def test_a_response_after_the_poll_interval(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.poll_expired(100)
@@ -538,7 +546,7 @@ class TestPollInterval:
 
 
 class MembersAndCoordinator(RuleBasedStateMachine):
-    """Several members of one group; requests and answers may be lost, the coordinator may restart."""
+    """Several members of one group. Requests and responses may be lost, and the coordinator may restart."""
 
     members = Bundle("members")
 
@@ -619,9 +627,9 @@ class MembersAndCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def nobody_shares_a_partition(self) -> None:
-        """A member that left because it was not polled does not process anything, so what it holds does not count."""
+        """No two members own a partition. Stale and fenced members do not count: they process no more records."""
         holding = [member for member in self.all if member.state not in (MembershipState.STALE, MembershipState.FENCED)]
-        held = [each for member in holding for each in member.owned]
+        held = [partition for member in holding for partition in member.owned]
         assert len(held) == len(set(held))
 
     @invariant()
@@ -633,21 +641,22 @@ class MembersAndCoordinator(RuleBasedStateMachine):
                 assert not member.owned
 
     def teardown(self) -> None:
-        """Without faults the group converges: everything that is subscribed to is owned, by members that are stable."""
+        """Without faults the group converges: stable members own all partitions of the subscribed topics."""
         if not hasattr(self, "all"):
             return
         for _ in range(16):
-            self.context.sleep(5000)  # in the end those who left without a word have timed out
+            # In the end the sessions of members that left without a heartbeat have expired.
+            self.context.sleep(5000)
             for member in self.all:
                 self.poll(member)
                 self.heartbeat(member, "")
                 for _ in range(3):
                     self.do_step(member)
                 self.nobody_shares_a_partition()
-        here = [member for member in self.all if member.state in IN_GROUP]
-        assert all(member.state is MembershipState.STABLE for member in here), [member.state for member in here]
-        owned = {each for member in here for each in member.owned}
-        topics = {name for member in here for name in member.subscribed_names}
+        joined = [member for member in self.all if member.state in IN_GROUP]
+        assert all(member.state is MembershipState.STABLE for member in joined), [member.state for member in joined]
+        owned = {partition for member in joined for partition in member.owned}
+        topics = {name for member in joined for name in member.subscribed_names}
         expected = {
             TopicIdPartition(self.context.topic_id(name), partition)
             for name in topics

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The producer against a broker that keeps logs by Kafka's rules and has faults; on virtual time."""
+"""The producer against a broker that keeps logs by Kafka's rules and has faults, on virtual time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.unit.client.virtual_loop import now_ms, run, running_loop
 Sent = list[tuple[TopicPartition, str, asyncio.Future[RecordMetadata]]]
 ZERO, ONE = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
 RECORD_OVERHEAD = 21
-"""What a record without key and headers adds to the estimate of a batch's size, beside its value."""
+"""The estimated bytes of a record without key and headers in a batch, without its value."""
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ def batch_sizes(broker: LogBroker, index: int = 0) -> list[int]:
 
 
 def parts_of(request: ProduceRequest) -> list[tuple[int, list[str]]]:
-    """(partition, values) of a request."""
+    """Returns (partition, values) of a request."""
     return [
         (data.index, [(record.value or b"").decode() for record in decode_records(data.records or b"")])
         for topic in request.topic_data
@@ -69,9 +69,7 @@ def parts_of(request: ProduceRequest) -> list[tuple[int, list[str]]]:
 
 
 class TestExactlyOnce:
-    """Whatever happens to requests and answers, each record is stored once, in the order of `send`, and its future
-    tells the offset.
-    """
+    """For all losses and errors, each record is stored once, in the order of `send`, and its future has the offset."""
 
     FATES = (
         "",
@@ -94,7 +92,9 @@ class TestExactlyOnce:
             st.tuples(st.sampled_from([ZERO, ONE]), st.integers(0, 120), st.integers(0, 30)), min_size=1, max_size=25
         ),
     )
-    def test_property(self, fates: list[str], sends: list[tuple[TopicPartition, int, int]]) -> None:
+    def test_each_record_is_stored_once_and_in_order(
+        self, fates: list[str], sends: list[tuple[TopicPartition, int, int]]
+    ) -> None:
         async def main() -> None:
             broker = LogBroker(2, fates)
             sent: Sent = []
@@ -108,7 +108,8 @@ class TestExactlyOnce:
             expected: dict[TopicPartition, list[str]] = defaultdict(list)
             for partition, value, future in sent:
                 stored_at = future.result().offset
-                if stored_at != -1 and stored_at is not None:  # DUPLICATE_SEQUENCE_NUMBER does not tell it
+                # A response with DUPLICATE_SEQUENCE_NUMBER has no offset.
+                if stored_at != -1 and stored_at is not None:
                     assert stored_at == len(expected[partition])
                 assert future.result()[:2] == partition
                 expected[partition].append(value)
@@ -119,7 +120,7 @@ class TestExactlyOnce:
 
     @pytest.mark.parametrize("acks", [1, -1])
     @pytest.mark.parametrize("fate", ["NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", LOST_REQUEST])
-    async def test_without_idempotence_what_was_refused_is_sent_again(self, acks: int, fate: str) -> None:
+    async def test_without_idempotence_a_rejected_batch_is_sent_again(self, acks: int, fate: str) -> None:
         async with (
             LogBroker(2, [fate, fate]) as broker,
             producer_of(broker, enable_idempotence=False, acks=acks) as producer,  # type: ignore[arg-type]
@@ -127,11 +128,11 @@ class TestExactlyOnce:
             for number in range(3):
                 assert (await producer.send_and_wait(TOPIC, str(number), partition=0)).offset == number
             assert broker.values(0) == ["0", "1", "2"]
-            assert broker.asked(ApiKey.INIT_PRODUCER_ID) == []
+            assert broker.requests_of(ApiKey.INIT_PRODUCER_ID) == []
             header, _ = broker.logs[ZERO].batches[0]
             assert (header.producer_id, header.base_sequence) == (-1, -1)
 
-    async def test_sequences_go_on_and_after_a_lost_producer_id_begin_again(self) -> None:
+    async def test_sequences_restart_after_a_lost_producer_id(self) -> None:
         async with LogBroker() as broker, producer_of(broker) as producer:
             for number in range(3):
                 await producer.send_and_wait(TOPIC, str(number), partition=0)
@@ -140,17 +141,17 @@ class TestExactlyOnce:
             await producer.send_and_wait(TOPIC, "3", partition=0)
             await producer.send_and_wait(TOPIC, "again", partition=1)
             headers = [header for header, _ in broker.logs[ZERO].batches]
-            assert [(each.producer_id, each.base_sequence) for each in headers] == [
+            assert [(header.producer_id, header.base_sequence) for header in headers] == [
                 (101, 0),
                 (101, 1),
                 (101, 2),
                 (102, 0),
             ]
             headers = [header for header, _ in broker.logs[ONE].batches]
-            assert [(each.producer_id, each.base_sequence) for each in headers] == [(101, 0), (102, 0)]
+            assert [(header.producer_id, header.base_sequence) for header in headers] == [(101, 0), (102, 0)]
 
-    async def test_a_batch_that_may_be_stored_is_not_sent_under_another_number(self) -> None:
-        """Its place is gone: the batch fails, and what follows has a new producer id."""
+    async def test_a_batch_that_may_be_stored_is_not_renumbered(self) -> None:
+        """OUT_OF_ORDER_SEQUENCE_NUMBER fails the batch, and later batches have a new producer id."""
         async with LogBroker(2, ["OUT_OF_ORDER_SEQUENCE_NUMBER"]) as broker, producer_of(broker) as producer:
             with pytest.raises(KafkaError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
                 await producer.send_and_wait(TOPIC, "a", partition=0)
@@ -158,8 +159,8 @@ class TestExactlyOnce:
             assert broker.values(0) == ["b"]
             assert broker.logs[ZERO].batches[0][0].producer_id == 102
 
-    async def test_after_a_batch_that_was_given_up_the_producer_id_is_another(self) -> None:
-        """It may be stored: its sequence numbers must not be used for other records."""
+    async def test_a_batch_that_timed_out_changes_the_producer_id(self) -> None:
+        """The batch may be stored, so its sequence numbers must not be used for other records."""
         refusals = [STORED + "REQUEST_TIMED_OUT"] * 100
         async with (
             LogBroker(2, refusals) as broker,
@@ -172,7 +173,7 @@ class TestExactlyOnce:
             assert broker.values(0) == ["a", "b"]
             assert [header.producer_id for header, _ in broker.logs[ZERO].batches] == [101, 102]
 
-    async def test_a_batch_that_was_refused_for_good_leaves_no_gap(self) -> None:
+    async def test_a_rejected_batch_leaves_no_gap_in_the_sequence(self) -> None:
         async with LogBroker(2, ["", "INVALID_RECORD"]) as broker, producer_of(broker) as producer:
             await producer.send_and_wait(TOPIC, "a", partition=0)
             with pytest.raises(KafkaError, match="INVALID_RECORD"):
@@ -183,8 +184,8 @@ class TestExactlyOnce:
 
 
 class TestTime:
-    async def test_an_answer_that_does_not_come_is_waited_for_as_long_as_a_delivery_may_take(self) -> None:
-        """The batch may be stored, so what follows has another producer id."""
+    async def test_a_batch_without_a_response_fails_at_the_delivery_timeout(self) -> None:
+        """The batch may be stored, so later batches have another producer id."""
         async with (
             LogBroker() as broker,
             producer_of(broker, delivery_timeout_ms=1000, request_timeout_ms=1000) as producer,
@@ -198,7 +199,7 @@ class TestTime:
             await producer.send_and_wait(TOPIC, "b", partition=0)
             assert [header.producer_id for header, _ in broker.logs[ZERO].batches] == [102]
 
-    async def test_a_batch_that_was_never_sent_takes_no_number_with_it(self) -> None:
+    async def test_a_batch_that_was_never_sent_uses_no_sequence(self) -> None:
         async with LogBroker() as broker:
             broker.topics[0].partitions[1].leader_id = -1
             async with producer_of(
@@ -207,14 +208,14 @@ class TestTime:
                 await producer.send_and_wait(TOPIC, "a", partition=0)
                 expiring = await producer.send(TOPIC, "x" * 150, partition=1)
                 before = now_ms()
-                # There is room when the record expires.
+                # The buffer has room again when the record expires.
                 await (await producer.send(TOPIC, "x" * 150, partition=0))
                 assert 1000 <= now_ms() - before <= 2000
                 with pytest.raises(TimeoutException, match="t-1: 1 records not delivered within 1000 ms"):
                     await expiring
             assert {header.producer_id for header, _ in broker.logs[ZERO].batches} == {101}
 
-    async def test_a_record_lingers_and_takes_others_with_it(self) -> None:
+    async def test_records_linger_together(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=50) as producer:
             before = now_ms()
             first = await producer.send(TOPIC, "a", partition=0)
@@ -224,7 +225,7 @@ class TestTime:
             assert now_ms() - before == 50
             assert batch_sizes(broker) == [2]
 
-    async def test_a_flush_does_not_linger_and_lingering_comes_back_after_it(self) -> None:
+    async def test_lingering_resumes_after_a_flush(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=50) as producer:
             before = now_ms()
             future = await producer.send(TOPIC, "a", partition=0)
@@ -238,17 +239,17 @@ class TestTime:
             await producer.send_and_wait(TOPIC, "b", partition=0)
             assert now_ms() - before == 50
 
-    async def test_repetitions_wait_longer_each_time(self) -> None:
-        """KIP-580: 100 ms, doubled with each failure up to 1 s, with 20 % of jitter to both sides."""
+    async def test_backoffs_grow_with_the_retries(self) -> None:
+        """The backoff is 100 ms, doubled with each failure up to 1 s, with 20 % of jitter to both sides (KIP-580)."""
         async with LogBroker(2, ["NOT_LEADER_OR_FOLLOWER"] * 6) as broker, producer_of(broker) as producer:
             await producer.send_and_wait(TOPIC, "a", partition=0)
-            times = broker.asked_at(ApiKey.PRODUCE)
+            times = broker.arrivals_of(ApiKey.PRODUCE)
         waits = [later - earlier for earlier, later in itertools.pairwise(times)]
         expected = [100, 200, 400, 800, 1000, 1000]
         assert all(0.8 * usual <= wait <= 1.2 * usual for wait, usual in zip(waits, expected, strict=True)), waits
         assert len({wait / usual for wait, usual in zip(waits, expected, strict=True)}) > 1
 
-    async def test_the_delivery_timeout_ends_repetitions(self) -> None:
+    async def test_the_delivery_timeout_ends_retries(self) -> None:
         async with (
             LogBroker(2, ["NOT_LEADER_OR_FOLLOWER"] * 100) as broker,
             producer_of(
@@ -269,8 +270,8 @@ class TestTime:
             await asyncio.sleep(5)
             assert len(broker.produced()) == requests
 
-    async def test_a_batch_whose_time_runs_out_while_it_waits_is_not_sent_again(self) -> None:
-        """It may be stored, so what follows has another producer id."""
+    async def test_a_batch_that_expires_during_a_backoff_is_not_sent_again(self) -> None:
+        """The expired batch may be stored, so later batches have another producer id."""
         async with (
             LogBroker(2, [STORED + "REQUEST_TIMED_OUT"]) as broker,
             producer_of(
@@ -296,7 +297,7 @@ class TestTime:
             ) as producer,
         ):
             before = now_ms()
-            with pytest.raises(TimeoutException, match="metadata of missing: not within 300 ms: UNKNOWN_TOPIC"):
+            with pytest.raises(TimeoutException, match="metadata of missing: timed out after 300 ms: UNKNOWN_TOPIC"):
                 await producer.send("missing", "a")
             assert now_ms() - before == 300
             broker.handlers[ApiKey.PRODUCE] = lambda *_: None
@@ -307,7 +308,7 @@ class TestTime:
                 await producer.send(TOPIC, "y", partition=0)
             assert now_ms() - before == 300
 
-    async def test_send_goes_on_as_soon_as_there_is_room(self) -> None:
+    async def test_send_continues_as_soon_as_the_buffer_has_room(self) -> None:
         size = RECORD_OVERHEAD + 100
         async with LogBroker() as broker, producer_of(broker, buffer_memory=2 * size, linger_ms=70) as producer:
             before = now_ms()
@@ -317,7 +318,7 @@ class TestTime:
             await producer.send(TOPIC, "x" * 100, partition=1)
             assert now_ms() - before == 70
 
-    async def test_room_comes_back_after_failures_too(self) -> None:
+    async def test_failed_batches_free_their_room(self) -> None:
         async with (
             LogBroker(2, ["INVALID_RECORD"] * 3) as broker,
             producer_of(broker, buffer_memory=200) as producer,
@@ -327,7 +328,7 @@ class TestTime:
                     await producer.send_and_wait(TOPIC, "x" * 150, partition=0)
             await producer.send_and_wait(TOPIC, "x" * 150, partition=0)
 
-    async def test_a_flush_has_a_time_limit(self) -> None:
+    async def test_flush_times_out(self) -> None:
         async with LogBroker() as broker:
             broker.handlers[ApiKey.PRODUCE] = lambda *_: None
             async with producer_of(broker) as producer:
@@ -364,7 +365,7 @@ class TestBatches:
             assert now_ms() - before == 1000
             assert batch_sizes(broker) == [3, 3, 1]
 
-    async def test_one_request_per_leader_with_all_that_is_ready(self) -> None:
+    async def test_one_request_per_leader_has_all_ready_batches(self) -> None:
         async with LogBroker(3) as broker, producer_of(broker, linger_ms=10) as producer:
             for index in (2, 0, 1, 0):
                 await producer.send(TOPIC, str(index), partition=index)
@@ -373,7 +374,7 @@ class TestBatches:
             assert sorted(parts_of(request)) == [(0, ["0", "0"]), (1, ["1"]), (2, ["2"])]
 
     @pytest.mark.parametrize(("spare", "requests"), [(0, [[0, 1], [2]]), (-1, [[0], [1], [2]])])
-    async def test_a_request_is_no_larger_than_it_may_be(self, spare: int, requests: list[list[int]]) -> None:
+    async def test_requests_are_at_most_max_request_size(self, spare: int, requests: list[list[int]]) -> None:
         batch = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD + 10
         async with (
             LogBroker(3) as broker,
@@ -395,7 +396,7 @@ class TestBatches:
                 with pytest.raises(RecordTooLargeException, match="122 bytes exceeds"):
                     await producer.send(TOPIC, "x" * 101, partition=0)
 
-    async def test_a_batch_that_is_too_large_for_the_topic_is_halved_until_it_is_not(self) -> None:
+    async def test_a_batch_that_is_too_large_for_the_topic_is_split(self) -> None:
         def produce(request: Message, version: int) -> Answer:
             assert isinstance(request, ProduceRequest)
             ((index, values),) = parts_of(request)
@@ -413,7 +414,7 @@ class TestBatches:
         async with broker, producer_of(broker, linger_ms=10) as producer:
             before = now_ms()
             sent = [await producer.send(TOPIC, str(number), partition=0) for number in range(7)]
-            assert [(await each).offset for each in sent] == list(range(7))
+            assert [(await future).offset for future in sent] == list(range(7))
             assert now_ms() - before < 30, "halves do not wait for a backoff"
             tried = [values for request in broker.produced() for _, values in parts_of(request)]
             assert tried == [list("0123456"), list("012"), ["0"], list("12"), list("3456"), list("34"), list("56")]
@@ -426,7 +427,7 @@ class TestBatches:
             with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
                 await producer.send_and_wait(TOPIC, "a", partition=0)
 
-    async def test_the_reasons_of_a_refusal_are_told(self) -> None:
+    async def test_errors_have_the_texts_of_the_response(self) -> None:
         error = ProduceResponse.BatchIndexAndErrorMessage
         answer = ProduceResponse.PartitionProduceResponse(
             index=0,
@@ -448,14 +449,14 @@ class TestBatches:
                 await producer.send_and_wait(TOPIC, "a", partition=0)
             assert failure.value.message is None
             topic.partition_responses = []
-            with pytest.raises(KafkaError, match=r"UNKNOWN_SERVER_ERROR.*no answer for t-0"):
+            with pytest.raises(KafkaError, match=r"UNKNOWN_SERVER_ERROR.*the response does not have t-0"):
                 await producer.send_and_wait(TOPIC, "a", partition=0)
 
     @pytest.mark.parametrize(
         ("highest", "topic_id", "version"),
         [(13, TOPIC_ID, 13), (13, ZERO_UUID, 12), (9, TOPIC_ID, 9), (99, TOPIC_ID, 13)],
     )
-    async def test_topics_are_named_by_id_where_all_ids_are_known(
+    async def test_topics_are_identified_by_id_if_all_ids_are_known(
         self, highest: int, topic_id: bytes, version: int
     ) -> None:
         async with LogBroker(produce=(0, highest)) as broker:
@@ -468,7 +469,7 @@ class TestBatches:
             (topic,) = request.topic_data
             assert (topic.name, topic.topic_id) == (("", TOPIC_ID) if version == 13 else (TOPIC, ZERO_UUID))
 
-    async def test_one_topic_without_an_id_is_enough_to_need_names(self) -> None:
+    async def test_a_topic_without_an_id_requires_names(self) -> None:
         async with LogBroker() as broker:
             broker.add_topic("u", ZERO_UUID, [-1])
             async with producer_of(broker, linger_ms=10) as producer:
@@ -477,7 +478,7 @@ class TestBatches:
                 await asyncio.gather(*sent, return_exceptions=True)
             assert broker.versions_of(ApiKey.PRODUCE) == [12]
 
-    async def test_acks_0_has_no_answer_and_no_offset(self) -> None:
+    async def test_acks_0_has_no_response_and_no_offset(self) -> None:
         async with LogBroker() as broker, producer_of(broker, acks=0, enable_idempotence=False) as producer:
             stored = await producer.send_and_wait(TOPIC, "a", partition=1, timestamp_ms=5)
             assert stored == (TOPIC, 1, None, 5)
@@ -497,7 +498,7 @@ class TestBatches:
         assert (record.key, record.value, list(record.headers)) == (b"k", b"a", [("h", b"1"), ("n", None)])
 
     @pytest.mark.parametrize("timestamp_ms", [-(1 << 63) - 1, 1 << 63])
-    async def test_a_time_that_does_not_fit_is_refused(self, timestamp_ms: int) -> None:
+    async def test_a_timestamp_out_of_range_is_rejected(self, timestamp_ms: int) -> None:
         async with LogBroker() as broker, producer_of(broker) as producer:
             with pytest.raises(ValueError, match="timestamp_ms"):
                 await producer.send(TOPIC, "a", timestamp_ms=timestamp_ms)
@@ -508,7 +509,7 @@ class TestBatches:
 
 class TestLeaders:
     async def test_a_batch_follows_its_leader(self) -> None:
-        """The old leader says so; the metadata says where."""
+        """The old leader returns an error, and the metadata has the new leader."""
         old, new = LogBroker(1), LogBroker(1)
         new.node_id = 2
         async with old, new:
@@ -522,26 +523,26 @@ class TestLeaders:
                 assert (await producer.send_and_wait(TOPIC, "b", partition=0)).offset == 1
             assert (len(old.produced()), len(new.produced())) == (2, 1)
 
-    async def test_a_timed_out_request_is_no_reason_to_ask_who_leads(self) -> None:
+    async def test_a_timed_out_request_does_not_refresh_the_leader(self) -> None:
         async with LogBroker(2, ["REQUEST_TIMED_OUT"]) as broker, producer_of(broker) as producer:
             await producer.send_and_wait(TOPIC, "a", partition=0)
-            asked = len(broker.asked(ApiKey.METADATA))
+            asked = len(broker.requests_of(ApiKey.METADATA))
             broker.fates.append("NOT_LEADER_OR_FOLLOWER")
             await producer.send_and_wait(TOPIC, "b", partition=0)
-            assert (asked, len(broker.asked(ApiKey.METADATA))) == (2, 3)
+            assert (asked, len(broker.requests_of(ApiKey.METADATA))) == (2, 3)
 
-    async def test_a_failure_of_one_request_does_not_hide_the_answer_to_the_next(self) -> None:
-        """It makes the client forget the topic, by whose id the other answer names it."""
+    async def test_an_error_of_a_request_does_not_affect_the_next_response(self) -> None:
+        """The error drops the metadata of the topic. The other response identifies that topic by its id."""
         one_batch = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD + 100
         async with (
             LogBroker(2, ["NOT_LEADER_OR_FOLLOWER"]) as broker,
             producer_of(broker, linger_ms=5, max_request_size=one_batch) as producer,
         ):
             sent = [await producer.send(TOPIC, "x" * 100, partition=index) for index in (0, 1)]
-            assert [(await each).offset for each in sent] == [0, 0]
+            assert [(await future).offset for future in sent] == [0, 0]
             assert len(broker.produced()) == 3
 
-    async def test_a_partition_without_a_leader_waits_and_the_others_do_not(self) -> None:
+    async def test_only_the_partition_without_a_leader_waits(self) -> None:
         async with LogBroker() as broker:
             broker.topics[0].partitions[1].leader_id = -1
             async with producer_of(broker) as producer:
@@ -553,7 +554,7 @@ class TestLeaders:
                 assert (await waiting).offset == 0
                 assert {index for request in broker.produced() for index, _ in parts_of(request)} == {0, 1}
 
-    async def test_leaders_that_cannot_be_asked_for_are_asked_for_again(self) -> None:
+    async def test_a_failed_lookup_of_leaders_is_retried(self) -> None:
         async with LogBroker() as broker, producer_of(broker) as producer:
             await producer.send_and_wait(TOPIC, "a", partition=0)
             broker.fates.append("NOT_LEADER_OR_FOLLOWER")
@@ -570,7 +571,7 @@ class TestLeaders:
             broker.handlers[ApiKey.METADATA] = unwilling
             assert (await producer.send_and_wait(TOPIC, "b", partition=0)).offset == 1
 
-    async def test_each_leader_has_its_request(self) -> None:
+    async def test_each_leader_gets_a_request(self) -> None:
         first, second = LogBroker(), LogBroker()
         second.node_id = 2
         async with first, second:
@@ -585,7 +586,7 @@ class TestLeaders:
 
 
 class TestPartitions:
-    async def test_keys_decide_unless_they_are_to_be_ignored(self) -> None:
+    async def test_keys_choose_the_partition_unless_they_are_ignored(self) -> None:
         keys = [f"key-{number}" for number in range(20)]
         async with LogBroker(3) as broker, producer_of(broker) as producer:
             for key in keys:
@@ -598,7 +599,7 @@ class TestPartitions:
             (request,) = broker.produced()
             assert [len(values) for _, values in parts_of(request)] == [20]
 
-    async def test_without_a_key_each_batch_has_another_partition(self) -> None:
+    async def test_without_a_key_each_batch_goes_to_another_partition(self) -> None:
         three = BATCH_OVERHEAD_BYTES + 3 * (RECORD_OVERHEAD + 1)
         used = []
         async with LogBroker(3) as broker:
@@ -608,9 +609,9 @@ class TestPartitions:
                     sent = [await producer.send(TOPIC, "x") for _ in range(3)]
                     (partition,) = {stored.partition for stored in await asyncio.gather(*sent)}
                     used.append(partition)
-        assert used in ([0, 2, 0, 2, 0, 2], [2, 0, 2, 0, 2, 0]), "a partition without a leader is no choice"
+        assert used in ([0, 2, 0, 2, 0, 2], [2, 0, 2, 0, 2, 0]), "a partition without a leader is not chosen"
 
-    async def test_if_no_partition_has_a_leader_all_are_a_choice(self) -> None:
+    async def test_if_no_partition_has_a_leader_any_is_chosen(self) -> None:
         async with LogBroker(1) as broker:
             broker.topics[0].partitions[0].leader_id = -1
             async with producer_of(broker) as producer:
@@ -626,18 +627,22 @@ class TestPartitions:
 
             def create(request: Message, version: int) -> Answer:
                 assert isinstance(request, MetadataRequest)
-                if request.topics and request.allow_auto_topic_creation and len(broker.asked(ApiKey.METADATA)) > 3:
+                if (
+                    request.topics
+                    and request.allow_auto_topic_creation
+                    and len(broker.requests_of(ApiKey.METADATA)) > 3
+                ):
                     broker.add_topic(TOPIC, TOPIC_ID, [-1, -1])
                 return metadata(request, version)  # type: ignore[return-value]
 
             broker.handlers[ApiKey.METADATA] = create
             async with producer_of(broker) as producer:
                 await producer.send_and_wait(TOPIC, "a", partition=1)
-                asked = len(broker.asked(ApiKey.METADATA))
+                asked = len(broker.requests_of(ApiKey.METADATA))
                 assert await producer.partitions_for(TOPIC) == [0, 1]
-                assert len(broker.asked(ApiKey.METADATA)) == asked
+                assert len(broker.requests_of(ApiKey.METADATA)) == asked
 
-    async def test_a_partition_that_is_not_known_may_be_new(self) -> None:
+    async def test_an_unknown_partition_refreshes_metadata(self) -> None:
         async with LogBroker(3) as broker:
             broker.add_topic(TOPIC, TOPIC_ID, [-1, -1])
             async with producer_of(broker, max_block_ms=500) as producer:
@@ -647,7 +652,7 @@ class TestPartitions:
                 broker.add_topic(TOPIC, TOPIC_ID, [-1, -1, -1])
                 assert (await producer.send_and_wait(TOPIC, "b", partition=2)).partition == 2
 
-    async def test_a_topic_that_is_forbidden_is_told_at_once(self) -> None:
+    async def test_an_unauthorized_topic_fails_at_once(self) -> None:
         async with LogBroker() as broker:
             broker.add_topic("secret", TOPIC_ID, [])
             broker.topics[-1].error_code = Errors.TOPIC_AUTHORIZATION_FAILED
@@ -659,14 +664,14 @@ class TestPartitions:
 
 
 class TestProducerId:
-    async def test_it_is_asked_for_once(self) -> None:
+    async def test_the_producer_id_is_requested_once(self) -> None:
         async with LogBroker() as broker, producer_of(broker, transaction_timeout_ms=77) as producer:
             for number in range(3):
                 await producer.send_and_wait(TOPIC, str(number), partition=number % 2)
-            (request,) = broker.asked(ApiKey.INIT_PRODUCER_ID)
+            (request,) = broker.requests_of(ApiKey.INIT_PRODUCER_ID)
         assert request == InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=77)
 
-    async def test_one_that_cannot_be_had_now_is_asked_for_again(self) -> None:
+    async def test_a_failed_request_for_a_producer_id_is_retried(self) -> None:
         answers = [Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NONE]
         async with LogBroker() as broker:
             broker.handlers[ApiKey.INIT_PRODUCER_ID] = lambda *_: InitProducerIdResponse(
@@ -674,11 +679,11 @@ class TestProducerId:
             )
             async with producer_of(broker) as producer:
                 sent = [await producer.send(TOPIC, "a", partition=index) for index in (0, 1)]
-                assert [(await each).offset for each in sent] == [0, 0]
+                assert [(await future).offset for future in sent] == [0, 0]
             assert [header.producer_id for header, _ in broker.logs[ZERO].batches] == [0]
             assert answers == []
 
-    async def test_one_that_is_refused_fails_the_records(self) -> None:
+    async def test_a_rejected_request_for_a_producer_id_fails_the_records(self) -> None:
         async with LogBroker() as broker:
             broker.handlers[ApiKey.INIT_PRODUCER_ID] = lambda *_: InitProducerIdResponse(
                 error_code=Errors.CLUSTER_AUTHORIZATION_FAILED
@@ -692,7 +697,7 @@ class TestProducerId:
 
 
 class TestLife:
-    async def test_before_the_start_and_after_the_end_it_takes_nothing(self) -> None:
+    async def test_calls_before_start_and_after_close_fail(self) -> None:
         async with LogBroker() as broker:
             producer = Producer(bootstrap_servers=broker.address, transactional_id="x")
             for _ in range(2):
@@ -709,7 +714,7 @@ class TestLife:
             with pytest.raises(IllegalStateException, match="the client is closed"):
                 await producer.start()
 
-    async def test_a_record_that_waits_for_room_when_the_producer_is_closed(self) -> None:
+    async def test_send_fails_if_the_producer_is_closed_while_it_waits_for_room(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=10_000, buffer_memory=200) as producer:
             stored = await producer.send(TOPIC, "x" * 150, partition=0)
             late = asyncio.create_task(producer.send(TOPIC, "x" * 150, partition=0))
@@ -719,14 +724,14 @@ class TestLife:
             with pytest.raises(IllegalStateException, match="not started, or closed"):
                 await late
 
-    async def test_close_sends_what_was_taken(self) -> None:
+    async def test_close_sends_buffered_records(self) -> None:
         async with LogBroker() as broker:
             async with producer_of(broker, linger_ms=10_000) as producer:
                 before = now_ms()
                 future = await producer.send(TOPIC, "a", partition=0)
             assert (future.result().offset, now_ms()) == (0, before)
 
-    async def test_close_does_not_wait_longer_than_it_may(self) -> None:
+    async def test_close_ends_at_its_timeout(self) -> None:
         async with LogBroker() as broker:
             broker.handlers[ApiKey.PRODUCE] = lambda *_: None
             producer = Producer(bootstrap_servers=broker.address, linger_ms=0, buffer_memory=300)
@@ -751,7 +756,22 @@ class TestLife:
             assert len(broker.produced()) == 2
             assert len(asyncio.all_tasks()) == 1 + len(broker.tasks)
 
-    async def test_close_ends_what_waits_for_a_connection(self) -> None:
+    @pytest.mark.parametrize("turns", range(8))
+    async def test_close_stops_a_sender_that_has_just_been_woken(self, turns: int) -> None:
+        async with LogBroker() as broker:
+            broker.handlers[ApiKey.PRODUCE] = lambda *_: None
+            producer = Producer(bootstrap_servers=broker.address, linger_ms=10_000)
+            await producer.start()
+            await producer.send(TOPIC, "a", partition=0)
+            await asyncio.sleep(1)
+            await producer.send(TOPIC, "b", partition=1)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            before = now_ms()
+            await producer.close(timeout_ms=0)
+            assert now_ms() == before
+
+    async def test_close_ends_a_wait_for_a_connection(self) -> None:
         async with LogBroker() as broker:
             producer = Producer(bootstrap_servers=broker.address, linger_ms=0)
             await producer.start()
@@ -767,7 +787,7 @@ class TestLife:
             assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
             assert running_loop().connections == set()
 
-    async def test_a_cluster_that_cannot_be_found(self) -> None:
+    async def test_start_times_out_without_a_cluster(self) -> None:
         producer = Producer(bootstrap_servers="nowhere:1", default_api_timeout_ms=500)
         before = now_ms()
         with pytest.raises(TimeoutException, match="find the cluster"):
@@ -777,7 +797,7 @@ class TestLife:
         with pytest.raises(IllegalStateException, match="the client is closed"):
             await producer.start()
 
-    async def test_it_learns_of_new_partitions_by_itself(self) -> None:
+    async def test_new_partitions_are_seen_after_a_refresh(self) -> None:
         async with LogBroker(3) as broker:
             broker.add_topic(TOPIC, TOPIC_ID, [-1])
             async with producer_of(broker, metadata_max_age_ms=60_000) as producer:
@@ -788,14 +808,14 @@ class TestLife:
                 await asyncio.sleep(0.2)
                 assert await producer.partitions_for(TOPIC) == [0, 1, 2]
 
-    async def test_a_failure_that_nobody_looks_at_is_no_warning(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_asyncio_does_not_warn_of_a_failed_record(self, caplog: pytest.LogCaptureFixture) -> None:
         async with LogBroker(2, ["INVALID_RECORD"]) as broker, producer_of(broker) as producer:
             await producer.send(TOPIC, "a", partition=0)
             await asyncio.sleep(1)
             gc.collect()
             assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
-    async def test_a_result_that_nobody_waits_for_any_more(self) -> None:
+    async def test_a_cancelled_future_is_left_alone(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=10) as producer:
             sent = [await producer.send(TOPIC, str(number), partition=0) for number in range(3)]
             sent[1].cancel()

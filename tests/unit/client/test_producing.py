@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioning and batching."""
+"""The partitioner and the batches of the producer."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class TestPartitioner:
             (b"abc", 479470107),
         ],
     )
-    def test_murmur2_as_java(self, key: bytes, expected: int) -> None:
+    def test_murmur2_of_java(self, key: bytes, expected: int) -> None:
         assert murmur2(key) == expected
 
     @given(st.binary(max_size=40))
-    def test_murmur2_as_another_client(self, key: bytes) -> None:
+    def test_murmur2_of_kafka_python(self, key: bytes) -> None:
         assert murmur2(key) & 0xFFFF_FFFF == other_murmur2(key) & 0xFFFF_FFFF
         assert -(1 << 31) <= murmur2(key) < 1 << 31
 
     @given(st.binary(max_size=20), st.integers(1, 50))
-    def test_keys_go_where_another_client_takes_them(self, key: bytes, count: int) -> None:
+    def test_keys_go_to_the_partitions_of_kafka_python(self, key: bytes, count: int) -> None:
         partitions = lambda topic: range(count)  # noqa: E731
         cluster = SimpleNamespace(
             topics=lambda: "t", partitions_for_topic=partitions, available_partitions_for_topic=partitions
@@ -49,7 +49,7 @@ class TestPartitioner:
         expected = DefaultPartitioner().partition("t", None, key, None, None, cluster)
         assert partition_for_key(key, count) == expected
 
-    def test_sticks_until_the_batch_is_closed(self) -> None:
+    def test_a_partition_sticks_until_its_batch_is_closed(self) -> None:
         sticky = StickyPartitions(random.Random(1).random)
         first = sticky.partition("t", [0, 1, 2])
         assert {sticky.partition("t", [0, 1, 2]) for _ in range(10)} == {first}
@@ -60,12 +60,12 @@ class TestPartitioner:
         assert sticky.partition("t", [0, 1, 2]) == second
         assert sticky.partition("t", [first]) == first
 
-    def test_every_partition_is_a_choice_and_chance_decides(self) -> None:
+    def test_a_random_partition_is_chosen(self) -> None:
         draws = [0.0, 0.25, 0.5, 0.75, 0.999]
         sticky = StickyPartitions(iter(draws).__next__)
         assert [sticky.partition(str(draw), [4, 5, 6, 7]) for draw in draws] == [4, 5, 6, 7, 7]
 
-    def test_only_the_end_of_the_present_batch_is_a_reason_to_choose(self) -> None:
+    def test_only_the_end_of_the_current_batch_changes_the_partition(self) -> None:
         draws = iter([0.0, 0.9])
         sticky = StickyPartitions(draws.__next__)
         assert sticky.partition("t", [0, 1]) == 0
@@ -74,7 +74,7 @@ class TestPartitioner:
         sticky.batch_closed("t", 0, [])
         assert sticky.partition("t", [0, 1]) == 0
         sticky.batch_closed("t", 0, [0])
-        assert sticky.partition("t", [0, 1]) == 0, "there is no other"
+        assert sticky.partition("t", [0, 1]) == 0, "there is no other available partition"
 
 
 def record(text: str = "", size: int = 0) -> Record:
@@ -82,7 +82,7 @@ def record(text: str = "", size: int = 0) -> Record:
 
 
 class TestAccumulator:
-    def test_lingers(self) -> None:
+    def test_a_batch_lingers(self) -> None:
         batches: Accumulator[int] = Accumulator(1000, linger_ms=50)
         assert batches.next_due_ms() is None
         batches.append(ZERO, record("a"), 1, 100)
@@ -91,7 +91,7 @@ class TestAccumulator:
         assert batches.ready(150) == [ZERO]
         assert batches.take(ZERO).done == [1]
 
-    def test_a_full_batch_does_not_wait(self) -> None:
+    def test_a_batch_that_is_followed_by_another_does_not_wait(self) -> None:
         batches: Accumulator[int] = Accumulator(300, linger_ms=1000)
         assert not batches.append(ZERO, record(size=100), 1, 0)
         assert batches.ready(0) == []
@@ -99,14 +99,14 @@ class TestAccumulator:
         assert batches.ready(0) == [ZERO]
         assert batches.take(ZERO).done == [1]
 
-    def test_a_batch_that_is_just_full_does_not_wait(self) -> None:
+    def test_a_batch_of_exactly_the_batch_size_does_not_wait(self) -> None:
         size = BATCH_OVERHEAD_BYTES + 2 * record_size(record("a"))
         batches: Accumulator[int] = Accumulator(size, linger_ms=1000)
         assert not batches.append(ZERO, record("a"), 1, 5)
         assert batches.append(ZERO, record("b"), 2, 6)
         assert (batches.ready(5), batches.next_due_ms()) == ([ZERO], 5)
 
-    def test_the_partition_that_is_due_first_counts(self) -> None:
+    def test_the_earliest_due_partition_counts(self) -> None:
         batches: Accumulator[int] = Accumulator(1000, linger_ms=50)
         batches.append(ZERO, record("a"), 1, 20)
         batches.append(ONE, record("a"), 2, 10)
@@ -114,14 +114,14 @@ class TestAccumulator:
         batches.take(ONE)
         assert batches.next_due_ms() == 70
 
-    def test_what_expires_gives_its_room_back(self) -> None:
+    def test_expired_batches_free_their_room(self) -> None:
         batches: Accumulator[int] = Accumulator(1, linger_ms=0)
         for number in range(3):
             batches.append(ZERO, record("a"), number, number * 10)
         assert [batch.done for batch in batches.expired(10)] == [[0], [1]]
         assert batches.buffered_bytes == record_size(record("a"))
 
-    def test_a_record_larger_than_a_batch_is_one(self) -> None:
+    def test_a_record_larger_than_a_batch_is_a_batch_of_its_own(self) -> None:
         batches: Accumulator[int] = Accumulator(10, linger_ms=1000)
         assert batches.append(ZERO, record(size=200), 1, 0)
         assert batches.ready(0) == [ZERO]
@@ -132,7 +132,7 @@ class TestAccumulator:
         batches.flushing += 1
         assert batches.ready(0) == [ZERO]
 
-    def test_one_batch_per_partition_is_under_way(self) -> None:
+    def test_one_batch_per_partition_is_in_flight(self) -> None:
         batches: Accumulator[int] = Accumulator(1, linger_ms=0)
         for number in range(2):
             batches.append(ZERO, record("a"), number, 0)
@@ -142,7 +142,7 @@ class TestAccumulator:
         batches.finished(first)
         assert batches.ready(0) == [ZERO, ONE]
 
-    def test_a_repetition_comes_before_everything_else_after_its_backoff(self) -> None:
+    def test_a_retried_batch_is_first_after_its_backoff(self) -> None:
         batches: Accumulator[int] = Accumulator(1, linger_ms=0)
         batches.append(ZERO, record("a"), 1, 0)
         batches.append(ZERO, record("b"), 2, 0)
@@ -152,14 +152,14 @@ class TestAccumulator:
         assert batches.ready(100) == [ZERO]
         assert batches.take(ZERO).done == [1]
 
-    def test_nothing_is_added_to_a_batch_that_was_sent(self) -> None:
+    def test_a_batch_that_was_sent_takes_no_more_records(self) -> None:
         batches: Accumulator[int] = Accumulator(1000, linger_ms=0)
         batches.append(ZERO, record("a"), 1, 0)
         batches.put_back(batches.take(ZERO), retry_at_ms=100)
         batches.append(ZERO, record("b"), 2, 0)
         assert [batch.done for batch in batches.pending()] == [[1], [2]]
 
-    def test_expiry_spares_the_batch_under_way_and_what_waits_behind_it(self) -> None:
+    def test_partitions_with_a_batch_in_flight_do_not_expire(self) -> None:
         batches: Accumulator[int] = Accumulator(1, linger_ms=0)
         for partition in (ZERO, ONE):
             for number in range(2):
@@ -171,7 +171,7 @@ class TestAccumulator:
     @given(
         st.lists(st.tuples(st.sampled_from([ZERO, ONE]), st.integers(0, 300), st.sampled_from("asfrd")), max_size=60)
     )
-    def test_nothing_is_lost_doubled_or_reordered(self, steps: list[tuple[TopicPartition, int, str]]) -> None:
+    def test_no_record_is_lost_duplicated_or_reordered(self, steps: list[tuple[TopicPartition, int, str]]) -> None:
         batches: Accumulator[int] = Accumulator(400, linger_ms=0)
         added: dict[TopicPartition, list[int]] = defaultdict(list)
         got: dict[TopicPartition, list[int]] = defaultdict(list)
@@ -195,14 +195,14 @@ class TestAccumulator:
 
 
 class TestBatch:
-    def test_encodes_within_its_estimate(self) -> None:
+    def test_an_encoded_batch_is_at_most_its_estimate(self) -> None:
         batch: ProducerBatch[int] = ProducerBatch(ZERO, 0)
         for number in range(100):
-            each = Record(b"key", b"v" * number, [("h", None), ("\u00fc", b"x")], 10**12 + number)
-            batch.add(each, number, record_size(each))
+            item = Record(b"key", b"v" * number, [("h", None), ("\u00fc", b"x")], 10**12 + number)
+            batch.add(item, number, record_size(item))
         data = batch.encode(Compression.NONE, False)
         assert len(data) <= batch.size_bytes
-        assert [each.value for each in decode_records(data)] == [each.value for each in batch.records]
+        assert [item.value for item in decode_records(data)] == [item.value for item in batch.records]
 
     @pytest.mark.parametrize(
         ("key", "headers"),
@@ -214,14 +214,14 @@ class TestBatch:
             (b"k" * 40, [("h" * 30, b"v" * 50), ("\udc80", None)]),
         ],
     )
-    def test_the_estimate_of_a_record_is_not_far_off(
+    def test_the_estimate_of_a_record_is_close(
         self, key: bytes | None, headers: list[tuple[str, bytes | None]]
     ) -> None:
-        each = Record(key, b"value", headers, 1)
+        item = Record(key, b"value", headers, 1)
         batch: ProducerBatch[int] = ProducerBatch(ZERO, 0)
-        batch.add(each, 0, record_size(each))
+        batch.add(item, 0, record_size(item))
         actual = len(batch.encode(Compression.NONE, False)) - BATCH_OVERHEAD_BYTES
-        assert actual <= record_size(each) <= actual + 20 + 10 * len(headers)
+        assert actual <= record_size(item) <= actual + 20 + 10 * len(headers)
 
     def test_sequences(self) -> None:
         sequences = Sequences(7, 1)

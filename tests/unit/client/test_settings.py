@@ -86,7 +86,7 @@ CONSUMER_DEFAULTS = {
         (ConsumerConfig, COMMON_DEFAULTS | CONSUMER_DEFAULTS),
     ],
 )
-def test_the_defaults_are_those_of_the_documentation(config: Any, defaults: dict[str, object]) -> None:
+def test_the_defaults_of_the_settings(config: Any, defaults: dict[str, object]) -> None:
     made = config(bootstrap_servers=SERVER)
     assert {field.name: getattr(made, field.name) for field in fields(config)} == defaults
 
@@ -153,20 +153,20 @@ def test_numbers_have_lower_bounds(config: Any, lowest: dict[str, int]) -> None:
         (ConsumerConfig, "group_protocol", ["consumer"]),
     ],
 )
-def test_choices(config: Any, name: str, allowed: list[object]) -> None:
+def test_settings_with_a_list_of_values(config: Any, name: str, allowed: list[object]) -> None:
     for value in allowed:
         assert getattr(config(bootstrap_servers=SERVER, **{name: value}), name) == value
-    with pytest.raises(ConfigException, match=f"{name}: 'other' is none of"):
+    with pytest.raises(ConfigException, match=f"{name}: 'other' is not one of"):
         config(bootstrap_servers=SERVER, **{name: "other"})
 
 
 class TestProducerLimits:
-    def test_the_largest_batch(self) -> None:
+    def test_the_largest_batch_size(self) -> None:
         assert ProducerConfig(bootstrap_servers=SERVER, batch_size=BATCH_SIZE_LIMIT).batch_size == BATCH_SIZE_LIMIT
         with pytest.raises(ConfigException, match="batch_size"):
             ProducerConfig(bootstrap_servers=SERVER, batch_size=BATCH_SIZE_LIMIT + 1)
 
-    def test_a_delivery_has_time_for_lingering_and_one_request(self) -> None:
+    def test_the_delivery_timeout_covers_linger_and_request_timeout(self) -> None:
         times: Any = {"linger_ms": 10, "request_timeout_ms": 100}
         assert ProducerConfig(bootstrap_servers=SERVER, delivery_timeout_ms=110, **times).delivery_timeout_ms == 110
         with pytest.raises(ConfigException, match="delivery_timeout_ms"):
@@ -177,7 +177,7 @@ class TestProducerLimits:
         config = ProducerConfig(bootstrap_servers=SERVER, acks=acks, enable_idempotence=False)
         assert config.required_acks == required
 
-    def test_a_transactional_id_needs_idempotence_and_a_name(self) -> None:
+    def test_a_transactional_id_requires_idempotence_and_is_not_empty(self) -> None:
         assert ProducerConfig(bootstrap_servers=SERVER, transactional_id="t").transactional_id == "t"
         with pytest.raises(ConfigException, match="enable_idempotence"):
             ProducerConfig(bootstrap_servers=SERVER, transactional_id="t", enable_idempotence=False)
@@ -200,12 +200,12 @@ class TestConsumerSettings:
                 auto_offset_reset_new_partitions="earliest",
             )
 
-    def test_the_classic_protocol_is_not_offered(self) -> None:
+    def test_the_classic_protocol_is_rejected(self) -> None:
         with pytest.raises(ConfigException, match="group_protocol"):
             Consumer(bootstrap_servers=SERVER, group_id="g", group_protocol="classic")
 
     @pytest.mark.parametrize("text", ["none", "", "early", "by_duration:", "by_duration:5s", "by_duration:-PT1S"])
-    def test_bad_new_partitions_policy(self, text: str) -> None:
+    def test_invalid_policies_for_new_partitions(self, text: str) -> None:
         with pytest.raises(ConfigException, match="auto_offset_reset_new_partitions"):
             ConsumerConfig(bootstrap_servers=SERVER, auto_offset_reset_new_partitions=text)
 
@@ -222,7 +222,7 @@ class TestConsumerSettings:
             ("bootstrap_servers", "nowhere"),
         ],
     )
-    def test_bad_values_name_the_setting(self, name: str, value: object) -> None:
+    def test_errors_name_the_setting(self, name: str, value: object) -> None:
         with pytest.raises(ConfigException, match=name):
             Consumer(**({"bootstrap_servers": SERVER} | {name: value}))  # type: ignore[arg-type]
 
@@ -230,7 +230,7 @@ class TestConsumerSettings:
         with pytest.raises(ConfigException, match="fetch_size"):
             Consumer(bootstrap_servers=SERVER, fetch_size=1)  # type: ignore[call-arg]
 
-    def test_a_config_and_keyword_arguments_at_once(self) -> None:
+    def test_a_config_with_keyword_arguments_is_rejected(self) -> None:
         with pytest.raises(ConfigException):
             AdminClient(AdminConfig(bootstrap_servers=SERVER), client_id="x")
 
@@ -248,7 +248,7 @@ class TestProducerSettings:
             ({"batch_size": 1 << 31}, "batch_size"),
         ],
     )
-    def test_bad_combinations(self, options: dict[str, object], name: str) -> None:
+    def test_invalid_combinations(self, options: dict[str, object], name: str) -> None:
         with pytest.raises(ConfigException, match=name):
             Producer(bootstrap_servers=SERVER, **options)  # type: ignore[arg-type]
 
@@ -280,13 +280,13 @@ class TestProperties:
         ("key", "text"),
         [("max.poll.records", "x"), ("check.crcs", "yes"), ("security.protocol", "odd"), ("acks", "many")],
     )
-    def test_bad_ones_are_named(self, key: str, text: str) -> None:
+    def test_errors_name_the_property(self, key: str, text: str) -> None:
         cls = ProducerConfig if key == "acks" else ConsumerConfig
         with pytest.raises(ConfigException, match=key):
             cls.from_properties({"bootstrap.servers": SERVER, key: text})
 
-    def test_every_key_of_kafkas_clients_is_taken_or_named(self) -> None:
-        """Keys and texts as in files for Kafka's own tools."""
+    def test_each_key_of_kafkas_clients_is_used_or_warned_of(self) -> None:
+        """The keys and values are those of files for Kafka's own tools."""
         warnings: list[str] = []
         config = ConsumerConfig.from_properties(
             {
@@ -317,7 +317,7 @@ class TestProperties:
         ]
         assert "consumer.session.timeout.ms" in warnings[5]
 
-    def test_acks_of_a_file_switch_idempotence_off_unless_it_is_asked_for(self) -> None:
+    def test_acks_in_a_file_disable_idempotence_unless_it_is_set(self) -> None:
         properties = {"bootstrap.servers": SERVER, "acks": "1"}
         assert not ProducerConfig.from_properties(properties).enable_idempotence
         with pytest.raises(ConfigException, match="acks: must be all"):
@@ -325,7 +325,7 @@ class TestProperties:
         assert ProducerConfig.from_properties({**properties, "acks": "all"}).enable_idempotence
         assert ProducerConfig.from_properties({"bootstrap.servers": SERVER}).enable_idempotence
 
-    def test_the_word_classic_is_a_group_protocol_only_there(self) -> None:
+    def test_classic_is_special_for_group_protocol_only(self) -> None:
         notes: list[str] = []
         properties = {"bootstrap.servers": SERVER, "group.protocol": "Classic", "client.id": "classic", "x": "classic"}
         config = ConsumerConfig.from_properties(properties, notes.append)
@@ -335,7 +335,7 @@ class TestProperties:
         ConsumerConfig.from_properties({**properties, "group.protocol": "consumer"}, notes.append)
         assert notes[2:] == ["x has no effect here"]
 
-    def test_what_has_no_effect_is_logged_unless_the_caller_takes_it(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_warnings_are_logged_unless_the_caller_handles_them(self, caplog: pytest.LogCaptureFixture) -> None:
         AdminConfig.from_properties({"bootstrap.servers": SERVER, "retries": "3"})
         (record,) = caplog.records
         assert record.levelname == "WARNING"
@@ -373,11 +373,11 @@ class TestDurations:
     @pytest.mark.parametrize(
         "text", ["", "P", "PT", "P1DT", "5s", "1H", "P1H", "PT1D", "P1M", "PT1.5M", "PT1S2M", "P 1D"]
     )
-    def test_what_is_none(self, text: str) -> None:
+    def test_invalid_durations(self, text: str) -> None:
         assert parse_duration_ms(text) is None
 
     @given(st.integers(0, 500), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59), st.integers(0, 999))
-    def test_parts_add_up(self, days: int, hours: int, minutes: int, seconds: int, millis: int) -> None:
+    def test_parts_of_a_duration_add_up(self, days: int, hours: int, minutes: int, seconds: int, millis: int) -> None:
         text = f"by_duration:P{days}DT{hours}H{minutes}M{seconds}.{millis:03}S"
         expected = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + millis
         assert parse_reset_policy("x", text).duration_ms == expected
@@ -399,15 +399,21 @@ def test_reset_policies() -> None:
     ("options", "message"),
     [
         ({"auto_offset_reset": "to_start_time"}, "needs a group_id"),
-        ({"auto_offset_reset": "to_start_time", "group_id": "g", "kip_1327_revision": "new-partitions"}, "no creation"),
+        (
+            {"auto_offset_reset": "to_start_time", "group_id": "g", "kip_1327_revision": "new-partitions"},
+            "new-partitions does not have",
+        ),
         ({"auto_offset_reset_new_partitions": "to_start_time", "group_id": "g"}, "for auto_offset_reset only"),
-        ({"auto_offset_reset_new_partitions": "none", "group_id": "g"}, "'none' is none of latest, earliest"),
-        ({"kip_1327_revision": "newest"}, "kip_1327_revision: 'newest' is none of off, creation-time, new-partitions"),
+        ({"auto_offset_reset_new_partitions": "none", "group_id": "g"}, "'none' is not one of latest, earliest"),
+        (
+            {"kip_1327_revision": "newest"},
+            "kip_1327_revision: 'newest' is not one of off, creation-time, new-partitions",
+        ),
         ({"client_software_name": "-a"}, "client_software_name: '-a' is not made of letters"),
         ({"client_software_name": ""}, "client_software_name: '' is not made of letters"),
     ],
 )
-def test_settings_of_kip_1327_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_of_kip_1327(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigException, match=message):
         ConsumerConfig(bootstrap_servers="a:1", **options)
 

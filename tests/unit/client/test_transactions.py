@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The producer's transactions as dialogues with a coordinator that knows the rules of KIP-98 and KIP-890."""
+"""The producer's transactions as dialogues with a coordinator that checks the rules of KIP-98 and KIP-890."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ Step = Callable[[Producer], Awaitable[object]]
 
 
 class TransactionBroker(LogBroker):
-    """Coordinator and leader in one. Each request must have the present producer id and epoch, and a partition must
-    have been added before it is written to, unless the cluster has transaction.version 2. `dialogue` is what was
-    asked; `errors` are the next answers to an API, which do nothing.
+    """A broker that is transaction coordinator and leader.
+
+    Each request must have the current producer id and epoch. Before transaction.version 2, a partition must be added
+    before its first records. `dialogue` lists the requests. `errors` are the next responses of an API; a request with
+    an error has no effect.
     """
 
     def __init__(self, *, is_v2: bool, **versions: tuple[int, int]) -> None:
@@ -103,7 +105,7 @@ class TransactionBroker(LogBroker):
             self._added.update(names)
         result = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
         topic_result = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
-        # The error is that of the last partition; the others were not attempted.
+        # The last partition has the error. The broker did not attempt to add the other partitions.
         codes = [Errors.OPERATION_NOT_ATTEMPTED if error else Errors.NONE] * (len(names) - 1) + [error]
         return AddPartitionsToTxnResponse(
             results_by_topic_v3_and_below=[
@@ -156,10 +158,10 @@ class TransactionBroker(LogBroker):
                     name=topic.name,
                     partitions=[
                         result(
-                            partition_index=each.partition_index,
-                            error_code=error if each is topic.partitions[-1] else 0,
+                            partition_index=partition.partition_index,
+                            error_code=error if partition is topic.partitions[-1] else 0,
                         )
-                        for each in topic.partitions
+                        for partition in topic.partitions
                     ],
                 )
                 for topic in request.topics
@@ -174,7 +176,7 @@ class TransactionBroker(LogBroker):
         error = self._heard(ApiKey.END_TXN, verb, request.producer_id, request.producer_epoch)
         if error:
             return EndTxnResponse(error_code=error)
-        assert self._added, "a transaction without contents is none for the coordinator"
+        assert self._added, "an empty transaction sends no EndTxn"
         self._added.clear()
         if self.is_v2:
             self.producer = PRODUCER_ID, self.producer[1] + 1
@@ -199,7 +201,7 @@ async def producer_of(broker: TransactionBroker, **options: Unpack[ProducerOptio
 async def begun(
     *, is_v2: bool = False, **options: Unpack[ProducerOptions]
 ) -> AsyncIterator[tuple[TransactionBroker, Producer]]:
-    """A producer with an open transaction; the dialogue begins then."""
+    """Yields a producer with an open transaction. The dialogue begins after the start of the transaction."""
     async with TransactionBroker(is_v2=is_v2) as broker, producer_of(broker, **options) as producer:
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -208,7 +210,7 @@ async def begun(
 
 
 class TestDialogues:
-    async def test_before_transaction_version_2(self) -> None:
+    async def test_requests_before_transaction_version_2(self) -> None:
         async with TransactionBroker(is_v2=False) as broker, producer_of(broker) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
@@ -237,8 +239,8 @@ class TestDialogues:
             assert broker.versions_of(ApiKey.END_TXN) == [4, 4]
             self.check_messages(broker)
 
-    async def test_with_transaction_version_2(self) -> None:
-        """KIP-890: nothing has to be added, and each transaction has an epoch of its own."""
+    async def test_requests_with_transaction_version_2(self) -> None:
+        """The producer adds no partitions, and each transaction has its own epoch (KIP-890)."""
         async with TransactionBroker(is_v2=True) as broker, producer_of(broker) as producer:
             await producer.init_transactions()
             for _ in range(2):
@@ -252,7 +254,7 @@ class TestDialogues:
             transaction = ["produce [('t', 1)]", "offsets of g", "commit"]
             assert broker.dialogue == ["init -1 -1", *transaction, *transaction, "produce [('t', 1)]", "abort"]
             headers = [header for header, _ in broker.logs[TopicPartition(TOPIC, 1)].batches]
-            assert [(each.producer_epoch, each.base_sequence) for each in headers] == [(0, 0), (1, 0), (2, 0)]
+            assert [(header.producer_epoch, header.base_sequence) for header in headers] == [(0, 0), (1, 0), (2, 0)]
             assert broker.versions_of(ApiKey.PRODUCE) == [13, 13, 13]
             assert broker.versions_of(ApiKey.TXN_OFFSET_COMMIT) == [5, 5]
             assert broker.versions_of(ApiKey.END_TXN) == [5, 5, 5]
@@ -260,7 +262,7 @@ class TestDialogues:
 
     @staticmethod
     def check_messages(broker: TransactionBroker) -> None:
-        assert broker.asked(ApiKey.INIT_PRODUCER_ID) == [
+        assert broker.requests_of(ApiKey.INIT_PRODUCER_ID) == [
             InitProducerIdRequest(transactional_id=ID, transaction_timeout_ms=9000, producer_id=-1, producer_epoch=-1)
         ]
         offset = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition
@@ -271,7 +273,7 @@ class TestDialogues:
                 offset(partition_index=1, committed_offset=5, committed_leader_epoch=2, committed_metadata="note"),
             ],
         )
-        assert broker.asked(ApiKey.TXN_OFFSET_COMMIT)[0] == TxnOffsetCommitRequest(
+        assert broker.requests_of(ApiKey.TXN_OFFSET_COMMIT)[0] == TxnOffsetCommitRequest(
             transactional_id=ID,
             group_id="g",
             producer_id=PRODUCER_ID,
@@ -283,7 +285,7 @@ class TestDialogues:
         )
 
     async def test_a_coordinator_of_an_older_version_gives_no_new_epoch(self) -> None:
-        """As while the brokers of a cluster are being upgraded."""
+        """This happens while the brokers of a cluster are being upgraded."""
         async with TransactionBroker(is_v2=True, end_txn=(0, 4)) as broker, producer_of(broker) as producer:
             end = broker.handlers[ApiKey.END_TXN]
 
@@ -300,10 +302,10 @@ class TestDialogues:
                 await producer.send_and_wait(TOPIC, "a", partition=1)
                 await producer.commit_transaction()
             headers = [header for header, _ in broker.logs[TopicPartition(TOPIC, 1)].batches]
-            assert [(each.producer_epoch, each.base_sequence) for each in headers] == [(0, 0), (0, 1)]
+            assert [(header.producer_epoch, header.base_sequence) for header in headers] == [(0, 0), (0, 1)]
 
     @pytest.mark.parametrize("is_v2", [False, True])
-    async def test_a_transaction_without_contents_is_none_for_the_coordinator(self, is_v2: bool) -> None:
+    async def test_an_empty_transaction_sends_no_request(self, is_v2: bool) -> None:
         async with begun(is_v2=is_v2) as (broker, producer):
             await producer.send_offsets_to_transaction({}, GROUP)
             await producer.commit_transaction()
@@ -313,7 +315,7 @@ class TestDialogues:
             assert broker.dialogue == []
 
     @pytest.mark.parametrize("is_v2", [False, True])
-    async def test_offsets_alone_are_contents(self, is_v2: bool) -> None:
+    async def test_a_transaction_of_offsets_alone_is_ended(self, is_v2: bool) -> None:
         async with begun(is_v2=is_v2) as (broker, producer):
             await producer.send_offsets_to_transaction(OFFSETS, GROUP)
             await producer.commit_transaction()
@@ -322,7 +324,7 @@ class TestDialogues:
             assert broker.dialogue == [*([] if is_v2 else ["add offsets of g"]), "offsets of g", "commit"]
 
     @pytest.mark.parametrize("is_v2", [False, True])
-    async def test_an_abort_drops_what_was_not_sent(self, is_v2: bool) -> None:
+    async def test_an_abort_drops_unsent_records(self, is_v2: bool) -> None:
         async with begun(is_v2=is_v2, linger_ms=10_000) as (broker, producer):
             waiting = await producer.send(TOPIC, "a", partition=0)
             before = now_ms()
@@ -331,8 +333,8 @@ class TestDialogues:
                 await waiting
             assert (now_ms(), broker.dialogue) == (before, [])
 
-    async def test_an_abort_waits_for_what_is_under_way(self) -> None:
-        """What comes after the abort marker would belong to the next transaction."""
+    async def test_an_abort_waits_for_batches_in_flight(self) -> None:
+        """A batch that arrives after the abort marker would belong to the next transaction."""
         async with begun() as (broker, producer):
             write = broker.handlers[ApiKey.PRODUCE]
 
@@ -347,7 +349,7 @@ class TestDialogues:
             assert future.result().offset == 0
             assert broker.dialogue == ["add [('t', 0)]", "produce [('t', 0)]", "abort"]
 
-    async def test_a_commit_sends_what_was_taken(self) -> None:
+    async def test_a_commit_sends_buffered_records(self) -> None:
         async with begun(linger_ms=10_000) as (broker, producer):
             future = await producer.send(TOPIC, "a", partition=0)
             await producer.commit_transaction()
@@ -433,7 +435,9 @@ class TestStates:
         ],
     )
     @pytest.mark.parametrize("call", STEPS)
-    async def test_what_may_be_called_when(self, before: list[str], state: str, allowed: set[str], call: str) -> None:
+    async def test_calls_allowed_in_each_state(
+        self, before: list[str], state: str, allowed: set[str], call: str
+    ) -> None:
         async with TransactionBroker(is_v2=True) as broker, producer_of(broker) as producer:
             for step in before:
                 await STEPS[step](producer)
@@ -466,14 +470,14 @@ class TestStates:
                     await STEPS[call](producer)
             broker.dialogue.clear()
             await _abort(producer)
-            # The epoch changes, so that nothing that is late can come into the next transaction.
+            # The epoch changes, so that the broker rejects late batches of the aborted transaction.
             assert broker.dialogue == (["abort"] if is_v2 else ["abort", "init 0 0"])
             assert broker.producer == (PRODUCER_ID, 1)
             await _begin(producer)
             await _send(producer)
             await _commit(producer)
 
-    async def test_a_new_epoch_needs_a_broker_that_can_be_told_the_old_one(self) -> None:
+    async def test_a_new_epoch_needs_a_broker_with_kip_360(self) -> None:
         async with TransactionBroker(is_v2=False, init_producer_id=(0, 2)) as broker, producer_of(broker) as producer:
             await _init(producer)
             await _begin(producer)
@@ -496,7 +500,7 @@ class TestStates:
             (ApiKey.END_TXN, "abort"),
         ],
     )
-    async def test_failures_for_good(self, key: ApiKey, step: str, error: Errors) -> None:
+    async def test_fatal_errors(self, key: ApiKey, step: str, error: Errors) -> None:
         async with TransactionBroker(is_v2=False) as broker, producer_of(broker) as producer:
             broker.errors[key] = [error]
             if step != "init":
@@ -512,8 +516,8 @@ class TestStates:
                 with pytest.raises(KafkaError, match=error.name):
                     await call(producer)
 
-    async def test_a_stale_epoch_of_a_record_may_mean_that_the_transaction_took_too_long(self) -> None:
-        """KIP-588: it can be aborted, and the coordinator says whether there is another producer."""
+    async def test_a_stale_epoch_of_a_record_makes_the_transaction_abortable(self) -> None:
+        """The transaction can be aborted, and the abort shows whether there is another producer (KIP-588)."""
         async with begun() as (broker, producer):
             broker.errors[ApiKey.PRODUCE] = [Errors.INVALID_PRODUCER_EPOCH]
             with pytest.raises(KafkaError, match="INVALID_PRODUCER_EPOCH"):
@@ -546,7 +550,7 @@ class TestStates:
             (ApiKey.END_TXN, "abort"),
         ],
     )
-    async def test_what_may_pass_is_tried_again(self, key: ApiKey, step: str) -> None:
+    async def test_retriable_errors_are_retried(self, key: ApiKey, step: str) -> None:
         error = Errors.NOT_LEADER_OR_FOLLOWER if key is ApiKey.PRODUCE else Errors.CONCURRENT_TRANSACTIONS
         async with TransactionBroker(is_v2=False) as broker, producer_of(broker) as producer:
             broker.errors[key] = [error, error]
@@ -567,10 +571,10 @@ class TestStates:
             await _send(producer)
             await _send(producer)
             assert broker.dialogue == ["add [('t', 0)]"] * 2 + ["produce [('t', 0)]"] * 2
-            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 2
+            assert len(broker.requests_of(ApiKey.FIND_COORDINATOR)) == 2
 
     @pytest.mark.parametrize("error", [Errors.TOPIC_AUTHORIZATION_FAILED, Errors.INVALID_TXN_STATE])
-    async def test_partitions_that_are_refused_fail_the_records_and_the_transaction(self, error: Errors) -> None:
+    async def test_rejected_partitions_fail_the_records_and_the_transaction(self, error: Errors) -> None:
         async with begun(linger_ms=5) as (broker, producer):
             broker.errors[ApiKey.ADD_PARTITIONS_TO_TXN] = [error]
             sent = [await producer.send(TOPIC, "x", partition=index) for index in (0, 1)]
@@ -582,25 +586,25 @@ class TestStates:
             await _abort(producer)
             assert broker.dialogue == ["add [('t', 0), ('t', 1)]"]
 
-    async def test_a_commit_whose_fate_is_not_known_can_be_repeated(self) -> None:
+    async def test_a_commit_that_timed_out_can_be_repeated(self) -> None:
         async with begun(max_block_ms=500) as (broker, producer):
             await _send(producer)
             end, broker.handlers[ApiKey.END_TXN] = broker.handlers[ApiKey.END_TXN], lambda *_: None
             before = now_ms()
-            with pytest.raises(TimeoutException, match="end the transaction: not within 500 ms"):
+            with pytest.raises(TimeoutException, match="end the transaction: timed out after 500 ms"):
                 await _commit(producer)
             assert now_ms() - before == 500
             for name in ("send", "offsets", "abort", "begin"):
                 with pytest.raises(IllegalStateException, match="the transaction is ending"):
                     await STEPS[name](producer)
-            with pytest.raises(TimeoutException, match="not within 70 ms"):
+            with pytest.raises(TimeoutException, match="timed out after 70 ms"):
                 await producer.commit_transaction(timeout_ms=70)
             broker.handlers[ApiKey.END_TXN] = end
             broker.hang_up()
             await _commit(producer)
             await _begin(producer)
 
-    async def test_a_commit_that_is_refused_can_be_aborted(self) -> None:
+    async def test_a_rejected_commit_can_be_aborted(self) -> None:
         async with begun() as (broker, producer):
             await _send(producer)
             broker.errors[ApiKey.END_TXN] = [Errors.INVALID_TXN_STATE]
@@ -623,11 +627,11 @@ class TestStates:
             method = producer.init_transactions if call == "init" else producer.abort_transaction
             for timeout_ms, expected in ((None, 300), (0, 0), (70, 70)):
                 before = now_ms()
-                with pytest.raises(TimeoutException, match=f"not within {expected} ms"):
+                with pytest.raises(TimeoutException, match=f"timed out after {expected} ms"):
                     await method(timeout_ms=timeout_ms)
                 assert now_ms() - before == expected
 
-    async def test_a_commit_of_what_can_only_be_aborted_is_refused_at_once(self) -> None:
+    async def test_a_commit_after_a_failure_is_rejected_at_once(self) -> None:
         async with begun() as (broker, producer):
             write = broker.handlers[ApiKey.PRODUCE]
 
@@ -645,7 +649,7 @@ class TestStates:
                 await _commit(producer)
             assert now_ms() == before
 
-    async def test_a_record_that_waits_for_room_does_not_come_into_the_next_transaction(self) -> None:
+    async def test_a_record_that_waits_for_room_is_not_sent_in_the_next_transaction(self) -> None:
         async with begun(linger_ms=10_000, buffer_memory=200) as (_, producer):
             first = await producer.send(TOPIC, "x" * 150, partition=0)
             second = asyncio.create_task(producer.send(TOPIC, "x" * 150, partition=0))
@@ -665,7 +669,7 @@ class TestStates:
                 await _commit(producer)
             assert "commit" not in broker.dialogue
 
-    async def test_a_lost_sequence_is_not_mended_within_a_transaction(self) -> None:
+    async def test_a_lost_sequence_fails_the_transaction(self) -> None:
         async with begun() as (broker, producer):
             broker.errors[ApiKey.PRODUCE] = [Errors.UNKNOWN_PRODUCER_ID]
             with pytest.raises(KafkaError, match="UNKNOWN_PRODUCER_ID"):

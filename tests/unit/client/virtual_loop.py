@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An asyncio event loop on virtual time with connections in memory: when nothing is left to do, the clock jumps to the
-next timer. So tests of the client wait for nothing, and can say exactly when something happens.
+"""An asyncio event loop on virtual time, with connections in memory.
+
+If no task can run, the clock jumps to the next timer. So tests of the client do not wait, and they can assert the exact
+time of an event.
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ import pytest
 T = TypeVar("T")
 
 _START_SECONDS = 1000.0
-"""Not 0, because that would hide a time that nobody has set."""
+"""The start is not 0, because 0 would hide a time that was not set."""
 _MOST_TURNS = 10_000
-"""So many turns of the loop at one moment mean that it goes round without end."""
+"""More turns of the loop without progress of the clock are an endless loop."""
 _LONGEST_SECONDS = 2_000.0
-"""No test takes longer: it waits for what does not happen, while something else is done again and again."""
+"""A test that takes longer waits for an event that does not happen, while other tasks repeat their work."""
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Knows the servers that run in it, and no others. Nobody answers at the `silent` addresses; `connections` are the
-    ends of clients that have not been told of the end.
+    """An event loop that connects only to servers that run in it.
+
+    Connections to the `silent` addresses never open. `connections` are the open ends of the clients.
     """
 
     def __init__(self) -> None:
@@ -45,7 +48,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def now_ms(self) -> float:
-        """Milliseconds since the start, without the dust of floating point."""
+        """Milliseconds since the start, rounded to remove floating-point errors."""
         return round((self._clock.seconds - _START_SECONDS) * 1000, 6)
 
     async def create_server(  # type: ignore[override]
@@ -77,7 +80,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Clock(selectors.DefaultSelector):
-    """Does not wait but sets the time."""
+    """A selector that advances the time instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,13 +90,13 @@ class _Clock(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._turns = 0 if timeout != 0 else self._turns + 1
         if timeout is None:
-            raise AssertionError("everything waits, and nothing will ever happen")
+            raise AssertionError("all tasks wait, and there is no timer")
         if self._turns > _MOST_TURNS:
             self._turns = 0
-            raise AssertionError("something goes round without end, and no time passes")
+            raise AssertionError(f"an endless loop: more than {_MOST_TURNS} turns while no time passes")
         self.seconds += max(timeout, 0)
         if self.seconds > _START_SECONDS + _LONGEST_SECONDS:
-            raise AssertionError("it takes too long")
+            raise AssertionError(f"the test takes more than {_LONGEST_SECONDS:g} s of virtual time")
         return super().select(0)
 
 
@@ -115,7 +118,7 @@ class _Address:
 
 
 def _connect(loop: VirtualLoop, near: asyncio.BaseProtocol, far: asyncio.BaseProtocol) -> asyncio.Transport:
-    """Makes a connection between two protocols, and returns the transport of the first."""
+    """Connects two protocols. Returns the transport of the first."""
     ends = MemoryTransport(loop, near), MemoryTransport(loop, far)
     ends[0].peer, ends[1].peer = reversed(ends)
     far.connection_made(ends[1])
@@ -125,7 +128,7 @@ def _connect(loop: VirtualLoop, near: asyncio.BaseProtocol, far: asyncio.BasePro
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a connection. What is written arrives with the next turn of the loop, in order."""
+    """One end of a connection. Data arrives at the other end in the next turn of the loop, in order."""
 
     peer: MemoryTransport
 
@@ -145,21 +148,21 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.data_received(data)
 
     def close(self) -> None:
-        """The other side sees the end of what was written."""
+        """Closes this end. The other end reads all data and then the end of the stream."""
         self._close(self.peer._receive_end)
 
     def abort(self) -> None:
         self._close(self.peer._lose, ConnectionResetError("connection reset by peer"))
 
     def _force_close(self, error: Exception) -> None:
-        """What asyncio's TLS calls after a failure."""
+        """Aborts the connection. asyncio's TLS calls this after a failure."""
         self.abort()
 
-    def _close(self, tell: Callable[..., None], *args: Exception) -> None:
+    def _close(self, notify_peer: Callable[..., None], *args: Exception) -> None:
         if not self._is_closing:
             self._is_closing = True
             self._loop.call_soon(self._lose)
-            self._loop.call_soon(tell, *args)
+            self._loop.call_soon(notify_peer, *args)
 
     def _receive_end(self) -> None:
         if not self._is_closing and not self._protocol.eof_received():
@@ -188,18 +191,18 @@ def running_loop() -> VirtualLoop:
 
 
 def now_ms() -> float:
-    """The time of the running loop."""
+    """Returns the time of the running loop."""
     return running_loop().now_ms
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine in a loop of its own, for tests that Hypothesis calls again and again."""
+    """Runs a coroutine in a loop of its own, for tests that Hypothesis calls repeatedly."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 
 
 async def took_ms(work: Awaitable[object], *errors: type[BaseException]) -> float:
-    """How long the work takes; it ends with one of the errors, if some are given."""
+    """Returns how long the work takes. If `errors` are given, it must raise one of them."""
     before = now_ms()
     with pytest.raises(errors) if errors else nullcontext():
         await work
@@ -207,5 +210,5 @@ async def took_ms(work: Awaitable[object], *errors: type[BaseException]) -> floa
 
 
 async def quiet(seconds: float = 5) -> None:
-    """Time for everything that happens by itself."""
+    """Lets time pass, so that the background tasks can do their work."""
     await asyncio.sleep(seconds)

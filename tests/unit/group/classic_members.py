@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def answered(reply: T | Waiting) -> T:
-    """The answer, which must be there by now."""
+    """Returns the response, which must have arrived."""
     answer = reply.answer if isinstance(reply, Waiting) else reply
     assert answer is not None, "still waiting"
     return cast(T, answer)
@@ -42,7 +42,7 @@ def subscription(topics: Iterable[str], owned: dict[str, list[int]] | None = Non
 
 
 class ClassicConsumer:
-    """One consumer with a client-side assignor; cooperative ones say what they own when they join."""
+    """One consumer with a client-side assignor; a cooperative one lists its partitions when it joins."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class ClassicConsumer:
         self.protocol_type = "consumer"
         self.protocols = ["cooperative-sticky" if cooperative else "range"]
         self.metadata: bytes | None = None
-        """Sent instead of the subscription to `topics`."""
+        """The metadata to send instead of the subscription to `topics`."""
         self.rebalance_timeout_ms = 60_000
         self.session_timeout_ms = 10_000
 
     def join(self) -> JoinGroupResponse | Waiting:
-        """One JoinGroup, and with it the second one that brings the member id back."""
+        """Sends JoinGroup, and again with the member id if the response requires that."""
         reply = self.join_once()
         if isinstance(reply, JoinGroupResponse) and reply.error_code == 79:
             self.member_id = reply.member_id
@@ -102,7 +102,7 @@ class ClassicConsumer:
         return cast("JoinGroupResponse | Waiting", reply)
 
     def on_joined(self, reply: JoinGroupResponse | Waiting) -> JoinGroupResponse:
-        """Take the answer in: the member's id, its generation, and the others if it leads."""
+        """Keeps the response: the member id, the generation, and the members if it is the leader."""
         response = answered(reply)
         assert response.error_code == 0, response
         self.member_id, self.generation, self.joined = response.member_id, response.generation_id, response
@@ -113,7 +113,7 @@ class ClassicConsumer:
         return self.joined is not None and self.joined.leader == self.member_id
 
     def sync(self, assignment: dict[str, dict[str, list[int]]] | None = None) -> SyncGroupResponse | Waiting:
-        """SyncGroup, with the assignment by member id from the leader."""
+        """Sends SyncGroup; the leader passes the assignment by member id."""
         request = SyncGroupRequest(
             group_id=self.group,
             generation_id=self.generation,
@@ -160,7 +160,7 @@ class ClassicConsumer:
 
 
 def settle(context: GroupContext, members: list[ClassicConsumer], counts: dict[str, int]) -> None:
-    """All members join, newcomers first, the leader gives each its share of every topic, all sync."""
+    """Lets all members join, new ones first, and sync. The leader assigns the partitions of each topic in turn."""
     replies = [(member, member.join()) for member in sorted(members, key=lambda member: member.member_id != "")]
     context.sleep(0)
     for member, reply in replies:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shard under test: runs operations, replays their records, keeps timers on a virtual clock and tasks in a list.
 
-After every operation a second shard is rebuilt from the whole log and compared, and another one is restored from a
-snapshot, so each test is a test of recovery and of snapshots too.
+After every operation it rebuilds a second shard from the whole log, restores a third one from a snapshot, and compares
+them. Each test is therefore also a test of recovery and of snapshots.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ DEFAULTS = {"group.consumer.assignment.interval.ms": "0"}
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that is parked at a barrier."""
+    """A request that waits at a barrier."""
 
     context: GroupContext
     token: int
 
     @property
     def answer(self) -> object:
-        """The answer, or None while there is none."""
+        """The response, or None while the request waits."""
         return self.context.answers.get(self.token)
 
 
@@ -86,7 +86,7 @@ class GroupContext:
         self.creation_limit_ms = NO_CREATION_LIMIT
         self.records: list[CoordinatorRecord] = []
         self.answers: dict[int, object] = {}
-        """Token -> the answer of a request that had to wait."""
+        """Token -> the response to a request that had to wait."""
         self._tokens = itertools.count(1)
 
     def run(
@@ -130,7 +130,7 @@ class GroupContext:
         return result.response
 
     def _replay_encoded(self, encoded: EncodedRecords, behind: list[CoordinatorRecord]) -> list[CoordinatorRecord]:
-        """As the runtime does it; returns what a reader of the log finds."""
+        """Replays encoded records as the runtime does; returns the records that a reader of the log sees."""
         packed = PackedBatch(5, self.now_ms)
         packed.add(encoded.body, encoded.count)
         packed.add(encode_records([SERDE.serialize(record) for record in behind], packed.count), len(behind))
@@ -138,8 +138,8 @@ class GroupContext:
         encoded.replay()
         for record in behind:
             self.shard.replay(record)
-        found = [SERDE.deserialize(record.key, record.value) for record in decode_records(batch)]
-        return [record for record in found if record is not None]
+        records = [SERDE.deserialize(record.key, record.value) for record in decode_records(batch)]
+        return [record for record in records if record is not None]
 
     def rebuilt(self) -> GroupCoordinatorShard:
         shard = GroupCoordinatorShard(self.config, self.image)
@@ -148,7 +148,7 @@ class GroupContext:
         return shard
 
     def restored(self) -> GroupCoordinatorShard | None:
-        """A shard made from a snapshot; None where there can be none now."""
+        """Returns a shard restored from a snapshot; None if there can be no snapshot now."""
         parts = self.shard.snapshot()
         if parts is None:
             return None
@@ -158,13 +158,13 @@ class GroupContext:
         return runtime.machine(0)
 
     def restart(self) -> None:
-        """A crash and a new start: only the log remains."""
+        """Crashes and starts again: only the log remains."""
         self.shard = self.rebuilt()
         self.timers, self.tasks = {}, []
         self.run(self.shard.on_loaded)
 
     def sleep(self, milliseconds: int) -> list[TimerKey]:
-        """Let the clock run; returns the timers that fired, in order."""
+        """Advances the clock; returns the timers that fired, in order."""
         end_ms = self.now_ms + milliseconds
         fired = []
         while self.timers:
@@ -190,7 +190,7 @@ class GroupContext:
         self.run(lambda context: self.shard.on_metadata_update(context, image))
 
     def run_tasks(self) -> None:
-        """Do the background work with the present image, as the shell does."""
+        """Runs the background tasks with the present image, as the shell does."""
         tasks, self.tasks = self.tasks, []
         for task in tasks:
             value: object = None

@@ -16,9 +16,9 @@ def image_of(
     group_configs: Mapping[str, Mapping[str, str]] | None = None,
     previous: MetadataImage | None = None,
 ) -> MetadataImage:
-    """An image with these topics and partition counts; topics that `previous` has just so are the same objects.
+    """Returns an image with these topics and partition counts; unchanged topics are the objects of `previous`.
 
-    A topic that `previous` lacks gets an id of its own for this epoch, as a topic that is made again does.
+    A topic that `previous` lacks gets a new id for this epoch, also if a topic of that name was deleted before.
     """
     images = {}
     for name, count in topics.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classic groups beside `tests/transcripts/classic`: many members, and what fits in no record."""
+"""Classic groups, in addition to `tests/transcripts/classic`: many members, and groups too large for a record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def consumers(context: GroupContext, count: int, **more: object) -> list[Classic
 
 
 def error_of(run: Callable[[], object]) -> Errors:
-    """The error of a refused request, whether it is raised or (JoinGroup of a classic group) a response with the id."""
+    """Returns the error of a rejected request, which is raised or (JoinGroup of a classic group) in the response."""
     try:
         response = run()
     except KafkaError as error:
@@ -43,7 +43,7 @@ def error_of(run: Callable[[], object]) -> Errors:
     return Errors(response.error_code)
 
 
-def test_storm_of_joins_needs_two_requests_a_member() -> None:
+def test_a_storm_of_joins_needs_two_requests_per_member() -> None:
     context = GroupContext({"t6": 6}, DELAY)
     members = consumers(context, 300)
     calls = 0
@@ -60,8 +60,8 @@ def test_storm_of_joins_needs_two_requests_a_member() -> None:
     assert {member.generation for member in members} == {1}
 
 
-def test_an_assignment_that_fits_in_no_record_is_refused_and_the_group_begins_anew(context: GroupContext) -> None:
-    """Nobody waits for it: all who asked are told, and join again. The first SyncGroup of a generation as well."""
+def test_an_assignment_too_large_for_a_record_is_rejected_and_the_group_rebalances(context: GroupContext) -> None:
+    """All waiting SyncGroup requests fail, also the first one of the generation, and the members join again."""
     members = consumers(context, 2)
     settle(context, members, {"t6": 6})
     leader = next(member for member in members if member.leads)
@@ -81,10 +81,10 @@ def test_an_assignment_that_fits_in_no_record_is_refused_and_the_group_begins_an
     assert state(context) == "Stable"
 
 
-def test_a_static_member_whose_metadata_fits_in_no_record_is_refused_before_anything_changes(
+def test_a_static_member_with_metadata_too_large_for_a_record_is_rejected_without_a_change(
     context: GroupContext,
 ) -> None:
-    """Apache Kafka 4.3.1 answers UNKNOWN_SERVER_ERROR too, and the member that has the instance id lives on."""
+    """Apache Kafka 4.3.1 returns UNKNOWN_SERVER_ERROR too, and the holder of the instance id stays a member."""
     (first,) = consumers(context, 1, instance="i1")
     settle(context, [first], {"t6": 6})
     before, timers, version = describe(context, "g"), dict(context.timers), context.shard._groups["g"].version
@@ -100,15 +100,15 @@ def test_a_static_member_whose_metadata_fits_in_no_record_is_refused_before_anyt
     assert first.heartbeat() == Errors.FENCED_INSTANCE_ID
 
 
-def test_a_member_that_was_told_its_id_may_join_with_the_instance_id_of_another(context: GroupContext) -> None:
-    """The instance id is its own from then on, also after the member that had it before is gone."""
+def test_a_pending_member_may_join_with_the_instance_id_of_another_member(context: GroupContext) -> None:
+    """It keeps the instance id, also after the former holder is removed."""
     holder = ClassicConsumer(context, "g", "holder", ["t6"], instance="i")
     settle(context, [holder], {"t6": 6})
     newcomer = ClassicConsumer(context, "g", "newcomer", ["t6"])
-    told = newcomer.join_once()
-    assert isinstance(told, JoinGroupResponse)
-    assert told.error_code == Errors.MEMBER_ID_REQUIRED
-    newcomer.member_id, newcomer.instance = told.member_id, "i"
+    response = newcomer.join_once()
+    assert isinstance(response, JoinGroupResponse)
+    assert response.error_code == Errors.MEMBER_ID_REQUIRED
+    newcomer.member_id, newcomer.instance = response.member_id, "i"
     newcomer.join_once()
     assert {member.member_id for member in describe(context, "g").members} == {holder.member_id, newcomer.member_id}
     context.sleep(120_000)

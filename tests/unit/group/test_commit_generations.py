@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may commit with which generation, for groups of every kind. 0 is a generation, -1 is none."""
+"""Which generations a client may commit with, for groups of every kind. 0 is a generation, -1 is none."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def offsets_alone(context: GroupContext) -> str:
 
 
 def classic_group(context: GroupContext) -> str:
-    """At generation 1."""
+    """Creates a classic group at generation 1; returns its member."""
     member = ClassicConsumer(context, "g", "a", ["t"])
     settle(context, [member], {"t": 1})
     return member.member_id
 
 
 def consumer_group(context: GroupContext) -> str:
-    """At epoch 2."""
+    """Creates a consumer group at epoch 2; returns its member."""
     context.join("g", "member-a", ["t"])
     return "member-a"
 
@@ -61,7 +61,7 @@ def error_of(commit: Callable[[], dict[tuple[str, int], int]]) -> Errors:
 def test_commits_by_generation(
     group: Callable[[GroupContext], str], member: str, api_version: int, expected: dict[int, Errors]
 ) -> None:
-    found = {}
+    errors = {}
     for generation in expected:
         context = GroupContext({"t": 1}, {"group.initial.rebalance.delay.ms": "0"})
         made = group(context)
@@ -70,5 +70,5 @@ def test_commits_by_generation(
         def commit() -> dict[tuple[str, int], int]:
             return context.commit("g", {"t": {0: 5}}, member=member_id, epoch=generation, api_version=api_version)  # noqa: B023
 
-        found[generation] = error_of(commit)
-    assert found == expected
+        errors[generation] = error_of(commit)
+    assert errors == expected

@@ -49,7 +49,7 @@ def test_the_version_is_the_first_two_bytes(data: bytes, version: int | None) ->
         (32767, OWNED + GENERATION + RACK, [3, 5], 7, "r"),
     ],
 )
-def test_each_version_of_a_subscription_says_more(
+def test_each_version_of_a_subscription_has_more_fields(
     version: int, rest: bytes, owned: list[int], generation: int, rack: str | None
 ) -> None:
     data = version.to_bytes(2, "big") + TOPICS + NO_USER_DATA + rest
@@ -60,8 +60,8 @@ def test_each_version_of_a_subscription_says_more(
     assert read_topics(data) == ["t"]
     if rest:
         cut = data[: -len(rest)]
-        assert read_subscription(cut) is None, "what its version promises is missing"
-        assert read_topics(cut) == ["t"], "what all versions share is there"
+        assert read_subscription(cut) is None, "a field of its version is missing"
+        assert read_topics(cut) == ["t"], "the fields of all versions are there"
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 9])
@@ -73,7 +73,7 @@ def test_an_assignment_is_the_same_in_all_versions(version: int) -> None:
     assert write_assignment({"t": [3, 5]}, version) == min(version, 3).to_bytes(2, "big") + data[2:]
 
 
-def test_no_bytes_are_an_empty_assignment_and_few_are_none() -> None:
+def test_no_bytes_are_an_empty_assignment_and_too_few_bytes_are_malformed() -> None:
     nothing = read_assignment(b"")
     assert nothing is not None
     assert nothing.assigned_partitions == []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """KIP-496's meters: commits, expirations, deletions by administrators, and completed rebalances of both protocols.
 
-Apache Kafka 4.3.1 was asked over JMX for the same operations: DeleteGroups and the deletion of a topic leave
-offset-deletion-count as it is.
+The counts are those that Apache Kafka 4.3.1 showed over JMX for the same operations: DeleteGroups and the deletion of a
+topic do not change offset-deletion-count.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SETTINGS = {
 
 
 def started() -> GroupContext:
-    """A shard whose log is loaded: what comes now is counted."""
+    """Returns a loaded shard, which counts its operations."""
     context = GroupContext({"t3": 3, "t6": 6}, SETTINGS)
     context.restart()
     return context
 
 
 def counted(context: GroupContext) -> dict[str, int]:
-    """The counters that are not 0, without that of group epochs."""
+    """Returns the counters that are not 0, without the counter of group epochs."""
     counters = asdict(context.shard.counters)
     del counters["consumer_group_rebalances"]
     return {name: count for name, count in counters.items() if count}
@@ -117,7 +117,7 @@ def test_a_classic_rebalance_counts_when_its_assignment_is_written() -> None:
     members = [ClassicConsumer(context, "g", name, ["t3"], instance=f"i-{name}") for name in "ab"]
     settle(context, members, {"t3": 3})
     assert counted(context) == {"classic_rebalances_completed": 1}
-    # A static member comes back: a record with members, and no rebalance.
+    # A static member returns: this writes a record with members, but is no rebalance.
     back = ClassicConsumer(context, "g", "a", ["t3"], instance="i-a")
     back.on_joined(back.join())
     assert back.generation == members[1].generation
@@ -142,12 +142,12 @@ def test_a_consumer_rebalance_counts_when_all_members_have_reached_its_epoch() -
     context.heartbeat("g", "b", context.describe("g").members[0].member_epoch, owned={})
     assert context.describe("g").group_state == "Stable"
     assert counted(context) == {"consumer_rebalances_completed": 2}
-    # Nothing new is completed by more heartbeats.
+    # Further heartbeats complete no rebalance.
     context.heartbeat("g", "a", epoch, owned=owned)
     assert counted(context) == {"consumer_rebalances_completed": 2}
 
 
-def test_a_static_member_that_comes_back_completes_no_rebalance() -> None:
+def test_a_static_member_that_returns_completes_no_rebalance() -> None:
     context = started()
     context.join("g", "a", ["t3"], instance="i")
     context.heartbeat("g", "a", -2, instance="i")
@@ -167,7 +167,7 @@ def test_a_conversion_completes_no_rebalance() -> None:
 
 @pytest.mark.parametrize("has_offsets", [False, True])
 def test_a_conversion_back_completes_no_rebalance(has_offsets: bool) -> None:
-    """Offsets keep the group when the records of its old type are deleted."""
+    """With offsets the group still exists after the records of its old type are deleted."""
     context = started()
     epoch = context.join("g", "old", ["t3"], instance="i", assignor=None).member_epoch
     if has_offsets:
@@ -190,7 +190,7 @@ def test_loading_counts_nothing_and_shards_can_share_their_counters() -> None:
     settle(context, [ClassicConsumer(context, "k", "a", ["t3"])], {"t3": 3})
     context.restart()
     assert counted(context) == {}
-    # The group is stable since before the load.
+    # The group was stable before the load.
     context.heartbeat("c", "a", context.describe("c").group_epoch, owned={"t3": [0, 1, 2]})
     assert counted(context) == {}
     shared = GroupCounters(offset_commits=5)

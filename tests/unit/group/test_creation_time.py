@@ -31,7 +31,7 @@ STEPS = st.lists(
 
 
 class Story:
-    """What happens, and the creation times that must come of it."""
+    """The steps of a test, and the creation times that they must give."""
 
     def __init__(self) -> None:
         self.context = GroupContext({"t": 1, "u": 1})
@@ -75,34 +75,35 @@ class Story:
 
     def _epoch(self, group: str, member: str) -> int | None:
         described = self.context.describe(group)
-        return next((one.member_epoch for one in described.members if one.member_id == member), None)
+        return next((entry.member_epoch for entry in described.members if entry.member_id == member), None)
 
 
 def compacted(log: list[CoordinatorRecord]) -> list[CoordinatorRecord]:
-    """The last record of each key, as the cleaner leaves them; tombstones are gone, too."""
+    """Returns the last record of each key, as the cleaner leaves them, without tombstones."""
     last = {(type(record.key).__name__, repr(record.key)): record for record in log}
     return [record for record in log if last[type(record.key).__name__, repr(record.key)] is record and record.value]
 
 
 @given(STEPS)
-def test_it_is_recorded_once(steps: list[tuple[str, str | None, str | None]]) -> None:
+def test_the_creation_time_is_recorded_once(steps: list[tuple[str, str | None, str | None]]) -> None:
     story = Story()
     for step in steps:
         try:
             story.step(*step)
         except KafkaError as error:
-            # A member whose session has ended, or that is behind.
+            # The member's session has ended, or its epoch is too old.
             assert error.error in (Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH, Errors.GROUP_ID_NOT_FOUND)
         for group, created_ms in list(story.expected.items()):
             described = story.context.describe(group)
             if described.error_code == Errors.GROUP_ID_NOT_FOUND:
-                del story.expected[group]  # empty for long enough
+                # The group was empty for so long that it expired.
+                del story.expected[group]
             else:
                 assert described.group_creation_time_ms == created_ms
 
 
-def test_compaction_loses_only_the_floor_under_groups_that_are_gone() -> None:
-    """The guard against a clock that goes back knows the groups that are left, and the partitions."""
+def test_after_compaction_the_remaining_groups_limit_the_creation_time() -> None:
+    """The guard against a clock that goes back knows only the remaining groups, and the partitions."""
     context = GroupContext({"t": 1})
     context.join("g", "a", ["t"])
     created_ms = context.now_ms
@@ -113,8 +114,8 @@ def test_compaction_loses_only_the_floor_under_groups_that_are_gone() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_what_is_not_known_stays_unknown(epochs: int) -> None:
-    """A group of a broker without KIP-1327 has no such tag in its records; its later ones have none either."""
+def test_an_unknown_creation_time_stays_unknown(epochs: int) -> None:
+    """The records of a broker without KIP-1327 have no such tag; later records of such a group have none either."""
     context = GroupContext({"t": 1})
     context.join("g", "a", ["t"])
     for record in context.log:
@@ -129,15 +130,15 @@ def test_what_is_not_known_stays_unknown(epochs: int) -> None:
     assert {value.creation_time_ms for value in values if isinstance(value, ConsumerGroupMetadataValue)} == {-1}
 
 
-def test_the_record_has_it() -> None:
+def test_the_record_has_the_creation_time() -> None:
     record = records.new_group_epoch_record("g", 1, 0, 1234, EpochReason.JOIN)
     assert isinstance(record.value, ConsumerGroupMetadataValue)
     assert ConsumerGroupMetadataValue.decode(record.value.encode(0), 0).creation_time_ms == 1234
     assert ConsumerGroup("g").creation_time_ms == -1
 
 
-def test_a_group_is_not_created_after_partitions_that_are_being_made() -> None:
-    """`kcoord.metadata.creation_order`: these partitions are new to it."""
+def test_a_group_is_not_created_after_partitions_that_are_being_created() -> None:
+    """To this group the partitions are new, see `kcoord.metadata.creation_order`."""
     context = GroupContext({"t": 1})
     limits = CreationLimits()
     assert limits.limit_ms == NO_CREATION_LIMIT

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIP-211 beside `tests/transcripts/offsets` and the table: lost moments, many offsets, a clock that ran too fast."""
+"""KIP-211, in addition to the transcripts and the table: lost times, many offsets, a clock that is too fast."""
 
 from __future__ import annotations
 
+import pytest
+
 from kcoord.coordinator.group.group import OFFSETS_EXPIRATION
-from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
+from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, Aging, AgingRule
 from kcoord.runtime.result import CoordinatorRecord, Producer
 from kcoord_protocol.messages import GroupMetadataKey, OffsetCommitKey
 from tests.unit.group.group_context import GroupContext
@@ -32,7 +35,7 @@ def groups(context: GroupContext) -> list[str]:
     return [group.group_id for group in context.run(lambda ctx: context.shard.list_groups(ctx, [], []))]
 
 
-def test_restart_keeps_the_moment_and_an_unknown_one_counts_from_the_start() -> None:
+def test_a_restart_keeps_the_time_and_an_unknown_time_counts_from_the_start() -> None:
     context = started()
     context.join("g", A, ["t3"])
     context.commit("g", {"t3": {0: 1}}, member=A, epoch=2)
@@ -51,7 +54,7 @@ def test_restart_keeps_the_moment_and_an_unknown_one_counts_from_the_start() -> 
     assert context.fetch("g") == {}
 
 
-def test_many_offsets_go_in_portions() -> None:
+def test_many_offsets_expire_in_several_rounds() -> None:
     context = started()
     count = 3 * MAX_TOMBSTONES
     context.commit("g", {"t": dict.fromkeys(range(count), 1)})
@@ -62,14 +65,14 @@ def test_many_offsets_go_in_portions() -> None:
 
 
 def gone(record: CoordinatorRecord) -> tuple[str, int | None]:
-    """The group, and the partition where the tombstone is of an offset."""
+    """Returns the group of a tombstone, and the partition if it is the tombstone of an offset."""
     if isinstance(record.key, OffsetCommitKey):
         return record.key.group, record.key.partition
     assert isinstance(record.key, GroupMetadataKey)
     return record.key.group, None
 
 
-def test_a_full_portion_ends_the_check_and_the_next_one_follows_at_once() -> None:
+def test_a_full_round_ends_the_check_and_the_next_round_follows_at_once() -> None:
     context = started()
     context.commit("a", {"t": dict.fromkeys(range(MAX_TOMBSTONES + 1), 1)})
     context.commit("b", {"t": {7: 1}})
@@ -82,7 +85,7 @@ def test_a_full_portion_ends_the_check_and_the_next_one_follows_at_once() -> Non
     assert context.timers[OFFSETS_EXPIRATION] == context.now_ms + MINUTE_MS
 
 
-def test_what_a_transaction_is_about_to_replace_stays_and_so_does_its_group() -> None:
+def test_an_offset_with_a_pending_offset_does_not_expire_nor_does_its_group() -> None:
     context = started()
     context.commit("g", {"t3": {0: 1, 1: 1, 2: 1}})
     producer = Producer(1, 0)
@@ -95,7 +98,7 @@ def test_what_a_transaction_is_about_to_replace_stays_and_so_does_its_group() ->
     assert [gone(record) for record in context.records] == [("g", 1), ("g", None)]
 
 
-def test_nothing_expires_early_by_a_clock_that_ran_too_fast() -> None:
+def test_nothing_expires_early_because_of_a_clock_that_is_too_fast() -> None:
     context = started()
     context.commit("g", {"t3": {0: 1}}, retention_time_ms=2 * MINUTE_MS, api_version=4)
     context.commit("g", {"t3": {1: 1}})
@@ -108,3 +111,16 @@ def test_nothing_expires_early_by_a_clock_that_ran_too_fast() -> None:
     assert context.fetch("g") == {("t3", 1): (1, "")}
     context.sleep(MINUTE_MS)
     assert context.fetch("g") == {}
+
+
+def test_an_offset_with_the_longest_retention_time_does_not_expire() -> None:
+    context = started()
+    context.commit("g", {"t3": {0: 1}}, retention_time_ms=2**63 - 1, api_version=4)
+    context.sleep(1000 * MINUTE_MS)
+    assert context.fetch("g") == {("t3", 0): (1, "")}
+
+
+@pytest.mark.parametrize(("expire_timestamp_ms", "expires_at_ms"), [(-1, 2_100), (0, 0), (3_000, 3_000)])
+def test_an_offset_with_its_own_expire_timestamp_expires_then(expire_timestamp_ms: int, expires_at_ms: int) -> None:
+    offset = CommittedOffset(5, 0, "", 1_000, expire_timestamp_ms)
+    assert Aging(AgingRule.NEVER_HAD_MEMBERS, 2_000, 100).expires_at_ms(offset) == expires_at_ms

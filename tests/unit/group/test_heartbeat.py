@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConsumerGroupHeartbeat beside `tests/transcripts/consumer`: what takes a count of tasks, another log or an image that
-no request makes.
+"""ConsumerGroupHeartbeat, in addition to `tests/transcripts/consumer`.
+
+These tests count tasks, change the log, or use an image that no request creates.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class TestRegex:
         assert context.shard._groups["g"].is_subscribed_to("t3")
 
 
-def test_a_group_whose_hash_is_of_another_kind_gets_one_epoch_more(context: GroupContext) -> None:
+def test_a_group_with_a_hash_of_an_earlier_version_gets_one_more_epoch(context: GroupContext) -> None:
     """Logs and snapshots of earlier versions have another digest of the same topics."""
     context.join("g", A, ["t6"])
     group = context.shard.group("g")
@@ -65,7 +66,7 @@ def test_a_group_whose_hash_is_of_another_kind_gets_one_epoch_more(context: Grou
     assert context.heartbeat("g", A, 3, owned=owned).member_epoch == 3
 
 
-def test_other_racks_of_the_replicas_are_a_new_group_epoch(context: GroupContext) -> None:
+def test_a_change_of_the_replicas_racks_bumps_the_group_epoch(context: GroupContext) -> None:
     """KIP-1101: an assignor may place partitions by rack."""
     context.join("g", A, ["t6"])
     owned = {"t6": [0, 1, 2, 3, 4, 5]}
@@ -92,8 +93,8 @@ def test_creation_time_is_recorded_once(context: GroupContext) -> None:
     assert context.join("later", A, ["t6"]).group_creation_time_ms == created_ms
 
 
-def test_only_a_member_that_is_behind_is_told_again_what_it_lacks(context: GroupContext) -> None:
-    """The answer to a heartbeat with a new subscription was lost."""
+def test_only_a_member_with_an_older_epoch_gets_its_missed_assignment_again(context: GroupContext) -> None:
+    """The response to a heartbeat with a new subscription was lost."""
     context.join("g", A, ["t6"])
     six, all_of_both = {"t6": [0, 1, 2, 3, 4, 5]}, {"t3": [0, 1, 2], "t6": [0, 1, 2, 3, 4, 5]}
     assert context.heartbeat("g", A, 2, names=["t3", "t6"], owned=six).member_epoch == 3

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real logs of Kafka 4.3.1, with aborted transactions, give the offsets that Kafka's own tool described.
 
-The sample lies outside the repository; where it is absent these tests are skipped, and pytest's summary says so.
+The sample is outside the repository; if it is absent, these tests are skipped, and pytest's summary has the reason.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Offsets = dict[tuple[str, str, int], int]
 
 @pytest.fixture(scope="module")
 def described() -> Offsets:
-    """Committed offsets by group, topic and partition."""
+    """Returns committed offsets by group, topic and partition."""
     offsets: Offsets = {}
     for line in shared("spark-sample", "describe-offsets.txt").read_text().splitlines():
-        found = DESCRIBED.match(line)
-        if found and found[4] != "-":
-            offsets[found[1], found[2], int(found[3])] = int(found[4])
+        match = DESCRIBED.match(line)
+        if match and match[4] != "-":
+            offsets[match[1], match[2], int(match[3])] = int(match[4])
     return offsets
 
 
 @pytest.fixture(scope="module")
 def logs() -> dict[int, bytes]:
-    """The segments of each partition, one after the other."""
+    """Returns the joined segments of each partition."""
     segments: dict[int, dict[str, bytes]] = defaultdict(dict)
     with tarfile.open(shared("spark-sample", "consumer_offsets.tar.xz")) as archive:
         for member in archive:
@@ -50,7 +50,7 @@ def logs() -> dict[int, bytes]:
             if stream is not None:
                 folder, name = member.name.split("/")[-2:]
                 segments[int(folder.rpartition("-")[2])][name] = stream.read()
-    return {number: b"".join(data for _, data in sorted(found.items())) for number, found in segments.items()}
+    return {number: b"".join(data for _, data in sorted(files.items())) for number, files in segments.items()}
 
 
 def batches(data: bytes) -> Iterator[tuple[BatchHeader, bytes]]:
@@ -62,13 +62,13 @@ def batches(data: bytes) -> Iterator[tuple[BatchHeader, bytes]]:
 def shards(logs: dict[int, bytes]) -> dict[int, GroupCoordinatorShard]:
     config = BrokerConfig.from_properties({})
     runtime = ShardSet(lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde())
-    found = {}
+    machines = {}
     for number in range(PARTITIONS):
         runtime.load(number, batches(logs.get(number, b"")), 1_000)
         machine = runtime.machine(number)
         assert machine is not None
-        found[number] = machine
-    return found
+        machines[number] = machine
+    return machines
 
 
 def committed(shards: dict[int, GroupCoordinatorShard], groups: set[str]) -> Offsets:

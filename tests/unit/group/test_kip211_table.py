@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of KIP-211 row by row: both group types, both policies, with and without a restart. What `kcoord groups
-expiry` foretells is when it happens.
+"""The table of KIP-211 row by row: both group types, both policies, with and without a restart.
+
+Each test also compares the time with the forecast of `kcoord groups expiry`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CHECK_MS = MINUTE_MS // 2
 RETENTION = 10
 """offsets.retention.minutes"""
 EMPTY_AFTER = 20
-"""When the members leave; later than the offset would have expired by its commit."""
+"""The minute in which members leave. An offset that ages from its commit would have expired before."""
 OBSERVED = 60
 NEVER = None
 CONFIG = {
@@ -34,7 +35,10 @@ BOTH = ("kip211", "kafka")
 
 @dataclass(frozen=True)
 class Case:
-    """Minutes count from the commit. `members`: what they subscribe to, None without members; `leave`: when they go."""
+    """One row. Minutes count from the commit.
+
+    `members` are the topics to which the member subscribes, None without a member; `leave` is when it leaves.
+    """
 
     name: str
     group_type: str
@@ -102,7 +106,7 @@ CASES = [
 
 
 class Scene:
-    """A group as the case describes it; time counts from the commit."""
+    """A group as the case describes it; minutes count from the commit."""
 
     def __init__(self, case: Case, policy: str) -> None:
         self.case = case
@@ -145,7 +149,7 @@ class Scene:
         self.context.sleep(round(self.begin_ms + minute * MINUTE_MS) - self.context.now_ms)
 
     def act(self, until: float) -> None:
-        """What happens up to that minute."""
+        """Runs the case up to that minute."""
         case = self.case
         if case.leave is not None and self._minute < case.leave <= until:
             self.go_to(case.leave)
@@ -177,7 +181,7 @@ def test_an_offset_expires_when_the_table_says(case: Case, policy: str, restarts
     scene = Scene(case, policy)
     begun = max(case.leave or 0, case.commit_again or 0)
     scene.act(begun)
-    # Rebalances are soft state: after a restart the group is as its last generation left it.
+    # Rebalances are soft state: after a restart the group is in its last complete generation.
     if restarts and not case.rebalancing:
         scene.context.restart()
     if not case.rebalancing:
@@ -186,7 +190,7 @@ def test_an_offset_expires_when_the_table_says(case: Case, policy: str, restarts
         if case.leave is None or case.retention_time is None or case.retention_time > case.leave:
             expected_ms = None if case.expires is None else scene.begin_ms + case.expires * MINUTE_MS
             if case.because == "policy kafka" and case.commit_again is None:
-                # It was due while the members protected it.
+                # The offset was due while the members protected it.
                 expected_ms = scene.begin_ms + R * MINUTE_MS
             assert foretold.expires_ms == expected_ms
     if case.expires is None:
@@ -199,7 +203,7 @@ def test_an_offset_expires_when_the_table_says(case: Case, policy: str, restarts
     assert not scene.is_there()
 
 
-def test_the_group_goes_with_its_last_offset() -> None:
+def test_the_group_is_deleted_with_its_last_offset() -> None:
     scene = Scene(Case("", "none", BOTH, R, ""), "kip211")
     scene.act(5)
     scene.context.commit("g", {"t6": {1: 1}})
@@ -229,7 +233,7 @@ def test_a_regular_expression_that_is_not_resolved_protects_everything() -> None
     assert forecast_of(scene.context)[0].because == "subscribed"
 
 
-def test_an_empty_group_without_offsets_goes_with_the_next_check() -> None:
+def test_the_next_check_deletes_an_empty_group_without_offsets() -> None:
     context = GroupContext({"t3": 3}, CONFIG)
     context.restart()
     context.join("g", "m", ["t3"])
@@ -240,7 +244,7 @@ def test_an_empty_group_without_offsets_goes_with_the_next_check() -> None:
     assert forecast_of(context) == []
 
 
-def test_a_group_of_a_kafka_that_does_not_note_when_it_became_empty() -> None:
+def test_a_group_of_kafka_which_does_not_record_when_it_became_empty() -> None:
     context = GroupContext({"t3": 3}, CONFIG)
     context.commit("g", {"t3": {0: 1}})
     context.join("g", "m", ["t3"])
@@ -262,7 +266,7 @@ def test_a_group_of_a_kafka_that_does_not_note_when_it_became_empty() -> None:
     assert context.fetch("g") == {}
 
 
-def test_deleted_topics_take_their_offsets_along() -> None:
+def test_the_offsets_of_a_deleted_topic_are_deleted() -> None:
     context = GroupContext({"t3": 3, "t6": 6}, CONFIG)
     context.restart()
     context.commit("g", {"t3": {0: 1}, "t6": {0: 2}})

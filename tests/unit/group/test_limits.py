@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exact limits beside `tests/transcripts/consumer/limits.txt`: lengths of ids, groups of a partition, costs of a
-target, the size of a classic group's record.
+"""The exact limits, in addition to `tests/transcripts/consumer/limits.txt`.
+
+They are the lengths of ids, the groups of a partition, and the size of a classic group's record.
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ REQUESTS: dict[str, tuple[Callable[[GroupContext, str], object], Errors]] = {
         ("日" * 7, False),
     ],
 )
-def test_an_id_may_have_as_many_bytes_of_utf_8_as_the_limit_says(place: str, text: str, fits: bool) -> None:
+def test_the_limit_of_an_id_counts_bytes_of_utf_8(place: str, text: str, fits: bool) -> None:
     context = GroupContext({"t": 1}, {"kcoord.max.id.bytes": str(MAX_ID_BYTES)})
     request, error = REQUESTS[place]
     assert error_of(lambda: request(context, text)) is (Errors.NONE if fits else error)
 
 
-def test_a_partition_takes_as_many_groups_as_the_limit_says() -> None:
+def test_a_partition_has_at_most_as_many_groups_as_the_limit() -> None:
     context = GroupContext({"t": 1}, {"kcoord.partition.max.groups": "3"})
     joins = [error_of(lambda: context.join(f"g{number}", "m", ["t"])) for number in range(4)]  # noqa: B023
     assert joins == [Errors.NONE, Errors.NONE, Errors.NONE, Errors.POLICY_VIOLATION]
 
 
-def test_a_group_that_is_older_than_the_limits_goes_on() -> None:
+def test_a_group_that_is_older_than_the_limits_stays_usable() -> None:
     context = GroupContext({"t": 1})
     name = "x" * MAX_ID_BYTES
     context.commit(name, {"t": {0: 1}})
@@ -85,7 +86,7 @@ def test_a_group_that_is_older_than_the_limits_goes_on() -> None:
 
 
 def value_of(members: int, *, subscription: int = 0, assignment: int = 0, client_id: str = "") -> GroupMetadataValue:
-    """A group whose members each have that many bytes."""
+    """Returns the record of a group with that many bytes per member."""
     return GroupMetadataValue(
         protocol_type="consumer",
         generation=1,
@@ -105,7 +106,7 @@ def value_of(members: int, *, subscription: int = 0, assignment: int = 0, client
 
 
 def batch_bytes(value: GroupMetadataValue) -> int:
-    """What the record takes in the log with a group id that is as long as ids get."""
+    """Returns the size of the record's batch with a group id of 100 characters."""
     batch = PackedBatch(5, 0)
     batch.add(encode_records([SERDE.serialize(group_metadata_record("g" * 100, value))]), 1)
     return len(batch.encode())

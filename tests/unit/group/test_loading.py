@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timers of a shard that was just loaded: every member has its whole time again."""
+"""The timers of a shard that was just loaded: every member has its whole timeouts again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CONFIGS = {
 
 
 def timers_after_restart(context: GroupContext) -> dict[TimerKey, int]:
-    """How long from now on each timer takes."""
+    """Returns the remaining time of each timer."""
     context.sleep(1_000)
     context.restart()
     return {key: deadline_ms - context.now_ms for key, deadline_ms in context.timers.items()}
 
 
-def test_members_that_revoke_have_their_rebalance_timeout_too() -> None:
+def test_members_that_revoke_also_have_a_rebalance_timer() -> None:
     context = GroupContext({"t6": 6}, CONFIGS)
     context.join("g", A, ["t6"], rebalance_timeout_ms=70_000)
     context.join("g", B, ["t6"], rebalance_timeout_ms=80_000)
@@ -44,7 +44,7 @@ def test_members_that_revoke_have_their_rebalance_timeout_too() -> None:
     }
 
 
-def test_classic_members_have_the_session_timeout_they_asked_for() -> None:
+def test_classic_members_have_the_session_timeout_of_their_request() -> None:
     context = GroupContext({"t6": 6}, CONFIGS)
     classic = ClassicConsumer(context, "g", "a", ["t6"], cooperative=True)
     classic.session_timeout_ms = 20_000
@@ -66,7 +66,7 @@ def test_classic_members_have_the_session_timeout_they_asked_for() -> None:
     }
 
 
-def test_a_classic_group_that_was_left_without_a_leader_rebalances_at_once() -> None:
+def test_a_classic_group_without_a_leader_rebalances_at_once() -> None:
     context = GroupContext({"t6": 6}, CONFIGS)
     classic = ClassicConsumer(context, "g", "a", ["t6"])
     settle(context, [classic], {"t6": 6})

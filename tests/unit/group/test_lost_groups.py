@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets always have a group: one that is listed as Empty where no record speaks of it, that can be deleted, and whose
-offsets expire.
-"""
+"""Offsets always have a group. If no record describes it, it is listed as Empty and can be deleted or expire."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from kcoord.coordinator.group.records import (
     new_offset_commit_record,
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.runtime.result import CoordinatorRecord, OperationContext
+from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import make_chunks
@@ -41,7 +39,7 @@ SERDE = CoordinatorSerde()
 
 
 def orphaned(kind: str) -> GroupContext:
-    """A broker that has loaded two offsets, and the tombstone of their group behind them."""
+    """Returns a shard that has loaded two offsets, and then the tombstone of their group."""
     context = GroupContext({"t3": 3}, RETENTION)
     commits = [
         new_offset_commit_record("g", "t3", partition, CommittedOffset(40 + partition, -1, "", context.now_ms))
@@ -53,9 +51,9 @@ def orphaned(kind: str) -> GroupContext:
 
 
 def listed(shard: GroupCoordinatorShard) -> dict[str, tuple[str, str, str]]:
-    """Group id -> state, protocol type and type."""
-    found = shard.list_groups(OperationContext(NOW_MS, 5), [], []).response
-    return {group.group_id: (group.group_state, group.protocol_type, group.group_type) for group in found}
+    """Returns group id -> state, protocol type and type."""
+    groups = shard.list_groups(OperationContext(NOW_MS, 5), [], []).response
+    return {group.group_id: (group.group_state, group.protocol_type, group.group_type) for group in groups}
 
 
 def delete_offset(context: GroupContext, partition: int) -> int:
@@ -68,7 +66,7 @@ def delete_offset(context: GroupContext, partition: int) -> int:
 
 
 @pytest.mark.parametrize("kind", list(GONE))
-def test_offsets_behind_the_tombstone_of_their_group_are_listed_and_can_be_deleted(kind: str) -> None:
+def test_offsets_before_the_tombstone_of_their_group_have_a_group_and_can_be_deleted(kind: str) -> None:
     context = orphaned(kind)
     assert listed(context.shard) == {"g": ("Empty", "", "classic")}
     (described,) = context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]))
@@ -82,7 +80,7 @@ def test_offsets_behind_the_tombstone_of_their_group_are_listed_and_can_be_delet
 
 
 @pytest.mark.parametrize("kind", list(GONE))
-def test_offsets_behind_the_tombstone_of_their_group_expire(kind: str) -> None:
+def test_offsets_before_the_tombstone_of_their_group_expire(kind: str) -> None:
     context = orphaned(kind)
     context.sleep(9 * MINUTE_MS)
     assert len(context.fetch("g")) == 2
@@ -90,7 +88,7 @@ def test_offsets_behind_the_tombstone_of_their_group_expire(kind: str) -> None:
     assert (context.fetch("g"), listed(context.shard)) == ({}, {})
 
 
-def test_a_crash_while_the_first_classic_member_joins_an_empty_consumer_group_leaves_its_offsets_a_group() -> None:
+def test_after_a_crash_while_a_classic_member_joins_an_empty_consumer_group_its_offsets_have_a_group() -> None:
     context = GroupContext({"t3": 3}, RETENTION)
     context.join("g", "a", ["t3"])
     context.commit("g", {"t3": {0: 7}}, member="a", epoch=2)
@@ -102,7 +100,7 @@ def test_a_crash_while_the_first_classic_member_joins_an_empty_consumer_group_le
 
 
 def of_snapshot(shard: GroupCoordinatorShard) -> GroupCoordinatorShard | None:
-    """The shard as a start from its snapshot finds it; None where it gives none."""
+    """Returns a shard restored from the snapshot; None if there is no snapshot."""
     parts = shard.snapshot()
     if parts is None:
         return None
@@ -113,8 +111,8 @@ def of_snapshot(shard: GroupCoordinatorShard) -> GroupCoordinatorShard | None:
 
 
 @given(steps=logs(oddities=True))
-def test_whatever_the_log_every_offset_has_a_group(steps: list[Step]) -> None:
-    """Loaded in whole batches, record by record, and from a snapshot."""
+def test_every_offset_of_any_log_has_a_group(steps: list[Step]) -> None:
+    """The shards are loaded from the log and from a snapshot."""
     batches = batches_of(steps)
     loaded = replayed(batches)
     shards = [loaded, of_snapshot(loaded)]
@@ -128,12 +126,13 @@ def test_whatever_the_log_every_offset_has_a_group(steps: list[Step]) -> None:
     assert shards[1] is None or offsets_of(loaded) == offsets_of(shards[1])
 
 
-def test_the_fast_way_through_a_log_makes_the_group_again() -> None:
-    """Commits in batches of their own go into packed rows without becoming records."""
+def test_the_fast_path_of_loading_creates_the_group_again() -> None:
+    """Batches with nothing but commits are copied into packed rows without becoming records."""
     commit = new_offset_commit_record("g", "t3", 0, CommittedOffset(5, -1, "", NOW_MS))
 
-    def batch(*records: CoordinatorRecord) -> bytes:
-        return encode_batch_from_parts([SERDE.serialize(record) for record in records], NOW_MS, 0)
-
-    shard = replayed([batch(commit), batch(*GONE["classic"]), batch(commit)])
+    records = (commit, *GONE["classic"], commit)
+    shard = replayed(
+        encode_batch_from_parts([SERDE.serialize(record)], NOW_MS, base_offset)
+        for base_offset, record in enumerate(records)
+    )
     assert listed(shard) == {"g": ("Empty", "", "classic")}

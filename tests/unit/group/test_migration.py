@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online migration beside `tests/transcripts/migration`: a partition never has two owners, and all are assigned."""
+"""Online migration, in addition to `tests/transcripts/migration`: every partition has exactly one owner in the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answered_join(reply: JoinGroupResponse | Waiting) -> JoinGroupResponse:
 
 
 def drive(member: ClassicConsumer) -> Assigned:
-    """One turn of a classic consumer: heartbeat, and rejoin and sync when it is told to."""
+    """Runs one turn of a classic consumer: a heartbeat, then a rejoin and a sync if the response requires it."""
     if member.heartbeat() in (Errors.REBALANCE_IN_PROGRESS, Errors.ILLEGAL_GENERATION):
         if not member.cooperative:
             member.owned = {}
@@ -58,9 +58,9 @@ def drive(member: ClassicConsumer) -> Assigned:
 def converge(
     context: GroupContext, members: list[ClassicConsumer], epoch: int, owned: Assigned | None = None
 ) -> tuple[Assigned, int]:
-    """Let everybody work until nothing changes; returns what the new member owns and its epoch.
+    """Runs turns of all members until nothing changes; returns the partitions and the epoch of the new member.
 
-    At every moment no partition has two owners.
+    Checks after each turn that no partition has two owners.
     """
     owned = owned or {}
     for _ in range(8):
@@ -99,7 +99,7 @@ def test_upgrade_and_downgrade(context: GroupContext, cooperative: bool) -> None
     assert context.describe("g").group_state == "Stable"
     context.restart()
     assert [drive(member) for member in members] == [members[0].owned, members[1].owned]
-    # And back: the last member of the consumer protocol leaves.
+    # The last member of the consumer protocol leaves: the group is converted back.
     context.heartbeat("g", NEW, -1)
     context.sleep(0)
     group_now = described(context)
@@ -113,8 +113,8 @@ def test_upgrade_and_downgrade(context: GroupContext, cooperative: bool) -> None
 
 
 @pytest.mark.parametrize("has_joined", [False, True])
-def test_an_interrupted_rebalance_is_made_up_for_by_the_conversion(context: GroupContext, has_joined: bool) -> None:
-    """Found by the simulation, seed 1284: a static member came back with the other protocol, and nothing changed."""
+def test_a_conversion_during_a_rebalance_computes_a_new_target(context: GroupContext, has_joined: bool) -> None:
+    """Found by the simulation, seed 1284: a static member returned with the other protocol, and nothing changed."""
     static = ClassicConsumer(context, "g", "a", ["t6"], instance="i1")
     settle(context, [static], {"t6": 1})
     other = ClassicConsumer(context, "g", "b", ["t6"])
@@ -129,8 +129,10 @@ def test_an_interrupted_rebalance_is_made_up_for_by_the_conversion(context: Grou
 
 
 @pytest.mark.parametrize("moment", ["preparing", "completing", "aborted", "unheard"])
-def test_a_cooperative_member_keeps_what_it_owns_until_it_has_given_it_up(context: GroupContext, moment: str) -> None:
-    """It goes on with its partitions while a rebalance is interrupted, whatever the coordinator knows of it."""
+def test_a_cooperative_member_keeps_its_partitions_until_it_has_revoked_them(
+    context: GroupContext, moment: str
+) -> None:
+    """It keeps consuming while a rebalance is interrupted, whether or not the coordinator has a new assignment."""
     first = ClassicConsumer(context, "g", "a", ["t6"], cooperative=True)
     settle(context, [first], {"t6": 6})
     second = ClassicConsumer(context, "g", "b", ["t6"], cooperative=True)
@@ -151,10 +153,10 @@ def test_a_cooperative_member_keeps_what_it_owns_until_it_has_given_it_up(contex
     assert context.describe("g").group_state == "Stable"
 
 
-def test_a_classic_successor_of_a_member_that_is_behind_gets_where_its_predecessor_would_have(
+def test_a_classic_successor_of_a_member_with_an_old_epoch_reaches_the_target_of_its_predecessor(
     context: GroupContext,
 ) -> None:
-    """Found by the simulation, seeds 197 and 351: at the assignment epoch it counted as settled, with nothing of it."""
+    """Found by the simulation, seeds 197 and 351: at the assignment epoch it was stable without partitions."""
     members = [NEW, "third"]
     context.join("g", NEW, ["t6"])
     static = ClassicConsumer(context, "g", "b", ["t6"], instance="i1")
@@ -183,7 +185,7 @@ def test_a_group_before_its_first_generation_becomes_epoch_1() -> None:
     assert [value.epoch for value in values if isinstance(value, ConsumerGroupMetadataValue)] == [1, 2]
 
 
-def test_an_upgrade_keeps_what_exists_of_an_assignment_and_the_racks_of_the_members() -> None:
+def test_an_upgrade_keeps_existing_topics_of_an_assignment_and_the_racks_of_the_members() -> None:
     context = GroupContext({"t6": 6, "t9": 9}, DELAY)
     leader, follower = (ClassicConsumer(context, "g", name, ["t6"]) for name in "ab")
     leader.metadata = b"\0\3" + ConsumerProtocolSubscription(topics=["t6"], rack_id="r1").encode(3)
@@ -206,7 +208,7 @@ def test_an_upgrade_keeps_what_exists_of_an_assignment_and_the_racks_of_the_memb
     assert sorted(kept) == [[(t6, [0, 1])], [(t6, [2, 3, 4, 5])]]
 
 
-def test_each_conversion_gives_the_members_their_session_timeout_again(context: GroupContext) -> None:
+def test_each_conversion_restarts_the_session_timeouts(context: GroupContext) -> None:
     members = classic(context, 2)
     context.sleep(1_000)
     context.join("g", NEW, ["t6"])
@@ -220,7 +222,7 @@ def test_each_conversion_gives_the_members_their_session_timeout_again(context: 
         assert session_timer("g", member.member_id) not in context.timers
 
 
-def test_a_group_of_the_largest_size_is_converted_both_ways() -> None:
+def test_a_full_group_is_converted_in_both_directions() -> None:
     context = GroupContext({"t6": 6}, DELAY | {"group.consumer.max.size": "2", "group.max.size": "1"})
     static = ClassicConsumer(context, "g", "a", ["t6"], instance="i1")
     settle(context, [static], {"t6": 6})
@@ -233,7 +235,9 @@ def test_a_group_of_the_largest_size_is_converted_both_ways() -> None:
 
 
 @pytest.mark.parametrize(("max_size", "error"), [(2, Errors.NONE), (1, Errors.GROUP_ID_NOT_FOUND)])
-def test_a_group_that_is_converted_has_at_most_the_members_of_a_consumer_group(max_size: int, error: Errors) -> None:
+def test_a_group_with_more_members_than_a_consumer_group_may_have_is_not_converted(
+    max_size: int, error: Errors
+) -> None:
     context = GroupContext({"t6": 6}, DELAY | {"group.consumer.max.size": str(max_size)})
     static = ClassicConsumer(context, "g", "a", ["t6"], instance="i1")
     settle(context, [static], {"t6": 6})
@@ -241,9 +245,9 @@ def test_a_group_that_is_converted_has_at_most_the_members_of_a_consumer_group(m
     waiting = other.join()
     static.on_joined(static.join())
     other.on_joined(waiting)
-    found = Errors.NONE
+    raised = Errors.NONE
     try:
         context.join("g", NEW, ["t6"], instance="i1", assignor=None)
-    except KafkaError as refusal:
-        found = refusal.error
-    assert found is error
+    except KafkaError as rejection:
+        raised = rejection.error
+    assert raised is error

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target assignment that is computed beside the group: who asked for it sees the old one, and what changed meanwhile
-is respected.
-"""
+"""A target assignment that is computed in the background: members see the old target, and later changes are kept."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ A, B, C = "member-a", "member-b", "member-c"
 
 
 class Context(GroupContext):
-    """`in_thread`: the outcome of a task comes back as bytes, as a background thread makes them."""
+    """A context with background tasks. `in_thread`: a task also encodes its records, as a background thread does."""
 
     def __init__(self, *, in_thread: bool) -> None:
         super().__init__({"t6": 6, "t9": 9}, {"kcoord.assignor.inline.ms": "0"})
@@ -51,7 +49,7 @@ def context(request: pytest.FixtureRequest) -> Context:
 
 
 def start(context: Context) -> tuple[Task, ComputedTarget]:
-    """Takes the task off the list and computes it; `finish` hands the outcome in."""
+    """Takes the only task and computes its value; `finish` passes the value to the shard."""
     (task,) = context.tasks
     context.tasks = []
     assert isinstance(task.work, ComputeTarget)
@@ -61,7 +59,7 @@ def start(context: Context) -> tuple[Task, ComputedTarget]:
 
 
 def finish(context: GroupContext, task: Task, value: object) -> list[str]:
-    """Returns the types of the records that came of it."""
+    """Completes a task; returns the types of its records."""
     context.run(partial(context.shard.complete_task, task=task, value=value))
     return [type(record.key).__name__.removeprefix("ConsumerGroupTargetAssignment") for record in context.records]
 
@@ -73,13 +71,13 @@ def target(context: GroupContext, group: str = "g") -> dict[str, list[int]]:
     }
 
 
-def test_the_first_target_of_a_group_is_never_put_off(context: Context) -> None:
+def test_the_first_target_of_a_group_is_computed_at_once(context: Context) -> None:
     response = context.join("g", A, ["t6"])
     assert context.assigned(response) == {"t6": [0, 1, 2, 3, 4, 5]}
     assert context.tasks == []
 
 
-def test_whoever_joins_sees_the_old_target_until_the_new_one_is_there(context: Context) -> None:
+def test_a_joining_member_has_the_old_target_until_the_new_one_is_computed(context: Context) -> None:
     context.join("g", A, ["t6"])
     joined = context.join("g", B, ["t6"])
     assert (joined.member_epoch, context.assigned(joined)) == (2, {})
@@ -94,7 +92,7 @@ def test_whoever_joins_sees_the_old_target_until_the_new_one_is_there(context: C
     assert context.describe("g").group_state == "Stable"
 
 
-def test_one_computation_serves_all_who_joined_meanwhile(context: Context) -> None:
+def test_one_computation_serves_all_members_that_joined_meanwhile(context: Context) -> None:
     context.join("g", A, ["t6"])
     for number in range(5):
         context.join("g", f"member-{number}", ["t6"])
@@ -106,7 +104,7 @@ def test_one_computation_serves_all_who_joined_meanwhile(context: Context) -> No
     assert context.tasks == []
 
 
-def test_who_joined_too_late_is_in_the_next_target(context: Context) -> None:
+def test_a_member_that_joined_too_late_is_in_the_next_target(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -119,7 +117,7 @@ def test_who_joined_too_late_is_in_the_next_target(context: Context) -> None:
     assert sorted(map(len, target(context).values())) == [2, 2, 2]
 
 
-def test_who_left_meanwhile_gets_no_target(context: Context) -> None:
+def test_a_member_that_left_meanwhile_gets_no_target(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -130,7 +128,7 @@ def test_who_left_meanwhile_gets_no_target(context: Context) -> None:
     assert target(context) == {A: [0, 1, 2, 3, 4, 5]}
 
 
-def test_who_took_the_place_of_a_static_member_gets_its_target(context: Context) -> None:
+def test_a_member_that_replaced_a_static_member_gets_its_target(context: Context) -> None:
     context.join("g", A, ["t6"], instance="i1")
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -142,7 +140,7 @@ def test_who_took_the_place_of_a_static_member_gets_its_target(context: Context)
     assert target(context) == {B: [3, 4, 5], C: [0, 1, 2]}
 
 
-def test_a_target_of_a_group_that_was_made_again_is_dropped(context: Context) -> None:
+def test_a_target_of_a_group_that_was_deleted_and_created_again_is_dropped(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -207,10 +205,10 @@ def test_small_groups_are_computed_within_the_request() -> None:
         ("500", "2", 3_993, True),
     ],
 )
-def test_what_takes_long_depends_on_the_assignment_interval(
+def test_the_limit_of_a_computation_depends_on_the_assignment_interval(
     interval: str, inline: str, partitions: int, put_off: bool
 ) -> None:
-    """A member costs 4 us and a partition half of one; 1 % of the interval is too long, but 1 ms is not."""
+    """A member costs 4 us, a partition 0.5 us. More than 1 % of the interval is too long, but never 1 ms or less."""
     configs = {"group.consumer.assignment.interval.ms": interval, "kcoord.assignor.inline.ms": inline}
     context = GroupContext({"big": partitions}, configs)
     context.join("g", A, ["big"])
@@ -219,7 +217,7 @@ def test_what_takes_long_depends_on_the_assignment_interval(
     assert bool(context.tasks) is put_off
 
 
-def test_different_subscriptions_count_for_more() -> None:
+def test_different_subscriptions_cost_more() -> None:
     context = GroupContext({"big": 1_000, "other": 1})
     context.join("g", A, ["big"])
     context.join("g", B, ["big", "other"])
@@ -229,7 +227,7 @@ def test_different_subscriptions_count_for_more() -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many Python functions the work calls: what it costs, whatever the machine does meanwhile."""
+    """Returns how many Python functions the work calls, a cost that does not depend on the load of the machine."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -245,7 +243,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def calls_on_the_loop(members: int) -> int:
-    """What a new target for all members costs the event loop: its input, its installation, and its write."""
+    """Returns the cost of a new target for all members in the event loop: input, installation and write."""
     config = BrokerConfig.from_properties(
         {"kcoord.assignor.inline.ms": "0", "group.consumer.assignment.interval.ms": "1000"}
     )
@@ -292,5 +290,5 @@ def calls_on_the_loop(members: int) -> int:
     return calls
 
 
-def test_a_target_costs_the_event_loop_the_same_for_however_many_members() -> None:
+def test_the_cost_of_a_target_in_the_event_loop_does_not_depend_on_the_members() -> None:
     assert calls_on_the_loop(20) == calls_on_the_loop(200)

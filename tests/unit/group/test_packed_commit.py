@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of commits writes the bytes, and brings about the state, of the general way."""
+"""The fast path of commits gives the same bytes and the same state as the general path."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SHAPES = st.builds(
 
 
 def records_of(shard: GroupCoordinatorShard, request: OffsetCommitRequest, now_ms: int) -> list[SerializedRecord]:
-    """A commit by the general way, and the records that it gives."""
+    """Commits by the general path; returns the records."""
     result = shard.commit_offset(OperationContext(now_ms, 9), request)
     for record in result.records:
         shard.replay(record)
@@ -94,9 +94,13 @@ def new_shard() -> GroupCoordinatorShard:
 
 
 def read(request: OffsetCommitRequest, version: int = 9) -> CommitFrame:
-    found = read_commit(request.encode(version), 0, version)
-    assert found is not None
-    return found
+    frame = read_commit(request.encode(version), 0, version)
+    assert frame is not None
+    return frame
+
+
+def topics_of(frame: CommitFrame) -> list[tuple[str, bytes, list[int]]]:
+    return [(topic.name, topic.topic_id, topic.partitions) for topic in frame.shape.topics]
 
 
 def cells_of(request: OffsetCommitRequest, version: int = 9) -> list[bytes]:
@@ -108,7 +112,7 @@ def cells_of(request: OffsetCommitRequest, version: int = 9) -> list[bytes]:
 @given(
     SHAPES, VERSIONS, st.lists(st.tuples(OFFSETS, EPOCHS, st.integers(0, 2**53)), min_size=1, max_size=4), st.booleans()
 )
-def test_bytes_and_state_are_those_of_the_general_way(
+def test_bytes_and_state_are_those_of_the_general_path(
     shape: Shape, version: int, commits: list[tuple[int, int, int]], has_rows: bool
 ) -> None:
     fast, slow = new_shard(), new_shard()
@@ -136,7 +140,7 @@ def test_bytes_and_state_are_those_of_the_general_way(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(SHAPES, OFFSETS, st.integers(0, 2**53)), min_size=2, max_size=5))
-def test_commits_share_a_batch_as_results_of_the_general_way_do(commits: list[tuple[Shape, int, int]]) -> None:
+def test_commits_share_a_batch_as_results_of_the_general_path_do(commits: list[tuple[Shape, int, int]]) -> None:
     fast, slow = new_shard(), new_shard()
     batch = PackedBatch(7, commits[0][2])
     pairs: list[SerializedRecord] = []
@@ -162,23 +166,24 @@ def test_a_frame_is_read_as_the_decoder_reads_it(
     request = shape.request(5, 3)
     request.generation_id_or_member_epoch = 8
     request.member_id, request.group_instance_id = member, instance if version >= 7 else None
-    found = read(request, version)
+    frame = read(request, version)
     decoded = OffsetCommitRequest.decode(request.encode(version), version)
-    assert found.shape.group_id == decoded.group_id
-    assert found.shape.generation_or_epoch == decoded.generation_id_or_member_epoch
-    assert (found.shape.member_id, found.shape.instance_id) == (decoded.member_id, decoded.group_instance_id)
-    assert [(topic.name, topic.topic_id, topic.partitions) for topic in found.shape.topics] == [
-        (topic.name, topic.topic_id, [one.partition_index for one in topic.partitions]) for topic in decoded.topics
+    assert frame.shape.group_id == decoded.group_id
+    assert frame.shape.generation_or_epoch == decoded.generation_id_or_member_epoch
+    assert (frame.shape.member_id, frame.shape.instance_id) == (decoded.member_id, decoded.group_instance_id)
+    assert topics_of(frame) == [
+        (topic.name, topic.topic_id, [partition.partition_index for partition in topic.partitions])
+        for topic in decoded.topics
     ]
-    assert found.answer == error_response(decoded, KafkaError(Errors.NONE), version).encode(version)
+    assert frame.answer == error_response(decoded, KafkaError(Errors.NONE), version).encode(version)
     body = bytearray(request.encode(version))
-    for number, at in enumerate(found.cells_at):
+    for number, at in enumerate(frame.cells_at):
         body[at : at + 12] = (noise[number : number + 12] + bytes(12))[:12]
     changed = OffsetCommitRequest.decode(bytes(body), version)
     for topic in changed.topics:
         for partition in topic.partitions:
             partition.committed_offset, partition.committed_leader_epoch = 5 + partition.partition_index, 3
-    assert changed.encode(version) == request.encode(version), "cells are offsets and leader epochs alone"
+    assert changed.encode(version) == request.encode(version), "cells are only offsets and leader epochs"
 
 
 @settings(max_examples=200, deadline=None)
@@ -190,15 +195,16 @@ def test_a_damaged_frame_is_read_as_the_decoder_reads_it_or_not_at_all(
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     frame = bytes(body[: data.draw(st.sampled_from([len(body), len(body) - 1]))])
-    found = read_commit(frame, 0, version)
-    if found is None:
+    commit_frame = read_commit(frame, 0, version)
+    if commit_frame is None:
         return
     decoded = OffsetCommitRequest.decode(frame, version)
-    assert [(topic.name, topic.topic_id, topic.partitions) for topic in found.shape.topics] == [
-        (topic.name, topic.topic_id, [one.partition_index for one in topic.partitions]) for topic in decoded.topics
+    assert topics_of(commit_frame) == [
+        (topic.name, topic.topic_id, [partition.partition_index for partition in topic.partitions])
+        for topic in decoded.topics
     ]
-    assert not any(one.committed_metadata for topic in decoded.topics for one in topic.partitions)
-    assert found.answer == error_response(decoded, KafkaError(Errors.NONE), version).encode(version)
+    assert not any(partition.committed_metadata for topic in decoded.topics for partition in topic.partitions)
+    assert commit_frame.answer == error_response(decoded, KafkaError(Errors.NONE), version).encode(version)
 
 
 def refused(shard: GroupCoordinatorShard, request: OffsetCommitRequest, version: int = 9) -> bool:
@@ -206,28 +212,28 @@ def refused(shard: GroupCoordinatorShard, request: OffsetCommitRequest, version:
     return not shard.commit_packed(plan, [bytes(12)] * plan.count, 2)
 
 
-def test_what_is_not_an_ordinary_update_goes_the_general_way() -> None:
+def test_a_commit_that_may_fail_takes_the_general_path() -> None:
     shard = new_shard()
     request = Shape("g", {"t": [0, 1]}).request(1, 1)
-    assert refused(shard, request), "there is no group"
+    assert refused(shard, request), "the group does not exist"
     commit(shard, Shape("g", {"t": [0]}).request(1, 1), 1, 0)
     assert not refused(shard, request)
-    assert refused(shard, Shape("g", {"t": [0], "gone": [0]}).request(1, 1)), "a topic that is not known"
-    assert refused(shard, Shape("g", {"t": [0, 200]}).request(1, 1)), "a partition that the topic has not"
+    assert refused(shard, Shape("g", {"t": [0], "gone": [0]}).request(1, 1)), "a topic does not exist"
+    assert refused(shard, Shape("g", {"t": [0, 200]}).request(1, 1)), "a partition does not exist"
     request.generation_id_or_member_epoch = 3
-    assert refused(shard, request), "a member of another generation"
+    assert refused(shard, request), "the generation is another"
     request.generation_id_or_member_epoch = -1
     request.topics[0].partitions[0].committed_metadata = "text"
     commit(shard, request, 1, 0)
     request.topics[0].partitions[0].committed_metadata = ""
-    assert refused(shard, request), "one of the offsets has metadata"
+    assert refused(shard, request), "a committed offset has metadata"
 
 
 def is_readable(request: OffsetCommitRequest, version: int = 9) -> bool:
     return read_commit(request.encode(version), 0, version) is not None
 
 
-def test_what_is_left_to_the_decoder() -> None:
+def test_rare_requests_are_left_to_the_decoder() -> None:
     request = Shape("g", {"t": [0, 1]}).request(1, 1)
     assert is_readable(request)
     assert not is_readable(request, 5), "requests without leader epochs, or with a retention time"
@@ -246,7 +252,7 @@ def test_what_is_left_to_the_decoder() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(SHAPES, OFFSETS, st.booleans()), min_size=2, max_size=6))
 def test_rows_move_under_a_plan(commits: list[tuple[Shape, int, bool]]) -> None:
-    """Other commits insert rows between those that a plan has found."""
+    """Other commits insert rows between the rows that a plan has found."""
     fast, slow = new_shard(), new_shard()
     plans: list[tuple[Shape, CommitPlan]] = []
     for shape, offset, again in commits:
@@ -254,8 +260,8 @@ def test_rows_move_under_a_plan(commits: list[tuple[Shape, int, bool]]) -> None:
         for shard in (fast, slow):
             commit(shard, request, 1, 0)
         plans.append((shape, CommitPlan(read(request).shape, 9)))
-        for known, plan in plans if again else plans[:1]:
-            repeated = known.request(offset % 2**61, 1)
+        for planned, plan in plans if again else plans[:1]:
+            repeated = planned.request(offset % 2**61, 1)
             assert fast.commit_packed(plan, cells_of(repeated), 2)
             plan.replay()
             commit(slow, repeated, 2, 0)
@@ -263,7 +269,7 @@ def test_rows_move_under_a_plan(commits: list[tuple[Shape, int, bool]]) -> None:
 
 
 def test_a_plan_does_not_outlive_its_group() -> None:
-    """A group of the same id may come again in the meantime, and reach the very version of the one before."""
+    """A group may be deleted and created again with the same id, and reach the same version."""
     request = Shape("g", {"t": [0]}).request(1, -1)
     deleted, recreated = new_shard(), new_shard()
     commit(deleted, request, 1_000, 0)

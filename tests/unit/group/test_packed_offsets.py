@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Committed offsets as packed rows: the answers of a dictionary of objects, and the short way from a log's bytes."""
+"""Committed offsets as packed rows: they behave as a dictionary of objects, and a fast path loads them from a log."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def test_rows_are_a_dictionary(changes: list[tuple[str, str, int, CommittedOffse
             offsets.put(group_id, topic, partition, offset)
             model.setdefault(group_id, {}).setdefault(topic, {})[partition] = offset
         assert offsets.get(group_id, topic, partition) == offset
-    model = {group_id: {t: found for t, found in topics.items() if found} for group_id, topics in model.items()}
+    model = {group_id: {t: rows for t, rows in topics.items() if rows} for group_id, topics in model.items()}
     model = {group_id: topics for group_id, topics in model.items() if topics}
     assert set(offsets.group_ids()) == set(model)
     for group_id, topics in model.items():
-        assert {t: dict(found.items()) for t, found in offsets.of_group(group_id).items()} == topics
-        for topic, found in topics.items():
-            seen = offsets.of_group(group_id)[topic]
-            assert list(seen) == sorted(found)
-            assert len(seen) == len(found)
-            assert all(partition in seen and seen[partition] == seen.get(partition) for partition in found)
-            assert list(seen.values()) == [found[partition] for partition in sorted(found)]
+        assert {t: dict(rows.items()) for t, rows in offsets.of_group(group_id).items()} == topics
+        for topic, expected_rows in topics.items():
+            rows = offsets.of_group(group_id)[topic]
+            assert list(rows) == sorted(expected_rows)
+            assert len(rows) == len(expected_rows)
+            assert all(partition in rows and rows[partition] == rows.get(partition) for partition in expected_rows)
+            assert list(rows.values()) == [expected_rows[partition] for partition in sorted(expected_rows)]
     for topic in ("t", "uu"):
         expected = {group_id: sorted(topics[topic]) for group_id, topics in model.items() if topic in topics}
         assert dict(offsets.of_topic(topic)) == expected
 
 
-# -- the short way -----------------------------------------------------------------------------------------------------
+# -- the fast path of loading ------------------------------------------------------------------------------------------
 
 
 def new_shard() -> GroupCoordinatorShard:
@@ -90,20 +90,23 @@ def record(group_id: str, topic: str, partition: int, offset: CommittedOffset | 
 
 
 def both_ways(batches: list[bytes]) -> tuple[GroupCoordinatorShard, GroupCoordinatorShard, int]:
-    """A shard by the short way as far as it goes, one by the ordinary way, and how many batches went the short way."""
+    """Loads batches; returns a shard by the fast path, one by the general path, and the number of fast batches.
+
+    The first shard replays a batch by the general path if the fast path does not accept it.
+    """
     quick, slow = new_shard(), new_shard()
     replay = quick.batch_replay()
-    short = 0
+    fast = 0
     for batch in batches:
         done = replay(batch, decode_header(batch).records_count)
-        short += done
+        fast += done
         for _, key, value in decode_entries(batch):
-            found = SERDE.deserialize(key, value)
-            assert found is not None
-            slow.replay(found)
+            read = SERDE.deserialize(key, value)
+            assert read is not None
+            slow.replay(read)
             if not done:
-                quick.replay(found)
-    return quick, slow, short
+                quick.replay(read)
+    return quick, slow, fast
 
 
 NAMES = st.sampled_from(["g", "group-1", "group-2", "ü"])
@@ -116,7 +119,7 @@ COMMITS = st.lists(
 
 @settings(max_examples=70, deadline=None)
 @given(st.lists(COMMITS, max_size=6))
-def test_the_short_way_gives_the_same_state(
+def test_the_fast_path_gives_the_same_state(
     batches: list[list[tuple[str, str, int, CommittedOffset | None]]],
 ) -> None:
     data = [
@@ -138,8 +141,8 @@ def plain(offset: int, topic_id: bytes = TOPIC_IDS[1]) -> CommittedOffset:
     return CommittedOffset(offset, 3, "", 1234, -1, topic_id)
 
 
-def test_a_group_whose_tombstone_left_offsets_behind_is_there_again_with_the_next_commit() -> None:
-    """Also if all of that happens while a transaction is under way, when nothing goes the short way."""
+def test_a_group_that_was_deleted_before_its_offsets_exists_again_with_the_next_commit() -> None:
+    """The same holds during a transaction, when no batch takes the fast path."""
     commit = PLAIN_BATCHES["one"]
     key = ConsumerGroupMetadataKey(group_id="group")
     for has_transaction in (False, True):
@@ -165,7 +168,7 @@ def test_a_group_whose_tombstone_left_offsets_behind_is_there_again_with_the_nex
         assert "group" in _group_ids(quick)
 
 
-def test_a_tombstone_in_between_is_not_forgotten() -> None:
+def test_a_tombstone_between_fast_batches_counts() -> None:
     key = ConsumerGroupMetadataKey(group_id="g")
     steps = [
         [record("g", "t", 0, plain(1)), record("g", "t", 1, plain(1))],
@@ -174,14 +177,14 @@ def test_a_tombstone_in_between_is_not_forgotten() -> None:
         [CoordinatorRecord(key, None)],
         [record("g", "t", 1, plain(2))],
     ]
-    data = [encode_batch_from_parts([SERDE.serialize(one) for one in batch], timestamp_ms=0) for batch in steps]
+    data = [encode_batch_from_parts([SERDE.serialize(entry) for entry in batch], timestamp_ms=0) for batch in steps]
     quick, slow, _ = both_ways(data)
     assert quick.hard_state() == slow.hard_state()
     assert _group_ids(quick) == _group_ids(slow) == ["g"]
 
 
 def encoded(records: Sequence[CoordinatorRecord], *deltas: int) -> bytes:
-    """A batch; with `deltas` compaction has left gaps between its records."""
+    """Returns a batch; `deltas` are its offset deltas if compaction has left gaps."""
     return encode_batch(
         [
             Record(*SERDE.serialize(record), timestamp_ms=5, offset=delta)
@@ -197,7 +200,7 @@ def commits_of(
 
 
 def of_old_type(batch: bytes) -> bytes:
-    """The keys have type 0, as old releases of Kafka wrote them."""
+    """Returns the batch with keys of type 0, as old releases of Kafka wrote them."""
     return batch.replace(b"\0\1\0\5group", b"\0\0\0\5group")
 
 
@@ -223,18 +226,18 @@ PLAIN_BATCHES = {
 
 
 @pytest.mark.parametrize("name", PLAIN_BATCHES)
-def test_commits_without_notes_go_the_short_way(name: str) -> None:
-    """Into a shard without offsets, over those that it has, and behind one that ended in another way."""
+def test_commits_without_notes_take_the_fast_path(name: str) -> None:
+    """The batch is loaded into an empty shard, over the same offsets, and after batches of other shapes."""
     batch = PLAIN_BATCHES[name]
     for before in ([], [batch], [PLAIN_BATCHES["one"]], [PLAIN_BATCHES["long deltas"], PLAIN_BATCHES["two sizes"]]):
-        quick, slow, short = both_ways([*before, batch, batch])
-        assert short == len(before) + 2
+        quick, slow, fast = both_ways([*before, batch, batch])
+        assert fast == len(before) + 2
         assert quick.hard_state() == slow.hard_state()
         assert _group_ids(quick) == _group_ids(slow)
 
 
-def test_what_is_not_plain_goes_the_ordinary_way() -> None:
-    """And what comes behind it is not put where it no longer belongs."""
+def test_other_records_take_the_general_path() -> None:
+    """Batches after them are stored in the right place."""
     first, many = PLAIN_BATCHES["in a row"], PLAIN_BATCHES["long deltas"]
     with_metadata = encoded([record("group", "topic", 1, CommittedOffset(5, 3, "note", 1234))])
     with_expiry = encoded([record("group", "topic", 1, CommittedOffset(5, 3, "", 1234, 99))])
@@ -243,20 +246,20 @@ def test_what_is_not_plain_goes_the_ordinary_way() -> None:
         [CoordinatorRecord(ConsumerGroupMetadataKey(group_id="other"), ConsumerGroupMetadataValue(epoch=1))]
     )
     for odd in (with_metadata, with_expiry, removed, group):
-        quick, slow, short = both_ways([first, odd, first, odd, many])
-        assert short == 3
+        quick, slow, fast = both_ways([first, odd, first, odd, many])
+        assert fast == 3
         assert quick.hard_state() == slow.hard_state()
         mixed = encode_batch_from_parts(
             [(key, value) for batch in (first, odd, first) for _, key, value in decode_entries(batch)], timestamp_ms=0
         )
-        quick, slow, short = both_ways([first, mixed, many])
-        assert short == 2
+        quick, slow, fast = both_ways([first, mixed, many])
+        assert fast == 2
         assert quick.hard_state() == slow.hard_state()
 
 
 @pytest.mark.parametrize("name", ["one", "in a row", "gaps", "two sizes", "two ids", "old keys"])
-def test_damaged_records_are_left_to_the_ordinary_way(name: str) -> None:
-    """What the short way takes must be what the ordinary way would take, also of bytes that nobody meant."""
+def test_damaged_records_are_left_to_the_general_path(name: str) -> None:
+    """If the fast path accepts damaged bytes, the general path reads the same records from them."""
     sound = PLAIN_BATCHES[name]
     count = decode_header(sound).records_count
     last_delta = range(23, 27)
@@ -278,9 +281,9 @@ def compare_damaged(batch: bytes, count: int) -> None:
         return
     slow = new_shard()
     for _, key, value in decode_entries(batch):
-        found = SERDE.deserialize(key, value)
-        assert found is not None
-        slow.replay(found)
+        read = SERDE.deserialize(key, value)
+        assert read is not None
+        slow.replay(read)
     assert quick.hard_state() == slow.hard_state()
     assert _group_ids(quick) == _group_ids(slow)
 
@@ -289,7 +292,7 @@ def compare_damaged(batch: bytes, count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_rows_stay_where_they_are_while_the_layout_does(seed: int) -> None:
+def test_rows_do_not_move_while_the_layout_is_unchanged(seed: int) -> None:
     random = Random(seed)
     topic = TopicOffsets(ZERO_UUID, bytearray(), bytearray(), None)
     model: dict[int, CommittedOffset] = {}
@@ -317,13 +320,13 @@ def test_rows_stay_where_they_are_while_the_layout_does(seed: int) -> None:
                 model[partition] = offset
         rows = sorted(model)
         assert dict(topic.items()) == model
-        assert topic.layout == layout + (rows != before), "it counts the changes of which row is whose"
+        assert topic.layout == layout + (rows != before), "the layout grows if a row gets a new partition"
         assert topic.is_dense() == (rows == list(range(len(rows))))
-        asked = [random.randrange(-2, most + 2) for _ in range(3)]
-        for number in asked:
+        numbers = [random.randrange(-2, most + 2) for _ in range(3)]
+        for number in numbers:
             assert topic.row_of(number) == (rows.index(number) if number in model else None)
             assert (number in topic) == (number in model)
-        assert topic.rows_of(asked) == ([rows.index(n) for n in asked] if set(asked) <= set(rows) else None)
+        assert topic.rows_of(numbers) == ([rows.index(n) for n in numbers] if set(numbers) <= set(rows) else None)
         assert not topic.__contains__("0")
         has_notes = any(
             o.metadata or o.expire_timestamp_ms >= 0 or o.topic_id != topic.topic_id for o in model.values()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log says about why: a record header on each tombstone, a tagged field on each group epoch."""
+"""The reasons in the log: each tombstone has a record header, and each group epoch a tagged field."""
 
 from __future__ import annotations
 

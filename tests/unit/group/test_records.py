@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of records beside the transcripts: versions, what is not said, and what Kafka writes otherwise."""
+"""Values of records, in addition to the transcripts: versions, missing fields, and records of other Kafka versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOPIC_ID = b"\1" * 16
         (1_000, TOPIC_ID, 1, -1, ZERO_UUID),
     ],
 )
-def test_an_offset_has_the_lowest_version_that_holds_it(
+def test_an_offset_has_the_lowest_version_with_all_its_fields(
     expire_timestamp_ms: int, topic_id: bytes, version: int, leader_epoch: int, kept_topic_id: bytes
 ) -> None:
     offset = CommittedOffset(5, 7, "note", 6, expire_timestamp_ms, topic_id)
@@ -46,7 +46,7 @@ def test_an_offset_has_the_lowest_version_that_holds_it(
 
 
 @pytest.mark.parametrize(("empty_since_ms", "kept"), [(-1, -1), (0, 0), (1, 1), (2**40, 2**40)])
-def test_the_moment_in_which_a_group_became_empty_survives_the_log(empty_since_ms: int, kept: int) -> None:
+def test_the_time_when_a_group_became_empty_is_in_the_log(empty_since_ms: int, kept: int) -> None:
     record = records.new_group_epoch_record("g", 3, 4, 5, records.EpochReason.LEAVE, empty_since_ms)
     stored = SERDE.deserialize(*SERDE.serialize(record))
     assert stored is not None
@@ -55,7 +55,7 @@ def test_the_moment_in_which_a_group_became_empty_survives_the_log(empty_since_m
     assert not records.is_migration(stored.value)
 
 
-def test_partitions_without_assignment_epochs_are_of_the_member_epoch() -> None:
+def test_partitions_without_assignment_epochs_have_the_member_epoch() -> None:
     topic = ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions
     stored = [
         topic(topic_id=TOPIC_ID, partitions=[1, 4]),

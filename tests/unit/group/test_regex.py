@@ -38,7 +38,7 @@ def test_the_whole_name_matches(regex: str, matched: list[str]) -> None:
         ("t{1001}", "invalid repetition size: {1001}"),
     ],
 )
-def test_what_is_no_re2_expression_is_refused(regex: str, reason: str) -> None:
+def test_an_expression_that_is_not_re2_is_rejected(regex: str, reason: str) -> None:
     for check in (validate, compile_pattern):
         with pytest.raises(KafkaError) as caught:
             check(regex)
@@ -46,6 +46,6 @@ def test_what_is_no_re2_expression_is_refused(regex: str, reason: str) -> None:
         assert caught.value.message == f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {reason}"
 
 
-def test_an_expression_that_no_longer_compiles_matches_nothing_and_leaves_the_others() -> None:
+def test_an_expression_that_no_longer_compiles_matches_nothing() -> None:
     resolved = resolve(ResolveRegex("g", ("(", "t1", "t2"), 7), NAMES)
     assert resolved.topics == {"(": frozenset(), "t1": frozenset({"t1"}), "t2": frozenset({"t2"})}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignments in the background under `kcoord.release=4.4`; the epochs of both releases are transcripts."""
+"""Background assignments under `kcoord.release=4.4`; the epochs of both releases are in transcripts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def context_of(release: str, configs: dict[str, str] | None = None) -> GroupCont
     return GroupContext({"t3": 3, "t6": 6}, {"kcoord.release": release, **(configs or {})})
 
 
-def test_assignments_can_be_kept_out_of_the_background() -> None:
-    """`consumer.assignor.offload.enable` of 4.4, for the broker and for one group."""
+def test_background_assignments_can_be_disabled() -> None:
+    """Kafka 4.4 has `consumer.assignor.offload.enable` for the broker and for one group."""
     slow = {"kcoord.assignor.inline.ms": "0"}
     for configs, group_configs, tasks in (
         ({}, {}, 1),

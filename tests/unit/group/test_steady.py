@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof behind the heartbeat memo, checked by Hypothesis: a repeated answer is the answer that a full run gives.
+"""Steady heartbeats, checked by Hypothesis: a repeated response equals the response of a full run.
 
-After every step of a random life of a group, each heartbeat that was remembered and still counts as steady is run in
-full: it must give the same response, no records, no tasks, and no effect but its session timer.
+Random steps change a group. After every step each remembered heartbeat that still counts as steady is run in full. It
+must give the same response, no records, no tasks, and no effect except its session timer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GroupLife(RuleBasedStateMachine):
         return shard.consumer_group_heartbeat(context, request)  # type: ignore[return-value]
 
     def _heartbeat(self, request: ConsumerGroupHeartbeatRequest | HeartbeatRequest, client: str) -> int:
-        """One heartbeat; remembered where the shard vouches for it, as a connection does."""
+        """Runs one heartbeat, and remembers it if the shard calls it steady, as a connection does."""
         try:
             records: list[object] = []
 
@@ -110,7 +110,7 @@ class GroupLife(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(2, 4))
     def work(self, rounds: int) -> None:
-        """Everybody acknowledges and repeats, until most members are steady."""
+        """Lets all members acknowledge and repeat, so that most members become steady."""
         for turn in range(rounds * 2):
             for member in ("a", "b"):
                 self._turn(member, acknowledge=turn % 2 == 0)
@@ -124,7 +124,7 @@ class GroupLife(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["x", "y"]), topics=TOPICS)
     def classic_turn(self, name: str, topics: list[str]) -> None:
-        """A classic member joins, syncs and heartbeats as far as it gets."""
+        """Lets a classic member join, sync and send a heartbeat, up to the first step that waits or fails."""
         member = self.classic.setdefault(name, ClassicConsumer(self.context, "g", name, topics))
         try:
             reply = member.join()
@@ -167,11 +167,11 @@ class GroupLife(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The connection still holds what it has remembered of the shard before."""
+        """Restarts the shard; the connection keeps the heartbeats of the shard before."""
         self.context.restart()
 
     @invariant()
-    def what_is_repeated_is_what_would_be_answered(self) -> None:
+    def a_repeated_response_equals_that_of_a_full_run(self) -> None:
         shard = self.context.shard
         self.remembered = [
             entry for entry in self.remembered if entry.shard is shard and entry.steady.is_current(shard.image_epoch)
@@ -189,7 +189,7 @@ TestGroupLife.settings = settings(max_examples=60, stateful_step_count=40, deadl
 
 
 def test_the_life_reaches_steady_members_of_both_protocols() -> None:
-    """The property above is worth nothing if nothing is ever remembered."""
+    """The property above would prove nothing if no heartbeat were ever remembered."""
     life = GroupLife()
     life.join("a", ["t3"], None, None)
     life.heartbeat("a", False)
@@ -197,7 +197,7 @@ def test_the_life_reaches_steady_members_of_both_protocols() -> None:
     assert life.remembered
     life.leave("a", -1, None)
     life.delete()
-    life.what_is_repeated_is_what_would_be_answered()
+    life.a_repeated_response_equals_that_of_a_full_run()
     assert not life.remembered
     life.classic_turn("x", ["t3"])
     assert life.remembered

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compaction relies on: a tombstone leaves the state in which the record had never been."""
+"""Compaction relies on this: a tombstone gives the state without the record."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def state_of(log: Sequence[CoordinatorRecord]) -> object:
         lambda: records.new_offset_commit_tombstone("g", "t", 1, REMOVED),
     ],
 )
-def test_a_tombstone_is_as_if_the_record_had_never_been(tombstone: Callable[[], CoordinatorRecord]) -> None:
+def test_a_tombstone_gives_the_state_without_the_record(tombstone: Callable[[], CoordinatorRecord]) -> None:
     removed = tombstone()
     without = [record for record in LOG if record.key != removed.key]
     assert len(without) == len(LOG) - 1
     assert state_of([*LOG, removed]) == state_of(without)
     assert state_of([*LOG, removed, removed]) == state_of(without)
-    assert state_of([removed, *LOG]) == state_of(LOG), "nothing was there yet"
-    assert state_of([removed]) == state_of([]), "a tombstone makes no group"
+    assert state_of([removed, *LOG]) == state_of(LOG), "the record did not exist yet"
+    assert state_of([removed]) == state_of([]), "a tombstone creates no group"
     assert state_of(LOG) != state_of(without)
 
 
-def test_the_tombstones_of_a_member_leave_the_others() -> None:
+def test_the_tombstones_of_a_member_delete_only_this_member() -> None:
     tombstones = [
         records.new_current_assignment_tombstone("g", "a", REMOVED),
         records.new_target_assignment_tombstone("g", "a", REMOVED),

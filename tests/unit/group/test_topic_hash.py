@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digest of topics, held against values of Kafka 4.3.1's own class (TopicHashes.java), and when it is computed."""
+"""The digest of topics, compared with values of Kafka 4.3.1's own class (TopicHashes.java), and when it is computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC_ID = b"t" * 16
 
 
 def topic_of(name: str, topic_id: str, racks: Sequence[Sequence[str]]) -> tuple[TopicImage, dict[int, str]]:
-    """The topic, each of whose replicas is on a broker of its own, and the racks of these brokers."""
+    """Returns a topic with every replica on a different broker, and the racks of these brokers."""
     racks_by_broker: dict[int, str] = {}
     partitions = []
     for number, of_partition in enumerate(racks):
@@ -51,7 +51,7 @@ def test_topics_together_have_the_hash_that_kafka_computes(
 
 
 def made(count: int) -> MetadataImage:
-    """An image with one topic of `count` partitions, on two brokers of which one has a rack."""
+    """Returns an image with one topic of `count` partitions on two brokers; only one broker has a rack."""
     records: list[object] = [
         RegisterBrokerRecord(broker_id=1, rack="r1"),
         RegisterBrokerRecord(broker_id=2),
@@ -84,7 +84,7 @@ def after(image: MetadataImage, change: object) -> MetadataImage:
     ],
     ids=["leader", "replicas", "grown", "first-rack", "other-rack", "broker", "another-topic"],
 )
-def test_the_hash_follows_replicas_racks_and_growth_only(change: object, is_other: bool) -> None:
+def test_the_hash_depends_only_on_replicas_racks_and_the_number_of_partitions(change: object, is_other: bool) -> None:
     image = made(3)
     before = assignment.metadata_hash(image, ["t"])
     changed = after(image, change)
@@ -96,7 +96,7 @@ def test_the_hash_follows_replicas_racks_and_growth_only(change: object, is_othe
 
 
 def test_the_hash_of_a_large_topic_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats ask for it, so a leader that moves must not cost another pass over all partitions."""
+    """Heartbeats need the hash, so a change of a leader must not cost another pass over all partitions."""
     image = made(20_000)
     hashed_bytes: list[int] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets within transactions beside `tests/transcripts/transactions`: agreements, and any order of events."""
+"""Offsets in transactions, in addition to `tests/transcripts/transactions`: verification, and any order of events."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def commit(
     instance: str | None = None,
     api_version: int = 5,
 ) -> Errors:
-    """Commits with the agreement of the transaction coordinator; the error of the request or of its first partition."""
+    """Commits after verification; returns the error of the request or of its first partition."""
     request = request_of(producer, offsets, group, generation, member, instance)
     ticket = context.shard.start_verification(producer)
     try:
@@ -76,19 +76,19 @@ def end(context: GroupContext, producer: Producer, *, committed: bool = True) ->
 
 
 def fetch(context: GroupContext, *partitions: int, stable: bool = True, group: str = GROUP) -> list[int | Errors]:
-    """The offset of each partition, or its error."""
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(
+    """Returns the offset or the error of each partition."""
+    request = OffsetFetchRequest.OffsetFetchRequestGroup(
         group_id=group,
         topics=[OffsetFetchRequest.OffsetFetchRequestTopics(name="t3", partition_indexes=list(partitions))],
     )
-    answer = context.run(lambda ctx: context.shard.fetch_offsets(ctx, wanted, stable))
+    answer = context.run(lambda ctx: context.shard.fetch_offsets(ctx, request, stable))
     return [Errors(p.error_code) if p.error_code else p.committed_offset for p in answer.topics[0].partitions]
 
 
 UNSTABLE = Errors.UNSTABLE_OFFSET_COMMIT
 
 
-def test_a_first_commit_needs_an_agreement_that_no_marker_has_voided(context: GroupContext) -> None:
+def test_a_first_commit_needs_a_ticket_that_no_marker_has_invalidated(context: GroupContext) -> None:
     request = request_of(P, {0: 1}, GROUP, -1, "", None)
 
     def error_with(ticket: int | None) -> Errors:
@@ -106,7 +106,7 @@ def test_a_first_commit_needs_an_agreement_that_no_marker_has_voided(context: Gr
     assert commit(context, Producer(1, -1), {0: 1}) is Errors.INVALID_PRODUCER_EPOCH
 
 
-def test_a_generation_without_a_group_is_refused(context: GroupContext) -> None:
+def test_a_generation_without_a_group_is_rejected(context: GroupContext) -> None:
     for generation in (0, 1):
         assert commit(context, P, {0: 1}, generation=generation) is Errors.ILLEGAL_GENERATION
         assert commit(context, P, {0: 1}, generation=generation, api_version=6) is Errors.GROUP_ID_NOT_FOUND
@@ -133,8 +133,8 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_any_order_gives_what_the_log_says(steps: list[tuple[str, Producer | None, int]]) -> None:
-    """The model: of all commits of a partition that count and came after its last deletion, the last in the log."""
+def test_the_order_of_the_log_decides(steps: list[tuple[str, Producer | None, int]]) -> None:
+    """The model: of all commits of a partition that count and follow its last deletion, the last in the log."""
     context = GroupContext({"t3": 3})
     writes: list[tuple[int, int, Producer | None]] = []
     counted: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
@@ -157,4 +157,4 @@ def test_any_order_gives_what_the_log_says(steps: list[tuple[str, Producer | Non
             writes = [write for write in writes if write[1] != argument]
     assert fetch(context, 0, 1, 2, stable=False) == [max(counted[p], default=-1) for p in range(3)]
     unstable = {partition for _, partition, _ in writes}
-    assert [found is UNSTABLE for found in fetch(context, 0, 1, 2)] == [p in unstable for p in range(3)]
+    assert [offset is UNSTABLE for offset in fetch(context, 0, 1, 2)] == [p in unstable for p in range(3)]

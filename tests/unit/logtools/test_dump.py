@@ -11,11 +11,20 @@ from kcoord.coordinator.group import records
 from kcoord.logtools.decode import Json, LogKind, RecordDescriber
 from kcoord.logtools.dump import Selection, dump_file, files_at
 from kcoord.logtools.folders import NoLogsError
+from kcoord.metadata.records import (
+    new_acl_record,
+    new_config_record,
+    new_remove_acl_record,
+    new_scram_credential_record,
+)
+from kcoord.runtime.serde import MetadataSerde
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.topics.producer_files import encode_aborted, encode_snapshot
 from kcoord.topics.producer_state import AbortedTransaction, CachedBatch, ProducerEntry
+from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.errors import DecodeError
 from kcoord_protocol.record_batch import Record, iter_headers
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 from tests.unit.logtools.support import NOW_MS, commit_record, commit_tombstone, make_small_folder, record_of
 
 FS = RealFileSystem()
@@ -61,6 +70,69 @@ def test_rows_of_metadata(folder: Path) -> None:
         "version": 0,
         "data": {"name": "orders", "topicId": "AAECAwQFBgcICQoLDA0ODw"},
     }
+
+
+def test_a_dump_hides_the_keys_of_a_scram_credential() -> None:
+    made = new_scram_credential_record(ScramMechanism.SCRAM_SHA_256, "alice", b"salt", b"stored", b"server", 4096)
+    key, value = MetadataSerde().serialize(made)
+    assert RecordDescriber(LogKind.METADATA).describe(Record(key, value)) == (
+        None,
+        {
+            "type": "USER_SCRAM_CREDENTIAL_RECORD",
+            "version": 0,
+            "data": {
+                "name": "alice",
+                "mechanism": 1,
+                "salt": "[hidden]",
+                "storedKey": "[hidden]",
+                "serverKey": "[hidden]",
+                "iterations": 4096,
+            },
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("resource_type", "name", "value", "shown"),
+    [
+        (4, "ssl.keystore.password", "secret", "[hidden]"),
+        (4, "listener.name.tls.ssl.keystore.password", "secret", "[hidden]"),
+        (4, "unknown.to.this.release", "secret", "[hidden]"),
+        (4, "ssl.keystore.password", None, None),
+        (4, "log.cleaner.threads", "2", "2"),
+        (2, "retention.ms", "5", "5"),
+    ],
+)
+def test_a_dump_hides_passwords_in_configs(resource_type: int, name: str, value: str | None, shown: str | None) -> None:
+    key, encoded = MetadataSerde().serialize(new_config_record(resource_type, "1", name, value))
+    _, described = RecordDescriber(LogKind.METADATA).describe(Record(key, encoded))
+    assert isinstance(described, dict)
+    assert described["data"]["value"] == shown
+
+
+def test_a_dump_shows_acls() -> None:
+    acl = Acl(ResourceType.TOPIC, "o", PatternType.PREFIXED, "User:a", "*", AclOperation.READ, PermissionType.DENY)
+    described = []
+    for made in (new_acl_record(bytes(16), acl), new_remove_acl_record(bytes(16))):
+        key, value = MetadataSerde().serialize(made)
+        described.append(RecordDescriber(LogKind.METADATA).describe(Record(key, value))[1])
+    assert described == [
+        {
+            "type": "ACCESS_CONTROL_ENTRY_RECORD",
+            "version": 0,
+            "data": {
+                "id": "AAAAAAAAAAAAAAAAAAAAAA",
+                "resourceType": 2,
+                "resourceName": "o",
+                "patternType": 4,
+                "principal": "User:a",
+                "host": "*",
+                "operation": 3,
+                "permissionType": 2,
+            },
+        },
+        {"type": "REMOVE_ACCESS_CONTROL_ENTRY_RECORD", "version": 0, "data": {"id": "AAAAAAAAAAAAAAAAAAAAAA"}},
+    ]
 
 
 def test_a_dump_shows_damage_and_the_batches_after_it(folder: Path) -> None:

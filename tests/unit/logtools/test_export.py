@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from kcoord.logtools.folders import FolderReader, partitions_in, segments_in
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
-from kcoord.metadata.image import ImageBuilder, MetadataImage
+from kcoord.metadata.image import ImageBuilder, MetadataImage, ScramCredential
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import (
@@ -33,8 +34,10 @@ from kcoord.storage.handover import Handover, write_handover
 from kcoord.storage.journal import Extent, Journal
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.topics.partition_files import PartitionFiles
+from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.messages import FeatureLevelRecord, PartitionRecord
 from kcoord_protocol.record_batch import decode_header
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 from kcoord_protocol.uuid import uuid_to_string
 from tests.unit.logtools.support import (
     DIRECTORY_ID,
@@ -132,6 +135,9 @@ def test_the_features_come_first_and_partitions_in_kafkas_version() -> None:
     assert {record.value_version for record in made if isinstance(record.value, PartitionRecord)} == {2}
 
 
+ACL = Acl(ResourceType.TOPIC, "o", PatternType.PREFIXED, "User:a", "*", AclOperation.READ, PermissionType.ALLOW)
+
+
 def test_configs_are_exported_except_those_of_kcoord() -> None:
     image, maker = exported_image(
         records.new_config_record(2, "orders", "retention.ms", "1234"),
@@ -142,17 +148,23 @@ def test_configs_are_exported_except_those_of_kcoord() -> None:
         records.new_config_record(32, "readers", "consumer.session.timeout.ms", "46000"),
         records.new_config_record(32, "readers", "kcoord.offsets.retention.minutes", "5"),
         records.new_producer_ids_record(1, 0, 5000),
+        records.new_scram_credential_record(ScramMechanism.SCRAM_SHA_256, "alice", b"s", b"t", b"u", 4096),
+        records.new_acl_record(b"i" * 16, ACL),
+        records.new_acl_record(b"j" * 16, replace(ACL, host="10.0.0.0/8")),
     )
     assert image.topic_configs("orders") == {"retention.ms": "1234", "min.insync.replicas": "2"}
     assert image.broker_configs() == {"log.cleaner.threads": "2"}
     assert image.broker_configs(5) == {"num.io.threads": "3"}
     assert image.group_configs("readers") == {"consumer.session.timeout.ms": "46000"}
     assert image.next_producer_id == 5000
+    assert image.scram_credentials == {("SCRAM-SHA-256", "alice"): ScramCredential(b"s", b"t", b"u", 4096)}
     assert dict(maker.skipped) == {
         "configs of broker 9": 1,
         "config kcoord.offsets.retention.minutes: Kafka does not have it": 1,
     }
-    (note,) = maker.notes
+    assert image.acls == {b"i" * 16: ACL, b"j" * 16: replace(ACL, host="10.0.0.0/8")}
+    note, note_about_acl = maker.notes
+    assert note_about_acl.startswith("Kafka 4.3.1 does not treat the host as a range")
     assert note.startswith("orders: min.insync.replicas=2")
 
 

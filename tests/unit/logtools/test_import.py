@@ -17,12 +17,13 @@ from kcoord.logtools.import_logs import ImportReport, LogImport
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
-from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.image import MetadataImage, ScramCredential
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde, partition_for
 from kcoord.storage.checkpoints import write_offset_checkpoint
 from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.file_system import RealFileSystem
+from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
 from kcoord_protocol.record_batch import (
     ControlRecordType,
@@ -35,6 +36,7 @@ from kcoord_protocol.record_batch import (
     encode_control_batch,
     end_txn_marker,
 )
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 from kcoord_protocol.uuid import uuid_from_string
 from tests.support.shared import shared
 from tests.unit.logtools.support import (
@@ -207,7 +209,10 @@ def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
     made.append(records.new_config_record(2, "orders", "no.such.config", "1"))
     made.append(records.new_config_record(32, "readers", "consumer.session.timeout.ms", "46000"))
     made.append(records.new_config_record(4, "9", "log.cleaner.threads", "2"))
+    made.append(records.new_config_record(4, "", "secret.of.a.plugin", "hush"))
     made.append(records.new_producer_ids_record(1, 0, 5000))
+    made.append(records.new_scram_credential_record(ScramMechanism.SCRAM_SHA_512, "alice", b"s", b"t", b"u", 4096))
+    made.append(records.new_acl_record(b"i" * 16, ACL))
     log_dir = open_folder(str(source))
     write_metadata(log_dir, made)
     log_dir.close()
@@ -216,10 +221,16 @@ def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
     assert image.topic_configs("orders") == {"retention.ms": "1234"}
     assert image.group_configs("readers") == {"consumer.session.timeout.ms": "46000"}
     assert image.next_producer_id == 5000
+    assert image.scram_credentials == {("SCRAM-SHA-512", "alice"): ScramCredential(b"s", b"t", b"u", 4096)}
+    assert image.acls == {b"i" * 16: ACL}
     skipped = sorted(report.skipped)
-    assert len(skipped) == 2
+    assert len(skipped) == 3
     assert skipped[0].startswith("config no.such.config=1")
-    assert skipped[1] == "configs of broker 9"
+    assert skipped[1] == "config secret.of.a.plugin=[hidden]: Unknown broker config name: secret.of.a.plugin"
+    assert skipped[2] == "configs of broker 9"
+
+
+ACL = Acl(ResourceType.TOPIC, "o", PatternType.PREFIXED, "User:a", "*", AclOperation.READ, PermissionType.ALLOW)
 
 
 def transactional_batch(producer_id: int, value: bytes = b"v") -> bytes:

@@ -73,7 +73,7 @@ def broker_of(cluster: Cluster) -> Broker:
 
 
 def context(api_key: ApiKey, version: int) -> RequestContext:
-    return RequestContext(api_key, version, 1, "client", "/127.0.0.1", "PLAINTEXT", "User:ANONYMOUS", 1000)
+    return RequestContext(api_key, version, 1, "client", "/127.0.0.1", "PLAINTEXT", "User:ANONYMOUS", 1000, rights=None)
 
 
 async def settle(reply: R | asyncio.Future[R], version: int) -> R:

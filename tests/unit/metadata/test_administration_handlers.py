@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeQuorum, AlterReplicaLogDirs, UnregisterBroker, and the APIs of users, quotas and ACLs, which kcoord has none
-of: what Kafka 4.3.1 answers to the same requests.
+"""What Kafka 4.3.1 answers to the same requests of administrators.
+
+DescribeQuorum, AlterReplicaLogDirs, UnregisterBroker, and the APIs of users, quotas and ACLs, which kcoord has none of.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from kcoord.server.api.handlers import (
     describe_acls,
     describe_client_quotas,
     describe_quorum,
-    describe_user_scram_credentials,
     unregister_broker,
 )
 from kcoord_protocol.api_keys import ApiKey
@@ -29,7 +29,6 @@ from kcoord_protocol.messages import (
     DescribeAclsRequest,
     DescribeClientQuotasRequest,
     DescribeQuorumRequest,
-    DescribeUserScramCredentialsRequest,
     UnregisterBrokerRequest,
 )
 from kcoord_protocol.uuid import ZERO_UUID
@@ -190,33 +189,7 @@ def test_an_unregistered_broker_is_registered_at_the_next_start(cluster: Cluster
     assert [partition.leader for partition in cluster.image.topics["t"].partitions] == [1, 2]
 
 
-# Users, quotas and ACLs
-
-
-@pytest.mark.parametrize(
-    ("users", "expected"),
-    [
-        (None, []),
-        ([], []),
-        (["alice"], [("alice", 91, "Attempt to describe a user credential that does not exist: alice")]),
-        (
-            ["bob", "bob"],
-            [("bob", 92, "Cannot describe SCRAM credentials for the same user twice in a single request: bob")],
-        ),
-    ],
-)
-async def test_there_are_no_scram_credentials(
-    cluster: Cluster, users: list[str] | None, expected: list[tuple[str, int, str]]
-) -> None:
-    user = DescribeUserScramCredentialsRequest.UserName
-    request = DescribeUserScramCredentialsRequest(users=None if users is None else [user(name=name) for name in users])
-    asked = context(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0)
-    response = await settle(describe_user_scram_credentials.handle(broker_of(cluster), asked, request), 0)
-    assert (response.error_code, response.error_message) == (0, "")
-    assert [(result.user, result.error_code, result.error_message) for result in response.results] == expected
-    error = KafkaError(Errors.UNKNOWN_SERVER_ERROR, "text")
-    failed = await settle(describe_user_scram_credentials.error_response(request, error, 0), 0)
-    assert (failed.error_code, failed.error_message) == (Errors.UNKNOWN_SERVER_ERROR, "text")
+# Quotas and ACLs
 
 
 Component = DescribeClientQuotasRequest.ComponentData

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from kcoord.metadata import records
-from kcoord.metadata.image import GROUP_RESOURCE, TOPIC_RESOURCE, ImageBuilder, MetadataImage
+from kcoord.metadata.image import GROUP_RESOURCE, TOPIC_RESOURCE, ImageBuilder, MetadataImage, ScramCredential
 from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.messages import (
+    AccessControlEntryRecord,
     FeatureLevelRecord,
     NoOpRecord,
     PartitionChangeRecord,
     UnregisterBrokerRecord,
+    UserScramCredentialRecord,
 )
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 from tests.unit.metadata.cluster import Cluster, Topic, registration
 
 A, B = b"a" * 16, b"b" * 16
@@ -135,6 +139,31 @@ def test_configs_of_all_kinds() -> None:
     assert image.resource_names(GROUP_RESOURCE) == ["g", "h"]
 
 
+def test_scram_credentials() -> None:
+    sha_256, sha_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
+    before = ImageBuilder.of(
+        [
+            records.new_scram_credential_record(sha_256, "alice", b"salt", b"old", b"server", 4096),
+            records.new_scram_credential_record(sha_256, "alice", b"salt", b"stored", b"server", 8192),
+            records.new_scram_credential_record(sha_512, "alice", b"SALT", b"STORED", b"SERVER", 4096),
+            records.new_scram_credential_record(sha_512, "bob", b"s", b"t", b"u", 4096),
+            CoordinatorRecord(None, UserScramCredentialRecord(name="carol", mechanism=3)),
+        ]
+    )
+    after = built(
+        before,
+        records.new_remove_scram_credential_record(sha_512, "bob"),
+        records.new_remove_scram_credential_record(sha_256, "bob"),
+    )
+    assert before.scram_credentials == {
+        ("SCRAM-SHA-256", "alice"): ScramCredential(b"salt", b"stored", b"server", 8192),
+        ("SCRAM-SHA-512", "alice"): ScramCredential(b"SALT", b"STORED", b"SERVER", 4096),
+        ("SCRAM-SHA-512", "bob"): ScramCredential(b"s", b"t", b"u", 4096),
+    }
+    assert after.scram_credentials.keys() == {("SCRAM-SHA-256", "alice"), ("SCRAM-SHA-512", "alice")}
+    assert repr(ScramCredential(b"salt", b"stored", b"server", 8192)) == "ScramCredential(iterations=8192)"
+
+
 def test_features_brokers_and_producer_ids() -> None:
     image = ImageBuilder.of(
         [
@@ -162,3 +191,23 @@ def test_racks_are_those_of_registered_brokers() -> None:
     assert cluster.image.racks == {}
     cluster.register(registration(rack="r1"))
     assert cluster.image.racks == {1: "r1"}
+
+
+def test_acls() -> None:
+    acl = Acl(ResourceType.TOPIC, "a", PatternType.PREFIXED, "User:a", "*", AclOperation.READ, PermissionType.ALLOW)
+    before = built(two_topics(), records.new_acl_record(A, acl))
+    assert before.acls == {A: acl}
+    unchanged = built(before, records.new_config_record(TOPIC_RESOURCE, "a", "retention.ms", "6"))
+    assert unchanged.acls is before.acls
+    after = built(before, records.new_acl_record(B, acl), records.new_remove_acl_record(A))
+    assert (after.acls, before.acls) == ({B: acl}, {A: acl})
+    assert built(after, records.new_remove_acl_record(A)).acls == after.acls
+
+
+def test_an_acl_with_codes_of_a_later_release_is_kept() -> None:
+    record = AccessControlEntryRecord(
+        id=A, resource_type=99, resource_name="a", pattern_type=99, principal="U:a", host="*", operation=99
+    )
+    acl = built(two_topics(), CoordinatorRecord(None, record)).acls[A]
+    assert (acl.resource_type, acl.operation) == (ResourceType.UNKNOWN, AclOperation.UNKNOWN)
+    assert (acl.pattern_type, acl.permission_type) == (PatternType.UNKNOWN, PermissionType.UNKNOWN)

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from kcoord.config import BrokerConfig
+from kcoord.config.scram_users import parse_bootstrap_scram
 from kcoord.coordinator.group.group import GroupTimer
+from kcoord.metadata.bootstrap import credential_records
 from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import OperationContext, Task, TimerKey
@@ -24,6 +27,19 @@ def test_first_start_sets_feature_levels_and_registers_the_broker() -> None:
 def test_feature_levels_of_a_new_cluster_can_be_set() -> None:
     cluster = Cluster({"kcoord.bootstrap.features": "group.version=0,transaction.version=1"})
     assert cluster.image.features == {"metadata.version": 30, "transaction.version": 1}
+
+
+def test_only_a_new_cluster_gets_credentials() -> None:
+    users = parse_bootstrap_scram("SCRAM-SHA-256=[name=alice,password=pw]")
+    credentials = credential_records(users, lambda: b"salt")
+    machine = MetadataMachine(BrokerConfig.from_properties({}))
+    first = machine.register_brokers(OperationContext(0), [registration()], credentials).records
+    assert [type(record.value).__name__ for record in first][2:] == [
+        "FeatureLevelRecord", "UserScramCredentialRecord", "RegisterBrokerRecord",
+    ]  # fmt: skip
+    for record in first:
+        machine.replay(record)
+    assert machine.register_brokers(OperationContext(0), [registration()], credentials).records == []
 
 
 def test_later_starts_register_only_changes() -> None:

@@ -301,8 +301,9 @@ def test_a_group_is_read_from_the_log_partition_of_its_hash(tmp_path: Path) -> N
 
 
 def test_no_folder_is_pruned_if_some_folders_of_the_topic_are_missing(tmp_path: Path) -> None:
-    """Only folders 0, 1 and 2 of 8 are here. Their number is not the topic's number of partitions, as their records
-    show.
+    """Only folders 0, 1 and 2 of 8 are here.
+
+    Their number is not the topic's number of partitions, as their records show.
     """
     make_routed(tmp_path, [f"group-{number}" for number in range(40)], 8, folders=3)
     folders = folders_at([str(tmp_path)], "__consumer_offsets")

@@ -49,7 +49,7 @@ class LedgerTimer(TimerKind):
 
 
 class Ledger:
-    """Numbers by name. `balance` is hard state; everything else is recorded for the tests to look at."""
+    """Numbers by name. `balance` is rebuilt from the log; everything else is recorded for the tests."""
 
     def __init__(self) -> None:
         self.balance: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Ledger:
         self.completed: list[tuple[Task, object]] = []
         self.fail_replay = False
         self.pending: dict[Producer, dict[str, int]] = {}
-        """Hard state as well: what transactions under way have put."""
+        """The numbers that open transactions have set. They are rebuilt from the log, too."""
         self.on_timer: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
         self.on_task: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
         self.loaded_at_ms = -1
@@ -125,7 +125,7 @@ class Ledger:
 
 
 class SavedLedger(Ledger):
-    """Half of its numbers are told by records, the others are packed."""
+    """A ledger with snapshots: half of its numbers are records, the others are packed."""
 
     def snapshot(self) -> Iterator[SnapshotPart] | None:
         return self._parts()
@@ -146,7 +146,7 @@ class SavedLedger(Ledger):
 
 
 class Wait(Enum):
-    """The answer comes later."""
+    """The response is deferred."""
 
     WAIT = "WAIT"
 
@@ -155,7 +155,7 @@ WAIT = Wait.WAIT
 
 
 class Bench:
-    """A runtime with one shard, and the bytes that it was told to write."""
+    """A runtime with one shard, and the bytes that it has written."""
 
     def __init__(
         self, max_batch_bytes: int = 1_048_588, compression: Compression = Compression.NONE, linger_ms: int = 0
@@ -190,7 +190,7 @@ class Bench:
             yield header, self.disk[position : position + header.size_bytes]
 
     def run(self, operation: Callable[..., CoordinatorResult[T]], *arguments: object) -> T | Wait:
-        """Runs a method of Ledger; the token is the number of the call."""
+        """Runs a method of Ledger. The token is the number of the call."""
         self._tokens += 1
         token = self._tokens
         outcome = self.runtime.run(
@@ -210,19 +210,19 @@ class Bench:
         return ready
 
     def written(self, ready: Ready) -> list[tuple[object, object]]:
-        """The writes of `ready` succeed; returns the replies that follow."""
+        """Lets the appends of `ready` succeed. Returns the replies that follow."""
         for append in ready.appends:
             self.disk += append.data
             self.runtime.written(append)
         return self.replies(self.poll())
 
     def fail_write(self, error: OSError) -> None:
-        """The outcome of the write that is under way is not known."""
+        """Ends the append in flight with an unknown outcome."""
         (append,) = self.in_flight
         self.runtime.unknown(append, error, self.now_ms)
 
     def replies(self, ready: Ready) -> list[tuple[object, object]]:
-        """Token and value; of an error only the code."""
+        """Returns the tokens and values of the replies; for an error, its code."""
         for waiter in ready.replies:
             waiter.settle()
         answers, self.answers = self.answers, []

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second kind of log: partitions of a cluster elsewhere, in memory, with everything that a network does.
+"""A second kind of log: partitions of a remote cluster, in memory, with a network that delays and loses requests.
 
-A claim is an epoch and a claim record. From the record on, the partition's leader refuses appends of older epochs.
-Between the new epoch and the record it still takes them, so a new owner reads to its own claim. The leader numbers all
-records, claims and markers of others included. Requests wait in the network until the test delivers them, loses them,
-or lets them arrive after their sender has given up on them.
+A claim is an epoch and a claim record. After the record, the partition's leader rejects appends of older epochs.
+Between the new epoch and the record it still accepts them, so a new owner reads up to its own claim. The leader numbers
+all records, including claims and the markers of other coordinators. Requests wait in the network until the test
+delivers them, loses them, or delivers them after their sender has given up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCHES_PER_READ = 2
 
 @dataclass
 class Entry:
-    """Records in a partition: a batch of an owner, a claim, or a marker of another coordinator (`data` is empty)."""
+    """Records in a partition: a batch of an owner, or a claim or a marker of another coordinator (`data` is empty)."""
 
     offset: int
     epoch: int
@@ -32,7 +32,7 @@ class Entry:
 
 
 class Partition:
-    """The partition as its leader has it."""
+    """A partition on its leader."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -48,7 +48,7 @@ class Partition:
         return self.next_epoch
 
     def claim(self, epoch: int) -> bool:
-        """Writes a claim record; False if another owner has claimed since."""
+        """Writes a claim record. Returns False if another owner has claimed the partition meanwhile."""
         if epoch < self.claimed_epoch:
             return False
         self.claimed_epoch = epoch
@@ -56,7 +56,7 @@ class Partition:
         return True
 
     def append(self, epoch: int, data: bytes) -> bool:
-        """Takes whole batches and numbers their records; False if another owner has claimed."""
+        """Appends whole batches and numbers their records. Returns False if another owner has claimed the partition."""
         if epoch < self.claimed_epoch:
             return False
         for position, header in iter_headers(data):
@@ -66,7 +66,7 @@ class Partition:
         return True
 
     def write_marker(self) -> None:
-        """Another coordinator's record, which owners know nothing of."""
+        """Appends the record of another coordinator, of which the owners do not know."""
         self.entries.append(Entry(self.end_offset, self.claimed_epoch))
 
     def batches(self, offset: int, end_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
@@ -76,20 +76,20 @@ class Partition:
 
 
 class Fate(Enum):
-    """What becomes of a request."""
+    """The fate of a request."""
 
     ANSWERED = "answered"
     LOST = "lost"
-    """It never arrives."""
+    """The request never arrives."""
     ANSWER_LOST = "answer lost"
-    """It arrives, and its sender never hears of it."""
+    """The request arrives, but its response is lost."""
     LATE = "late"
-    """Its sender gives up on it. It may still arrive."""
+    """The sender gives up. The request may still arrive."""
 
 
 @dataclass
 class Request:
-    """`arrive` does at the leader what is asked and returns what the sender hears: a call of its shard set."""
+    """A request in the network. `arrive` runs it at the leader and returns the response: a call of a shard set."""
 
     shard_id: int
     arrive: Callable[[], Callable[[], None]]
@@ -107,11 +107,11 @@ class RemoteShardLog:
     requests: list[Request] = field(default_factory=list)
     late: list[Request] = field(default_factory=list)
     may_open: set[int] = field(default_factory=set)
-    """Shards that the test has given to this instance, and nobody has claimed since as far as it knows."""
+    """The shards that the test has given to this instance and, as far as it knows, no other has claimed since."""
     epochs: dict[int, int] = field(default_factory=dict)
 
     def open(self, load: Load) -> None:
-        assert load.shard_id in self.may_open, "a shard that was fenced is loaded again by itself"
+        assert load.shard_id in self.may_open, "a fenced shard is loaded again although nobody asked for it"
         partition = self.partitions[load.shard_id]
         epoch = partition.new_epoch()
 
@@ -160,7 +160,7 @@ class RemoteShardLog:
         self.shards.fenced(ticket)
 
     def settle(self, request: Request, fate: Fate) -> None:
-        """Decides on a request."""
+        """Decides the fate of a request."""
         self.requests.remove(request)
         match fate:
             case Fate.ANSWERED:
@@ -181,7 +181,7 @@ class RemoteShardLog:
         self.shards.released(release)
 
     def close(self, shard_id: int) -> None:
-        """The claim stays until somebody else makes one."""
+        """Does nothing: the claim stays until another instance makes one."""
 
     def is_empty(self, shard_id: int) -> bool:
         return False
@@ -190,10 +190,10 @@ class RemoteShardLog:
         self.may_open.add(shard_id)
 
     def tick(self, now_ms: int) -> None:
-        """Nothing is done from time to time."""
+        """Does nothing: there is no periodic work."""
 
     def stop(self) -> None:
-        """Nothing runs beside the test."""
+        """Does nothing: no other thread runs."""
 
     def finish(self, saves: Iterator[Save]) -> None:
-        """Snapshots are not kept."""
+        """Does nothing: this log has no snapshots."""

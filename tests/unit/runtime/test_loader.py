@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuilding a shard from its log."""
+"""A shard is rebuilt from its log."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_loading_goes_in_slices() -> None:
     bench.runtime.claim([SHARD])
     (load,) = bench.poll().opens
     bench.runtime.opened(load, OpenedLog(0, 5))
-    for number, found in enumerate(bench.batches()):
+    for number, batch_of_log in enumerate(bench.batches()):
         assert error_of(bench, Ledger.get, "a") is Errors.COORDINATOR_LOAD_IN_PROGRESS
         assert bench.poll().reads == [load]
         assert load.offset == number
-        bench.runtime.read(load, [found], bench.now_ms, is_end=number == 4)
+        bench.runtime.read(load, [batch_of_log], bench.now_ms, is_end=number == 4)
     assert bench.poll().active == [load]
     assert bench.run(Ledger.get, "a") == 4
 
@@ -85,7 +85,7 @@ def test_unknown_records_are_counted_logged_once_and_skipped(caplog: pytest.LogC
     ]
 
 
-def test_control_batches_that_end_no_transaction_are_passed_over() -> None:
+def test_control_batches_that_end_no_transaction_are_skipped() -> None:
     bench = Bench()
     bench.disk = batch(0, written("a", 1)) + batch(1, (b"\0\0\0\2", b"\0\0\0\0\0\0"), is_control=True)
     bench.load()
@@ -94,7 +94,7 @@ def test_control_batches_that_end_no_transaction_are_passed_over() -> None:
     assert bench.runtime.statistics.records_skipped == 0
 
 
-def test_the_end_of_the_log_may_lie_beyond_its_last_batch() -> None:
+def test_the_end_of_the_log_may_be_after_its_last_batch() -> None:
     bench = Bench()
     bench.disk = batch(4, written("a", 1))
     bench.runtime.load(SHARD, bench.batches(), bench.now_ms, 9)
@@ -103,7 +103,7 @@ def test_the_end_of_the_log_may_lie_beyond_its_last_batch() -> None:
 
 
 @pytest.mark.parametrize("damaged", [(b"\x00", b""), (b"\x00\x01\x00", b"\x00\x03"), (b"\x00\x01\x00\x00", b"\x00")])
-def test_malformed_records_stop_the_load_and_are_named(damaged: tuple[bytes, bytes]) -> None:
+def test_a_malformed_record_fails_the_load_and_is_named(damaged: tuple[bytes, bytes]) -> None:
     bench = Bench()
     bench.disk = batch(7, written("a", 1), damaged)
     with pytest.raises(LoadError, match=r"shard 3: the record at offset 8"):
@@ -112,7 +112,7 @@ def test_malformed_records_stop_the_load_and_are_named(damaged: tuple[bytes, byt
     assert bench.poll().closes == ()
 
 
-def test_a_load_that_was_overtaken_changes_nothing() -> None:
+def test_the_outcome_of_a_dropped_load_changes_nothing() -> None:
     bench = Bench()
     bench.disk = batch(0, written("a", 1))
     bench.runtime.claim([SHARD])
@@ -126,7 +126,7 @@ def test_a_load_that_was_overtaken_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [AssertionError("broken"), KeyError("oops"), KafkaError(Errors.MESSAGE_TOO_LARGE)])
-def test_a_state_that_cannot_be_started_stops_the_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_state_that_cannot_be_started_fails_the_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(ledger: Ledger, context: object) -> None:
         raise error
 
@@ -140,7 +140,7 @@ def test_a_state_that_cannot_be_started_stops_the_load(monkeypatch: pytest.Monke
 
 
 class QuickLedger(Ledger):
-    """Takes the batches that it is offered, and counts their records."""
+    """Replays the batches that it is offered, and counts their records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class QuickLedger(Ledger):
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
-def test_only_plain_batches_are_offered_as_a_whole(is_quick: bool) -> None:
+def test_only_plain_batches_are_offered_for_batch_replay(is_quick: bool) -> None:
     pair = written("a", 1)
     plain = batch(0, pair, pair, pair)
     machine = QuickLedger()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shard set over a remote log, with two owners and a network that delays and loses: what was acknowledged stays."""
+"""The shard set over a remote log, with two owners and a faulty network: acknowledged records are never lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERDE = CoordinatorSerde()
 
 
 def puts_in(partition: Partition) -> list[tuple[str, int, int]]:
-    """Name, value and writer's epoch of each record, in the order of the log: read without the shard set."""
+    """Returns name, value and writer's epoch of every record, in the order of the log, without the shard set."""
     puts = []
     for entry in partition.entries:
         for record in decode_records(entry.data) if entry.data else ():
@@ -42,7 +42,7 @@ def put(ledger: Ledger, context: OperationContext, request: tuple[str, int]) -> 
 
 
 class Instance:
-    """A process that owns shards as long as it knows of no other owner."""
+    """A process that owns shards until it learns of another owner."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -56,7 +56,7 @@ class Instance:
         self.turn()
 
     def turn(self) -> None:
-        """What a driver does with `Ready`."""
+        """Handles a `Ready` as a driver does."""
         ready = self.shards.poll(self.cluster.now_ms)
         for append in ready.appends:
             self.log.append(append, self.cluster.now_ms)
@@ -77,7 +77,7 @@ class Instance:
             outcome = self.shards.run(shard_id, put, (name, value), context)  # type: ignore[arg-type]
         except KafkaError:
             return
-        assert isinstance(outcome, DeferredReply), "a write is answered before it is durable"
+        assert isinstance(outcome, DeferredReply), "the response to a write has left before the write was durable"
         outcome.deliver = lambda answer: self.cluster.on_put(shard_id, name, value, epoch, answer)
 
     def get(self, shard_id: int, name: str) -> None:
@@ -98,7 +98,7 @@ class Instance:
 
 
 class Cluster:
-    """Two instances, the partitions, and the ledger of what clients were told."""
+    """Two instances, the partitions, and a list of the responses to clients."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000
@@ -109,26 +109,26 @@ class Cluster:
         self.instances = [Instance(self), Instance(self)]
 
     def on_put(self, shard_id: int, name: str, value: int, epoch: int, answer: object) -> None:
-        assert value not in self.answered, "one operation was answered twice"
+        assert value not in self.answered, "an operation got two responses"
         self.answered.add(value)
         if isinstance(answer, KafkaError):
             return
-        assert (name, value, epoch) in puts_in(self.partitions[shard_id]), "it was acknowledged before it was durable"
+        assert (name, value, epoch) in puts_in(self.partitions[shard_id]), "acknowledged before it was durable"
         self.acknowledged[shard_id, name] = max(self.acknowledged.get((shard_id, name), 0), value)
 
     def on_get(self, shard_id: int, name: str, answer: object) -> None:
         if answer is None or isinstance(answer, KafkaError):
             return
         values = [value for other, value, _ in puts_in(self.partitions[shard_id]) if other == name]
-        assert answer in values, "somebody was told of what is not durable"
+        assert answer in values, "a response has a value that is not durable"
 
     def check(self) -> None:
-        """The oracle: the last record of a name in the log is what was acknowledged last, or came after it."""
+        """Checks that the last record of every name is the last acknowledged one, or was appended after it."""
         for shard_id, partition in self.partitions.items():
             balance = {name: value for name, value, _ in puts_in(partition)}
             for name in NAMES:
                 acknowledged = self.acknowledged.get((shard_id, name), 0)
-                assert balance.get(name, 0) >= acknowledged, "what was acknowledged is lost"
+                assert balance.get(name, 0) >= acknowledged, "an acknowledged record is lost"
             epochs = [entry.epoch for entry in partition.entries]
             assert epochs == sorted(epochs), "an owner appended after the claim of another"
 
@@ -139,7 +139,7 @@ class Cluster:
         return instance.shards.state(shard_id) is ShardState.ACTIVE and self.is_owner(instance, shard_id)
 
     def heal(self, owner: Instance) -> None:
-        """The network works again, and one instance is given all shards."""
+        """Repairs the network and gives all shards to one instance."""
         for instance in self.instances:
             instance.remote.late.clear()
         for _ in range(400):
@@ -152,7 +152,7 @@ class Cluster:
                 if owner.shards.state(shard_id) in (ShardState.INITIAL, ShardState.CLOSED):
                     owner.claim(shard_id)
                 elif not self.is_owner(owner, shard_id):
-                    # It hears of the other owner by its next append.
+                    # The instance learns of the other owner by its next append.
                     owner.put(shard_id, "a")
             is_quiet = not any(instance.remote.requests for instance in self.instances)
             if is_quiet and all(self.is_served(owner, shard_id) for shard_id in SHARDS):
@@ -193,12 +193,12 @@ class TwoOwners(RuleBasedStateMachine):
 
     @rule(instance=instances)
     def all_is_well(self, instance: int) -> None:
-        """Enough answers for a load to get through."""
-        found = self.cluster.instances[instance]
+        """Delivers enough responses to finish a load."""
+        owner = self.cluster.instances[instance]
         for _ in range(4):
-            for request in list(found.remote.requests):
-                found.remote.settle(request, Fate.ANSWERED)
-            found.turn()
+            for request in list(owner.remote.requests):
+                owner.remote.settle(request, Fate.ANSWERED)
+            owner.turn()
 
     @rule(instance=instances)
     def a_late_request_arrives(self, instance: int) -> None:
@@ -234,7 +234,7 @@ TestTwoOwners = TwoOwners.TestCase
 TestTwoOwners.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-# -- each outcome for itself -------------------------------------------------------------------------------------------
+# -- every outcome alone -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def append_of(instance: Instance) -> Request:
 
 
 @pytest.mark.parametrize("fate", [Fate.LOST, Fate.ANSWER_LOST])
-def test_an_unknown_outcome_is_found_out_by_a_new_claim(cluster: Cluster, fate: Fate) -> None:
+def test_a_new_claim_settles_an_unknown_outcome(cluster: Cluster, fate: Fate) -> None:
     first = cluster.instances[0]
     first.put(0, "a")
     first.remote.settle(append_of(first), fate)
@@ -262,13 +262,13 @@ def test_an_unknown_outcome_is_found_out_by_a_new_claim(cluster: Cluster, fate: 
     assert cluster.acknowledged == {}
     epoch = first.remote.epochs[0]
     cluster.heal(first)
-    assert first.remote.epochs[0] > epoch, "it has claimed the log once more"
+    assert first.remote.epochs[0] > epoch, "the instance has claimed the log again"
     machine = first.shards.machine(0)
     assert machine is not None
     assert ("a" in machine.balance) == (fate is Fate.ANSWER_LOST)
 
 
-def test_what_arrives_after_the_new_claim_is_refused(cluster: Cluster) -> None:
+def test_an_append_that_arrives_after_the_new_claim_is_rejected(cluster: Cluster) -> None:
     first = cluster.instances[0]
     first.put(0, "a")
     first.remote.settle(append_of(first), Fate.LATE)
@@ -285,7 +285,7 @@ def test_a_fenced_owner_acknowledges_nothing_and_stays_away(cluster: Cluster) ->
     first, second = cluster.instances
     first.put(0, "a")
     cluster.heal(second)
-    assert cluster.acknowledged == {(0, "a"): 1}, "it was appended before the claim"
+    assert cluster.acknowledged == {(0, "a"): 1}, "the record was appended before the claim"
     first.put(0, "a")
     first.remote.settle(append_of(first), Fate.ANSWERED)
     first.turn()
@@ -294,7 +294,7 @@ def test_a_fenced_owner_acknowledges_nothing_and_stays_away(cluster: Cluster) ->
     for _ in range(5):
         cluster.now_ms += 60_000
         first.turn()
-    assert first.remote.requests == [], "it asks for nothing by itself"
+    assert first.remote.requests == [], "the fenced instance sends no request"
     cluster.heal(first)
     assert first.shards.state(0) is ShardState.ACTIVE
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of state, disk and replies."""
+"""The order of state, log and replies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def error_of(bench: Bench, *call: object) -> Errors:
     return caught.value.error
 
 
-def test_without_records_the_answer_is_immediate(bench: Bench) -> None:
+def test_without_records_the_response_is_immediate(bench: Bench) -> None:
     assert bench.run(Ledger.get, "a") is None
     assert error_of(bench, Ledger.refuse) is Errors.INVALID_REQUEST
     ready = bench.poll()
@@ -55,26 +55,26 @@ def test_without_records_the_answer_is_immediate(bench: Bench) -> None:
     assert not ready.replies
 
 
-def test_a_write_answers_after_the_disk(bench: Bench) -> None:
+def test_the_response_to_a_write_waits_for_the_log(bench: Bench) -> None:
     assert bench.run(Ledger.put, "a", 1) is WAIT
-    assert bench.ledger.balance == {"a": 1}, "the state runs ahead"
+    assert bench.ledger.balance == {"a": 1}, "the state is ahead of the log"
     ready = bench.poll()
     assert [(append.shard_id, append.base_offset, append.next_offset) for append in ready.appends] == [(SHARD, 0, 1)]
     assert not ready.replies
-    assert not bench.poll().appends, "it is handed out once"
+    assert not bench.poll().appends, "a poll returns every append once"
     assert bench.written(ready) == [(1, "a=1")]
     assert bench.runtime.offsets(SHARD) == (1, 1)
     assert bench.run(Ledger.get, "a") == 1
 
 
-def test_what_could_have_seen_a_write_waits_with_it(bench: Bench) -> None:
+def test_a_read_after_a_write_waits_with_it(bench: Bench) -> None:
     bench.run(Ledger.put, "a", 1)
     assert bench.run(Ledger.get, "a") is WAIT
     assert bench.run(Ledger.refuse) is WAIT
     assert bench.written(bench.poll()) == [(1, "a=1"), (2, 1), (3, Errors.INVALID_REQUEST)]
 
 
-def test_one_write_in_flight_and_the_rest_is_the_next_batch(bench: Bench) -> None:
+def test_one_append_is_in_flight_and_later_results_are_the_next_one(bench: Bench) -> None:
     bench.run(Ledger.put, "a", 1)
     first = bench.poll()
     bench.run(Ledger.put, "b", 2)
@@ -90,7 +90,7 @@ def test_one_write_in_flight_and_the_rest_is_the_next_batch(bench: Bench) -> Non
     assert bench.runtime.is_idle()
 
 
-def test_a_batch_is_what_kafka_can_read(bench: Bench) -> None:
+def test_batches_have_kafkas_format(bench: Bench) -> None:
     bench.now_ms = 1_700_000_000_123
     bench.run(Ledger.put, "a", 1)
     bench.run(Ledger.put, "b", 2)
@@ -136,7 +136,7 @@ def test_a_result_never_spans_two_batches() -> None:
     for _ in range(4):
         bench.run(put_many)
     ready = bench.poll()
-    assert len(ready.appends) == 1, "one write holds all the batches"
+    assert len(ready.appends) == 1, "one append has all the batches"
     assert [value for _, value in bench.written(ready)] == ["many"] * 4
     counts = [header.records_count for header, _ in bench.batches()]
     assert len(counts) > 1
@@ -165,7 +165,7 @@ class PackedPut:
 
 
 class Settled(Waiter):
-    """Notes its name when it is settled."""
+    """A waiter that notes its name when it is settled."""
 
     def __init__(self, name: str, settled: list[str]) -> None:
         self._name = name
@@ -178,7 +178,7 @@ class Settled(Waiter):
         raise AssertionError(error)
 
 
-def test_packed_results_share_batches_up_to_their_size_and_keep_to_the_order_of_all_results() -> None:
+def test_packed_results_share_batches_and_keep_the_order_of_all_results() -> None:
     bench = Bench(max_batch_bytes=1_000)
     bench.load()
     shard = bench.runtime.active(SHARD)
@@ -196,7 +196,7 @@ def test_packed_results_share_batches_up_to_their_size_and_keep_to_the_order_of_
     bench.run(Ledger.put, "general", 9)
     assert put("c", 50)
     assert not put("huge", 1_000)
-    assert put("d", 400, 2), "in a batch of its own: there is no room behind c"
+    assert put("d", 400, 2), "d has a batch of its own, because c fills the one before"
     assert bench.written(bench.poll()) == [(1, "general=9")]
     assert settled == ["a", "b", "c", "d"]
     names = [[record_name(record.key) for record in decode_records(batch)] for _, batch in bench.batches()]
@@ -229,15 +229,15 @@ def test_a_failed_write_fails_the_shard_until_it_is_loaded_again(bench: Bench) -
     assert ready.closes == [SHARD]
     assert bench.poll().closes == ()
     assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
-    assert bench.runtime.next_deadline_ms() == bench.now_ms + 1_000, "it is loaded again by itself"
+    assert bench.runtime.next_deadline_ms() == bench.now_ms + 1_000, "the shard is loaded again"
     bench.load()
-    assert bench.run(Ledger.get, "a") == 1, "what was not acknowledged is gone"
+    assert bench.run(Ledger.get, "a") == 1, "the unacknowledged record is lost"
     assert bench.run(Ledger.put, "a", 3) is WAIT
     assert bench.poll().appends[0].base_offset == 1
 
 
 def fill_disk(bench: Bench) -> None:
-    """The write that is under way finds no space; the shard is loaded again."""
+    """Fails the append in flight because there is no space, and loads the shard again."""
     bench.poll()
     bench.fail_write(OSError(28, "No space left on device"))
     assert bench.poll().closes == [SHARD]
@@ -253,7 +253,7 @@ def refusable_put(ledger: Ledger, context: OperationContext) -> CoordinatorResul
     return CoordinatorResult("put", [entry("a", 9)], is_refusable=True)
 
 
-def test_a_full_disk_is_read_and_not_written_for_a_while(bench: Bench) -> None:
+def test_with_a_full_disk_a_shard_is_read_only_for_a_while(bench: Bench) -> None:
     bench.run(Ledger.put, "a", 1)
     bench.written(bench.poll())
     for read_only_ms in (1000, 2000, 4000, 8000, 8000):
@@ -272,11 +272,11 @@ def test_a_full_disk_is_read_and_not_written_for_a_while(bench: Bench) -> None:
     bench.run(Ledger.put, "a", 4)
     fill_disk(bench)
     bench.now_ms += 1000
-    assert not is_read_only(bench), "after a success it begins anew"
+    assert not is_read_only(bench), "after a success the times begin with the shortest again"
 
 
-def test_what_cannot_be_refused_on_a_full_disk_fails_the_shard(bench: Bench) -> None:
-    """Its state is thrown away as if it had been written, so nothing of the result is left."""
+def test_a_result_that_cannot_be_refused_on_a_full_disk_fails_the_shard(bench: Bench) -> None:
+    """The state is dropped as after a failed write, so nothing of the result is left."""
     bench.run(Ledger.put, "a", 1)
     fill_disk(bench)
     assert error_of(bench, Ledger.put, "a", 2) is Errors.NOT_COORDINATOR
@@ -325,7 +325,7 @@ def test_a_shard_that_fails_during_a_write_is_loaded_after_it(bench: Bench) -> N
     assert bench.run(Ledger.get, "a") == 1
 
 
-def test_an_unexpected_error_is_an_answer_and_not_the_end(bench: Bench) -> None:
+def test_an_unexpected_error_fails_the_request_and_not_the_shard(bench: Bench) -> None:
     def broken(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
         raise KeyError("oops")
 
@@ -334,7 +334,7 @@ def test_an_unexpected_error_is_an_answer_and_not_the_end(bench: Bench) -> None:
     assert bench.runtime.state(SHARD) is ShardState.ACTIVE
 
 
-def test_before_and_after_its_life_a_shard_answers_errors() -> None:
+def test_a_shard_that_is_not_active_rejects_requests() -> None:
     bench = Bench()
     assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
     bench.runtime.claim([SHARD])
@@ -349,7 +349,7 @@ def test_before_and_after_its_life_a_shard_answers_errors() -> None:
     assert not bench.poll().closes
 
 
-def test_pending_is_answered_by_a_completion(bench: Bench) -> None:
+def test_a_completion_answers_a_pending_request(bench: Bench) -> None:
     assert bench.run(Ledger.wait) is WAIT
     assert bench.run(Ledger.complete, 1, "late") == "completed"
     assert bench.replies(bench.poll()) == [(1, "late")]
@@ -357,7 +357,7 @@ def test_pending_is_answered_by_a_completion(bench: Bench) -> None:
     assert bench.replies(bench.poll()) == []
 
 
-def test_a_completion_waits_for_the_disk_like_any_answer(bench: Bench) -> None:
+def test_a_completion_waits_for_the_log_like_any_response(bench: Bench) -> None:
     bench.run(Ledger.wait)
     bench.run(Ledger.put, "a", 1)
     bench.run(Ledger.complete, 1, "late")
@@ -394,7 +394,7 @@ def test_a_timer_that_fails_is_tried_again(bench: Bench) -> None:
     assert bench.runtime.next_deadline_ms() is None
 
 
-def test_a_task_runs_once_and_comes_back(bench: Bench) -> None:
+def test_a_task_runs_once_and_its_outcome_reaches_the_machine(bench: Bench) -> None:
     task = Task(TimerKey(LedgerTimer.WORK, "g"), "work")
     same = Task(TimerKey(LedgerTimer.WORK, "g"), "work")
 
@@ -412,7 +412,7 @@ def test_a_task_runs_once_and_comes_back(bench: Bench) -> None:
     assert bench.poll().tasks == [(SHARD, same)]
 
 
-def test_no_task_outlives_the_machine_that_gave_it(bench: Bench) -> None:
+def test_no_task_outlives_its_machine(bench: Bench) -> None:
     def start(ledger: Ledger, context: OperationContext, work: Task) -> CoordinatorResult[str]:
         return CoordinatorResult("started", tasks=[work])
 
@@ -431,10 +431,10 @@ def test_no_task_outlives_the_machine_that_gave_it(bench: Bench) -> None:
     assert bench.poll().tasks == [(SHARD, again)]
     bench.run(Ledger.put, "a", 1)
     bench.runtime.written(bench.poll().appends[0])
-    assert bench.poll().tasks == [], "what waited for records that are lost is lost with them"
+    assert bench.poll().tasks == [], "a task that waits for lost records is lost with them"
 
 
-def test_tasks_wait_for_their_own_records_only(bench: Bench) -> None:
+def test_a_task_waits_only_for_its_own_records(bench: Bench) -> None:
     bench.run(Ledger.put_and_start, "first", True)
     bench.run(Ledger.put_and_start, "at once", False)
     first = bench.poll()
@@ -452,7 +452,7 @@ def test_tasks_wait_for_their_own_records_only(bench: Bench) -> None:
     assert written(second) == (["third"], [])
 
 
-def test_who_waits_for_an_event_hears_of_a_failure_once(bench: Bench) -> None:
+def test_a_pending_request_fails_once_with_its_shard(bench: Bench) -> None:
     bench.run(Ledger.wait)
     bench.runtime.fail_shard(SHARD, "a test")
     assert bench.replies(bench.poll()) == [(1, Errors.NOT_COORDINATOR)]
@@ -462,7 +462,7 @@ def test_who_waits_for_an_event_hears_of_a_failure_once(bench: Bench) -> None:
     assert bench.replies(bench.poll()) == []
 
 
-def test_who_has_to_wait_arms_timers_all_the_same(bench: Bench) -> None:
+def test_the_timers_of_a_pending_result_are_armed(bench: Bench) -> None:
     def wait(ledger: Ledger, context: OperationContext) -> CoordinatorResult[object]:
         return CoordinatorResult(PENDING, timers=[Schedule(TimerKey(LedgerTimer.AGAIN), 1_010)])
 
@@ -486,9 +486,10 @@ def test_a_timer_that_finds_a_broken_invariant_fails_the_shard(bench: Bench) -> 
     bench.now_ms = 1_100
     assert bench.poll().closes == [SHARD]
     assert bench.runtime.statistics.operations_failed == 0
+    assert bench.runtime.statistics.invariants_broken == 1
 
 
-def test_what_a_timer_writes_waits_until_the_disk_may_have_space(bench: Bench) -> None:
+def test_a_timer_with_records_fails_the_shard_while_the_disk_is_full(bench: Bench) -> None:
     for milliseconds, closes in ((999, [SHARD]), (1_000, ())):
         bench.run(Ledger.put, "a", 1)
         fill_disk(bench)
@@ -506,7 +507,7 @@ def test_what_a_timer_writes_waits_until_the_disk_may_have_space(bench: Bench) -
 
 
 class EncodedPuts(EncodedRecords):
-    """Puts, as bytes."""
+    """Encoded records that set numbers."""
 
     def __init__(self, ledger: Ledger, records: list[CoordinatorRecord]) -> None:
         super().__init__(len(records), encode_records(list(map(SERDE.serialize, records)), 0), self._replay)
@@ -519,7 +520,7 @@ class EncodedPuts(EncodedRecords):
 
 
 def complete_with(bench: Bench, encoded: list[CoordinatorRecord], records: list[CoordinatorRecord]) -> None:
-    """A task ends with these records."""
+    """Ends a task with these records."""
 
     def start(ledger: Ledger, context: OperationContext) -> CoordinatorResult[None]:
         return CoordinatorResult(None, tasks=[Task(TimerKey(LedgerTimer.WORK), "work")])
@@ -531,7 +532,7 @@ def complete_with(bench: Bench, encoded: list[CoordinatorRecord], records: list[
     bench.runtime.complete_task(SHARD, task, "done", OperationContext(bench.now_ms))
 
 
-def test_the_outcome_of_a_task_is_one_batch_however_large() -> None:
+def test_the_outcome_of_a_task_is_one_batch_of_any_size() -> None:
     bench = Bench(max_batch_bytes=1_000)
     bench.load()
     bench.run(Ledger.put, "before", 1)
@@ -555,7 +556,7 @@ def test_the_outcome_of_a_task_is_one_batch_however_large() -> None:
 
 
 def test_the_outcome_of_a_task_has_a_limit_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of encoded records count. A result beyond the limit fails, and changes nothing."""
+    """The bytes of encoded records count. A result above the limit fails and changes nothing."""
     records = [entry("a", 1, 500)], [entry("b", 2, 500)]
     size_bytes = size_bound_bytes([SERDE.serialize(records[1][0])]) + len(EncodedPuts(bench.ledger, records[0]).body)
     for most_bytes, fits in ((size_bytes + BATCH_OVERHEAD_BYTES, True), (size_bytes - 100, False)):
@@ -568,7 +569,7 @@ def test_the_outcome_of_a_task_has_a_limit_of_its_own(bench: Bench, monkeypatch:
         assert len(limited.poll().appends) == fits
 
 
-def test_an_append_of_unknown_outcome_ends_the_wait_of_a_failed_shard(bench: Bench) -> None:
+def test_a_failed_shard_is_loaded_when_its_append_ends_with_an_unknown_outcome(bench: Bench) -> None:
     bench.run(Ledger.put, "a", 1)
     bench.poll()
     bench.runtime.fail_shard(SHARD, "a test")

@@ -63,7 +63,7 @@ def test_the_bound_of_a_batch_is_never_below_its_size(length: int, count: int) -
         assert size_bytes <= bound_bytes <= size_bytes + 100 * count
 
 
-def test_each_log_numbers_its_types_on_its_own() -> None:
+def test_every_log_has_its_own_numbers_for_its_types() -> None:
     serde = CoordinatorSerde(["TransactionLog"])
     record = CoordinatorRecord(TransactionLogKey(transactional_id="x"), TransactionLogValue(producer_id=3), 1)
     assert serde.deserialize(*serde.serialize(record)) == record
@@ -71,7 +71,7 @@ def test_each_log_numbers_its_types_on_its_own() -> None:
     assert serde.describe(b"\x00\x01", b"\x00\x02") == "record type 1, version 2"
 
 
-def test_unknown_types_and_versions_give_nothing() -> None:
+def test_records_of_unknown_types_and_versions_are_none() -> None:
     serde = CoordinatorSerde()
     assert serde.deserialize(b"\x00\x20abc", b"\x00\x00") is None
     assert serde.deserialize(b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x00", b"\x00\x09") is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shard set owns, and when it loads: without event loop, clock and IO."""
+"""Ownership and loading of a shard set, without an event loop, a clock and IO."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Owner:
-    """Calls a set of three shards by hand."""
+    """A set of three shards whose outcomes the test makes."""
 
     def __init__(self, loads_at_a_time: int = 1) -> None:
         self.now_ms = 1_000
@@ -41,7 +41,7 @@ class Owner:
         return self.shards.follow(TOPIC, 3, led, (), self.now_ms)
 
     def load(self) -> list[int]:
-        """Lets every load that is due through; returns the shards in the order in which they were opened."""
+        """Finishes every load that is due. Returns the shards in the order in which they were opened."""
         opened = []
         while True:
             ready = self.poll()
@@ -77,7 +77,7 @@ class Owner:
 def owner() -> Owner:
     owner = Owner()
     assert owner.follow(0, 1, 2) == [0, 1, 2]
-    assert owner.load() == [0, 1, 2], "one after the other"
+    assert owner.load() == [0, 1, 2], "one load at a time"
     return owner
 
 
@@ -92,7 +92,7 @@ def test_shards_are_loading_until_their_logs_are_read() -> None:
     assert owner.error(1) is Errors.COORDINATOR_LOAD_IN_PROGRESS
     assert owner.error(2) is Errors.NOT_COORDINATOR
     assert first_open(owner).shard_id == 0
-    assert not owner.poll().opens, "the next one waits for its turn"
+    assert not owner.poll().opens, "the next shard waits"
 
 
 def test_shards_whose_logs_are_empty_are_active_at_once() -> None:
@@ -119,10 +119,10 @@ def test_the_time_until_the_next_attempt_doubles_up_to_a_minute() -> None:
     append = owner.put(0)
     owner.shards.unknown(append, OSError(errno.EIO, "broken"), owner.now_ms)
     owner.poll()
-    assert owner.shards.next_deadline_ms() == owner.now_ms + 1_000, "a success ends that"
+    assert owner.shards.next_deadline_ms() == owner.now_ms + 1_000, "a success ends the series"
 
 
-def test_a_log_that_another_owner_holds_is_asked_for_again_soon() -> None:
+def test_a_log_that_another_owner_has_open_is_requested_again_soon() -> None:
     owner = Owner()
     owner.follow(0)
     owner.shards.held(first_open(owner), owner.now_ms)
@@ -132,7 +132,7 @@ def test_a_log_that_another_owner_holds_is_asked_for_again_soon() -> None:
     assert owner.load() == [0]
 
 
-def test_a_full_disk_is_read_at_once_but_not_again_and_again(owner: Owner) -> None:
+def test_a_shard_on_a_full_disk_is_loaded_at_once_but_not_too_often(owner: Owner) -> None:
     owner.shards.unknown(owner.put(0), OSError(errno.ENOSPC, "full"), owner.now_ms)
     owner.poll()
     assert owner.error(0) is Errors.NOT_COORDINATOR
@@ -148,12 +148,12 @@ def test_a_full_disk_is_read_at_once_but_not_again_and_again(owner: Owner) -> No
     assert owner.load() == [0]
 
 
-def test_a_shard_is_given_away_when_nothing_of_it_is_under_way(owner: Owner) -> None:
+def test_a_shard_is_released_when_nothing_of_it_is_in_flight(owner: Owner) -> None:
     append = owner.put(1)
     owner.follow(0, 2)
     assert owner.error(1) is Errors.NOT_COORDINATOR
     assert not owner.poll().releases
-    assert owner.follow(0, 1, 2) == [], "its log is still open here"
+    assert owner.follow(0, 1, 2) == [], "the log is still open here"
     owner.shards.written(append)
     (release,) = owner.poll().releases
     assert (list(release.shard_ids), release.deleted_topic_id) == ([1], None)
@@ -164,7 +164,7 @@ def test_a_shard_is_given_away_when_nothing_of_it_is_under_way(owner: Owner) -> 
     assert owner.load() == [1]
 
 
-def test_a_shard_that_was_lost_while_its_log_was_opened_is_given_away_after_that() -> None:
+def test_a_shard_that_is_lost_while_its_log_is_opened_is_released_after_that() -> None:
     owner = Owner()
     owner.follow(0)
     load = first_open(owner)
@@ -177,9 +177,9 @@ def test_a_shard_that_was_lost_while_its_log_was_opened_is_given_away_after_that
     assert owner.shards.state(0) is ShardState.CLOSED
 
 
-def test_a_deleted_topic_is_given_up_and_can_be_made_again(owner: Owner) -> None:
+def test_a_deleted_topic_is_released_and_can_be_created_again(owner: Owner) -> None:
     assert owner.shards.follow(None, 0, (), (), owner.now_ms) == []
-    assert owner.shards.follow(b"n" * 16, 2, (0, 1), (), owner.now_ms) == [], "the old logs are still there"
+    assert owner.shards.follow(b"n" * 16, 2, (0, 1), (), owner.now_ms) == [], "the old logs still exist"
     (release,) = owner.poll().releases
     assert (list(release.shard_ids), release.deleted_topic_id) == ([0, 1, 2], TOPIC)
     owner.shards.released(release)
@@ -188,7 +188,7 @@ def test_a_deleted_topic_is_given_up_and_can_be_made_again(owner: Owner) -> None
 
 
 @pytest.mark.parametrize("is_reported", [True, False])
-def test_a_shard_that_failed_and_was_given_away_is_not_loaded_again(owner: Owner, is_reported: bool) -> None:
+def test_a_shard_that_failed_and_was_released_is_not_loaded_again(owner: Owner, is_reported: bool) -> None:
     owner.shards.fail_shard(1, "a test")
     if is_reported:
         assert owner.poll().closes == [1]
@@ -199,7 +199,7 @@ def test_a_shard_that_failed_and_was_given_away_is_not_loaded_again(owner: Owner
     assert owner.shards.state(1) is ShardState.CLOSED
 
 
-def test_after_the_end_nothing_is_loaded(owner: Owner) -> None:
+def test_a_closed_set_loads_nothing(owner: Owner) -> None:
     owner.shards.fail_shard(1, "a test")
     owner.shards.close()
     owner.poll()
@@ -207,8 +207,8 @@ def test_after_the_end_nothing_is_loaded(owner: Owner) -> None:
     assert owner.load() == []
 
 
-def test_what_a_set_is_busy_with(owner: Owner) -> None:
-    """As metrics and an orderly stop ask for it. The ledger's own timers are due after 100 ms."""
+def test_the_tasks_timers_and_appends_that_keep_a_set_busy(owner: Owner) -> None:
+    """Metrics and an orderly stop use these numbers. The ledger's own timers are due after 100 ms."""
 
     def busy() -> tuple[list[int], int, bool]:
         assert owner.shards.is_idle() or owner.shards.is_writing(0) or owner.shards.has_ready(owner.now_ms)
@@ -216,11 +216,11 @@ def test_what_a_set_is_busy_with(owner: Owner) -> None:
 
     assert busy() == ([0, 1, 2], 0, True)
     owner.run(0, Ledger.put_and_start, "a", False)
-    assert busy() == ([0, 1, 2], 1, False), "a task and an append wait to be handed out"
+    assert busy() == ([0, 1, 2], 1, False), "the next poll returns a task and an append"
     ready = owner.poll()
-    assert busy() == ([0, 1, 2], 1, False), "the task runs and the append is under way"
+    assert busy() == ([0, 1, 2], 1, False), "the task runs and the append is in flight"
     owner.shards.written(ready.appends[0])
-    assert busy() == ([0, 1, 2], 1, False), "the answer waits to be handed out"
+    assert busy() == ([0, 1, 2], 1, False), "the next poll returns the reply"
     assert len(owner.shards.take_replies()) == 1
     assert owner.shards.take_replies() == []
     assert busy() == ([0, 1, 2], 1, True)
@@ -229,19 +229,19 @@ def test_what_a_set_is_busy_with(owner: Owner) -> None:
     owner.now_ms += 1
     assert busy() == ([0, 1, 2], 1 + 3, True), "the timers of three shards are due"
     owner.shards.fail_shard(2, "a test")
-    assert busy() == ([0, 1], 1 + 2, False), "it was not handed out that the shard has failed"
+    assert busy() == ([0, 1], 1 + 2, False), "no poll has returned the failure of the shard yet"
     owner.poll()
     owner.shards.complete_task(0, ready.tasks[0][1], "done", OperationContext(owner.now_ms))
     assert busy() == ([0, 1], 0, True)
 
 
-def test_a_deleted_topic_is_given_up_once_and_after_what_was_given_away_before(owner: Owner) -> None:
+def test_a_deleted_topic_is_released_once_and_after_all_earlier_releases(owner: Owner) -> None:
     appends = [owner.put(1), owner.put(2)]
     owner.follow(0)
     for _ in range(2):
         assert owner.shards.follow(None, 0, (), (), owner.now_ms) == []
     owner.shards.written(appends[1])
-    assert owner.poll().releases == [], "the log of one of the two shards is written"
+    assert owner.poll().releases == [], "an append of one of the two shards is in flight"
     owner.shards.written(appends[0])
     (moved,) = owner.poll().releases
     assert (list(moved.shard_ids), moved.deleted_topic_id) == ([1, 2], None)
@@ -260,14 +260,14 @@ def test_a_deleted_topic_is_given_up_once_and_after_what_was_given_away_before(o
 
 def test_only_shards_without_an_owner_are_claimed(owner: Owner) -> None:
     owner.shards.claim([0])
-    assert owner.load() == [], "it is active"
+    assert owner.load() == [], "the shard is active"
     owner.shards.fail_shard(1, "a test")
     owner.shards.claim([1])
-    assert owner.error(1) is Errors.NOT_COORDINATOR, "it is loaded at once, and failed until its log is open again"
+    assert owner.error(1) is Errors.NOT_COORDINATOR, "the shard is failed until its log is open again"
     load = first_open(owner)
     owner.shards.claim([1])
     assert owner.poll().opens == []
-    assert owner.shards.next_deadline_ms() == owner.now_ms + 100, "there is no second attempt, only the ledgers' timers"
+    assert owner.shards.next_deadline_ms() == owner.now_ms + 100, "there is no second load, only the ledgers' timers"
     owner.shards.opened(load, OpenedLog(0, 0))
     assert owner.error(1) is Errors.COORDINATOR_LOAD_IN_PROGRESS
     owner.shards.fenced(owner.put(0))
@@ -276,7 +276,7 @@ def test_only_shards_without_an_owner_are_claimed(owner: Owner) -> None:
     assert owner.error(0) is Errors.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def test_a_shard_that_is_claimed_before_its_failure_is_handed_out_is_loaded_once(owner: Owner) -> None:
+def test_a_failed_shard_that_is_claimed_before_the_next_poll_is_loaded_once(owner: Owner) -> None:
     owner.shards.fail_shard(0, "a test")
     owner.shards.claim([0])
     assert owner.load() == [0]
@@ -285,7 +285,7 @@ def test_a_shard_that_is_claimed_before_its_failure_is_handed_out_is_loaded_once
     assert owner.shards.state(0) is ShardState.ACTIVE
 
 
-def test_at_the_end_what_is_loading_is_dropped(owner: Owner) -> None:
+def test_closing_a_set_drops_its_loads(owner: Owner) -> None:
     for shard_id in range(3):
         owner.shards.fail_shard(shard_id, "a test")
     owner.poll()
@@ -299,18 +299,19 @@ def test_at_the_end_what_is_loading_is_dropped(owner: Owner) -> None:
     assert owner.load() == []
 
 
-def log_of(*names: str) -> list[tuple[BatchHeader, bytes]]:
-    """A batch that puts each of the names."""
-    data = encode_batch_from_parts([CoordinatorSerde().serialize(entry(name, 1)) for name in names], timestamp_ms=0)
+def log_of(*names: str, base_offset: int = 0) -> list[tuple[BatchHeader, bytes]]:
+    """Returns a log of one batch that sets every name to 1."""
+    records = [CoordinatorSerde().serialize(entry(name, 1)) for name in names]
+    data = encode_batch_from_parts(records, base_offset=base_offset, timestamp_ms=0)
     return [(decode_header(data), data)]
 
 
 def snapshot_of(*chunks: bytes) -> OpenedLog:
-    return OpenedLog(0, 7, snapshot=Snapshot(7, 7, 0, [Chunk(4, chunk) for chunk in chunks]))
+    return OpenedLog(0, 8, snapshot=Snapshot(7, 7, 0, [Chunk(4, chunk) for chunk in chunks]))
 
 
-def test_what_clients_hear_of_a_load_that_fails() -> None:
-    """Until the log is open, the shard is still being loaded; after that it has failed. It is closed in both cases."""
+def test_the_error_of_requests_during_a_load_that_fails() -> None:
+    """Until the log is open, the shard is loading; after that it has failed. Its log is closed in both cases."""
     owner = Owner()
     owner.follow(0)
     tries_ms: list[int] = []
@@ -344,7 +345,7 @@ def test_what_clients_hear_of_a_load_that_fails() -> None:
     assert owner.shards.state(0) is ShardState.ACTIVE
 
 
-def test_a_snapshot_is_restored_in_slices_while_others_have_their_turn() -> None:
+def test_a_snapshot_is_restored_in_slices_while_other_shards_are_loaded() -> None:
     owner = Owner(loads_at_a_time=2)
     owner.follow(0, 1, 2)
     long, short = owner.poll().opens
@@ -353,23 +354,23 @@ def test_a_snapshot_is_restored_in_slices_while_others_have_their_turn() -> None
     assert owner.shards.has_ready(owner.now_ms)
     assert owner.poll().reads == []
     owner.shards.opened(short, OpenedLog(0, 1))
-    assert owner.poll().reads == [short], "together with the second slice"
-    assert owner.shards.has_ready(owner.now_ms), "it goes on though the log has not answered for the other one"
+    assert owner.poll().reads == [short], "the second slice is restored in the same poll"
+    assert owner.shards.has_ready(owner.now_ms), "the log owes an outcome only for the other shard"
     assert owner.error(0) is Errors.COORDINATOR_LOAD_IN_PROGRESS
     assert owner.poll().reads == [long]
     assert long.offset == 7
-    assert not owner.shards.has_ready(owner.now_ms), "the log has not answered"
+    assert not owner.shards.has_ready(owner.now_ms), "the log owes an outcome"
     assert owner.poll().reads == []
-    owner.shards.read(long, log_of("z"), owner.now_ms, is_end=False)
+    owner.shards.read(long, log_of("z", base_offset=7), owner.now_ms, is_end=False)
     assert owner.shards.has_ready(owner.now_ms)
     assert owner.poll().reads == [long]
     owner.shards.read(short, (), owner.now_ms, is_end=True)
     ready = owner.poll()
     assert ready.active == [short]
-    assert [load.shard_id for load in ready.opens] == [2], "there is room for another one"
+    assert [load.shard_id for load in ready.opens] == [2], "another load may begin"
     owner.shards.read(long, (), owner.now_ms, is_end=True)
     assert owner.poll().active == [long]
-    assert not owner.shards.has_ready(owner.now_ms), "one is under way, and no other one waits"
+    assert not owner.shards.has_ready(owner.now_ms), "one load is in flight, and no shard waits"
     machine = owner.shards.machine(0)
     assert machine is not None
     assert [name[0] for name in machine.balance] == ["a", "b", "c", "d", "z"]
@@ -409,7 +410,7 @@ def test_a_snapshot_that_hid_damage_is_used_again_only_after_a_new_one() -> None
 
     def save(*, succeeded: bool) -> None:
         assert owner.shards.take_snapshot(0, owner.now_ms)
-        assert not owner.poll().saves, "that is the first slice"
+        assert not owner.poll().saves, "the load continues after the first slice"
         owner.now_ms += 1
         (save,) = owner.poll().saves
         assert owner.shards.saved(save, owner.now_ms, succeeded=succeeded)
@@ -434,7 +435,7 @@ def test_a_snapshot_that_hid_damage_is_used_again_only_after_a_new_one() -> None
     assert fail_and_open()
 
 
-def test_each_machine_hears_of_an_update_once_it_is_loaded_and_again_with_each_new_one() -> None:
+def test_every_machine_gets_an_update_when_it_is_loaded_and_with_every_new_update() -> None:
     owner = Owner()
 
     def update(ledger: Ledger, context: OperationContext, value: object) -> CoordinatorResult[None]:
@@ -455,7 +456,7 @@ def test_each_machine_hears_of_an_update_once_it_is_loaded_and_again_with_each_n
     assert owner.shards.active_shards() == [0, 2]
 
 
-def test_an_append_is_published_before_the_answers_leave_whatever_becomes_of_that(owner: Owner) -> None:
+def test_an_append_is_published_before_its_replies_leave_even_if_that_fails(owner: Owner) -> None:
     published: list[Append] = []
 
     def fail(append: Append) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shard gets a snapshot when, and which of them are kept."""
+"""The choice of the shard that gets a snapshot, and the steps of a snapshot."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def plain_log(size_bytes: int) -> OpenedLog:
 
 
 def log_with_snapshot(snapshot_bytes: int, unread_bytes: int) -> OpenedLog:
-    """Its snapshot is of that size, as are the records behind it."""
+    """Returns a log with a snapshot of this size and with as many bytes of records after it."""
     chunks = [Chunk(4, b"a=1"), Chunk(4, b"n" * (snapshot_bytes - 5) + b"=1")]
     snapshot = Snapshot(0, 9, 0, chunks)
     return OpenedLog(0, 9, snapshot_bytes + unread_bytes, snapshot, unread_bytes)
 
 
 class Shards:
-    """A set whose shards were loaded from such logs."""
+    """A set whose shards were loaded from the given logs."""
 
     def __init__(self, *logs: OpenedLog) -> None:
         self.now_ms = 1_000
@@ -55,7 +55,7 @@ class Shards:
         return list(ready.appends)
 
     def write(self, shard_id: int, padding: int = 0, name: str = "a") -> int:
-        """Returns by how much the log has grown."""
+        """Returns the growth of the log."""
         self.put(shard_id, name, padding)
         (append,) = self.poll()
         self.set.written(append)
@@ -63,7 +63,7 @@ class Shards:
         return len(append.data)
 
     def next_save(self) -> Save | None:
-        """What the next few milliseconds bring."""
+        """Returns the snapshots of the next few milliseconds."""
         for _ in range(50):
             if self.saves:
                 return self.saves.pop()
@@ -72,7 +72,7 @@ class Shards:
         return None
 
     def saved_in_turn(self, *, succeeded: bool = True) -> list[int]:
-        """The shards of one tick, in the order of their snapshots."""
+        """Returns the shards that get a snapshot in one tick, in order."""
         self.set.take_snapshots(self.now_ms)
         shard_ids = []
         while (save := self.next_save()) is not None:
@@ -95,7 +95,7 @@ class Shards:
         (log_with_snapshot(3 * MIB, 3 * MIB), True),
     ],
 )
-def test_a_snapshot_pays_off_where_the_log_outgrew_it(opened: OpenedLog, is_due: bool) -> None:
+def test_a_log_that_outgrew_its_snapshot_gets_a_new_one(opened: OpenedLog, is_due: bool) -> None:
     shards = Shards(opened)
     assert shards.set.snapshots.due() == (0 if is_due else None)
     assert shards.saved_in_turn() == [0] * is_due
@@ -106,7 +106,7 @@ def test_a_set_without_shards_needs_none() -> None:
     assert Shards().saved_in_turn() == []
 
 
-def test_a_few_per_tick_and_the_most_grown_first() -> None:
+def test_a_tick_takes_a_few_snapshots_of_the_most_grown_logs() -> None:
     sizes = [5, 9, 2, 0, 7, 11, 3, 8, 6, 4, 10]
     shards = Shards(*(plain_log(size * MIB) for size in sizes))
     in_order = sorted((number for number, size in enumerate(sizes) if size), key=lambda number: -sizes[number])
@@ -126,14 +126,14 @@ def test_growth_counts_from_the_begin_of_the_last_snapshot() -> None:
     assert shards.saved_in_turn() == [0]
 
 
-def test_one_that_could_not_be_saved_waits_for_more_growth_and_counts_at_the_end() -> None:
+def test_a_snapshot_that_was_not_saved_waits_for_more_growth_and_is_taken_at_a_stop() -> None:
     shards = Shards(plain_log(MIB))
     assert shards.saved_in_turn(succeeded=False) == [0]
     assert shards.saved_in_turn() == []
     assert shards.last() == [0]
 
 
-def test_a_larger_snapshot_has_to_pay_off_again() -> None:
+def test_a_larger_snapshot_needs_more_growth() -> None:
     shards = Shards(plain_log(MIB))
     for number in range(50):
         shards.write(0, name=str(number) + "n" * 30_000)
@@ -145,12 +145,12 @@ def test_a_larger_snapshot_has_to_pay_off_again() -> None:
     assert shards.saved_in_turn() == [0]
 
 
-def test_it_is_taken_in_slices_and_saved_when_all_of_it_is_durable() -> None:
+def test_a_snapshot_is_taken_in_slices_and_saved_when_its_content_is_durable() -> None:
     shards = Shards(plain_log(MIB))
     for number in range(60):
         shards.write(0, name=f"n{number:02}")
     shards.set.take_snapshots(shards.now_ms)
-    assert not shards.set.take_snapshot(0, shards.now_ms), "one at a time"
+    assert not shards.set.take_snapshot(0, shards.now_ms), "one snapshot at a time"
     shards.put(0, "b")
     due: list[int] = []
     while (due_ms := shards.set.snapshots.step_due_ms) is not None and len(due) < 8:
@@ -164,7 +164,7 @@ def test_it_is_taken_in_slices_and_saved_when_all_of_it_is_durable() -> None:
             shards.put(0, "c")
         if len(due) == 6:
             shards.set.written(appended)
-    assert due == [0, 1, 2, 3, 13, 23, 33, 43], "three slices of work, then a look at the disk from time to time"
+    assert due == [0, 1, 2, 3, 13, 23, 33, 43], "three slices of work, then periodic checks of the durable offset"
     shards.set.written(appended)
     shards.now_ms += 10
     shards.poll()
@@ -172,25 +172,25 @@ def test_it_is_taken_in_slices_and_saved_when_all_of_it_is_durable() -> None:
     snapshot = save.snapshot
     assert (snapshot.offset, snapshot.end_offset, snapshot.created_ms) == (60, 62, 1_000)
     assert not shards.set.snapshots.step_due_ms
-    assert not shards.set.take_snapshot(0, shards.now_ms), "this one is being saved"
+    assert not shards.set.take_snapshot(0, shards.now_ms), "this snapshot is being saved"
     assert shards.set.saved(save, shards.now_ms, succeeded=True)
     assert not shards.set.snapshots.is_taking
-    assert not shards.set.saved(save, shards.now_ms, succeeded=True), "that was said already"
+    assert not shards.set.saved(save, shards.now_ms, succeeded=True), "the outcome was reported before"
 
 
-def test_one_of_a_shard_that_is_loaded_again_is_given_up() -> None:
+def test_the_snapshot_of_a_shard_that_is_loaded_again_is_dropped() -> None:
     shards = Shards(plain_log(2 * MIB), plain_log(MIB))
     shards.set.take_snapshots(shards.now_ms)
     shards.set.fail_shard(0, "a test")
     save = shards.next_save()
     assert save is not None
-    assert save.shard_id == 1, "the next one has its turn"
+    assert save.shard_id == 1, "the next shard has its turn"
     shards.set.fail_shard(1, "a test")
     assert not shards.set.saved(save, shards.now_ms, succeeded=True)
-    assert not shards.set.take_snapshot(1, shards.now_ms), "it is not active"
+    assert not shards.set.take_snapshot(1, shards.now_ms), "the shard is not active"
 
 
-def test_the_end_cancels_what_is_being_taken() -> None:
+def test_closing_a_set_cancels_its_snapshot() -> None:
     shards = Shards(plain_log(MIB))
     shards.set.take_snapshots(shards.now_ms)
     shards.poll()
@@ -201,17 +201,17 @@ def test_the_end_cancels_what_is_being_taken() -> None:
     assert shards.saved_in_turn() == []
 
 
-def test_at_a_stop_all_that_has_grown_is_saved_the_most_first() -> None:
+def test_a_stop_saves_all_logs_that_have_grown_the_most_grown_first() -> None:
     least = 16_384
     shards = Shards(*map(plain_log, (least, least - 1, 3 * least, 2 * least, 5 * least, MIB)))
     assert shards.last() == [5, 4, 2, 3, 0]
     shards.put(2)
     shards.set.take_snapshots(shards.now_ms)
-    assert shards.last() == [5, 4, 3, 0], "what is not durable has none, what is only begun is done again"
+    assert shards.last() == [5, 4, 3, 0], "no snapshot of 2, which is not durable; the unfinished one is taken again"
     save = shards.next_save()
     assert save is not None
     assert save.shard_id == 5
-    assert shards.last() == [4, 3, 0], "it is being saved"
+    assert shards.last() == [4, 3, 0], "its snapshot is being saved"
     shards.write(3, name="z")
     (last,) = [save for save in shards.set.snapshots.last(7) if save.shard_id == 3]
     assert (last.snapshot.offset, last.snapshot.end_offset, last.snapshot.created_ms) == (1, 1, 7)
@@ -219,7 +219,7 @@ def test_at_a_stop_all_that_has_grown_is_saved_the_most_first() -> None:
 
 
 def names_in(chunks: Iterable[Chunk]) -> list[str]:
-    """What the records and packed parts are about."""
+    """Returns the names in the records and packed parts."""
     serde = CoordinatorSerde()
     names = []
     for chunk in chunks:
@@ -233,17 +233,17 @@ def names_in(chunks: Iterable[Chunk]) -> list[str]:
     return names
 
 
-def test_records_fill_batches_of_some_size_and_each_slice_lets_others_have_their_turn() -> None:
+def test_records_fill_batches_of_some_size_and_every_slice_is_small() -> None:
     parts = [entry(f"n{number:03}", number, padding=1_500) for number in range(130)]
     slices = list(make_chunks(iter(parts), CoordinatorSerde()))
     chunks = [chunk for slice_ in slices for chunk in slice_]
     assert names_in(chunks) == [f"n{number:03}" for number in range(130)]
     assert [decode_header(chunk.data).records_count for chunk in chunks] == [50, 50, 30]
-    assert [len(slice_) for slice_ in slices] == [0, 1, 0, 1, 0, 1], "25 records each"
+    assert [len(slice_) for slice_ in slices] == [0, 1, 0, 1, 0, 1], "every slice has 25 records"
 
 
 @pytest.mark.parametrize(("beyond", "counts"), [(0, [50]), (1, [25, 25])])
-def test_a_batch_is_closed_with_the_slice_in_which_it_has_grown_beyond_its_size(beyond: int, counts: list[int]) -> None:
+def test_a_batch_ends_with_the_slice_in_which_it_exceeds_its_size(beyond: int, counts: list[int]) -> None:
     serde = CoordinatorSerde()
     small = [entry("a", 1, padding=2_000)] * 24
     rest = 65_536 + beyond - size_bound_bytes([serde.serialize(part) for part in [*small, entry("a", 1)]])

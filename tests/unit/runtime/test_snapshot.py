@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading from a snapshot and the log behind it, and snapshots that are taken while the machine works on."""
+"""Loading from a snapshot and the log after it, and snapshots that are taken while the machine runs operations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reloaded(bench: Bench, offset: int, chunks: list[Chunk]) -> Ledger:
     return bench.ledger
 
 
-def test_a_snapshot_and_the_log_behind_it_are_the_state() -> None:
+def test_a_snapshot_and_the_log_after_it_give_the_state() -> None:
     bench = SavedBench()
     bench.load()
     for number in range(300):
@@ -72,7 +72,7 @@ def test_a_machine_without_snapshots_has_none() -> None:
     [(Chunk(9, b""), "unknown kind 9"), (Chunk(4, b"nonsense"), "cannot be used")],
     ids=["unknown", "malformed"],
 )
-def test_a_snapshot_that_is_not_understood_fails_the_load(chunk: Chunk, message: str) -> None:
+def test_a_malformed_snapshot_fails_the_load(chunk: Chunk, message: str) -> None:
     bench = SavedBench()
     bench.load()
     with pytest.raises(LoadError, match=message):
@@ -137,7 +137,7 @@ class GroupBench:
                 yield header, self.disk[position : position + header.size_bytes]
 
     def do(self, step: int) -> None:
-        """Something that changes groups, members, assignments or offsets; which one depends on the step."""
+        """Changes groups, members, assignments or offsets. The step selects the operation."""
         group_id, member_id = f"g{step % 5}", f"m{step % 3}"
         match step % 7:
             case 0 | 1 | 2:
@@ -175,7 +175,7 @@ def _commit(group_id: str, step: int) -> OffsetCommitRequest:
 
 
 @pytest.mark.parametrize("begin", range(0, 40, 3))
-def test_a_snapshot_taken_while_everything_changes_and_the_log_from_its_begin_are_the_state(begin: int) -> None:
+def test_a_snapshot_taken_during_changes_and_the_log_from_its_start_give_the_state(begin: int) -> None:
     bench = GroupBench()
     for step in range(begin):
         bench.do(step)
@@ -192,10 +192,10 @@ def test_a_snapshot_taken_while_everything_changes_and_the_log_from_its_begin_ar
         bench.do(step)
     runtime = bench.new_runtime()
     runtime.load(SHARD, bench.batches(offset), 0, 0, chunks)
-    found, live = runtime.machine(SHARD), bench.runtime.machine(SHARD)
-    assert found is not None
+    loaded, live = runtime.machine(SHARD), bench.runtime.machine(SHARD)
+    assert loaded is not None
     assert live is not None
-    assert found.hard_state() == live.hard_state()
+    assert loaded.hard_state() == live.hard_state()
 
 
 def test_an_empty_image_is_enough_to_load() -> None:

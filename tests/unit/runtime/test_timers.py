@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timers against a plain model, and the promises about their cost."""
+"""Timers against a plain model, and the limits of their cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KEYS = [TimerKey(LedgerTimer.WORK, "g", f"m{i}") for i in range(40)]
 
 
 class Walk:
-    """The timers of a shard, and what they should be: deadlines by key."""
+    """The timers of a shard, and a model of them: deadlines by key."""
 
     def __init__(self) -> None:
         self.queue = TimerQueue()
         self.timers = ShardTimers(1, self.queue)
         self.deadlines: dict[TimerKey, int] = {}
         self.held: dict[TimerKey, Timer] = {}
-        """What `schedule` gave, whatever has become of it."""
+        """The results of `schedule`, whether or not they are still armed."""
         self.now_ms = 1_000
 
     def schedule(self, key: TimerKey, deadline_ms: int) -> None:
@@ -36,7 +36,7 @@ class Walk:
             assert key in self.deadlines
             self.deadlines[key] = deadline_ms
         else:
-            assert key not in self.deadlines or deadline_ms < self.deadlines[key], "the quick way is for these"
+            assert key not in self.deadlines or deadline_ms < self.deadlines[key], "rearm accepts every later deadline"
 
     def cancel(self, key: TimerKey) -> None:
         self.timers.cancel(key)
@@ -65,7 +65,7 @@ class Walk:
         next_ms = min(self.deadlines.values(), default=None)
         assert self.queue.next_deadline_ms() == next_ms
         if next_ms is not None:
-            assert not self.queue.may_have_before(next_ms), "the heap has just been settled"
+            assert not self.queue.may_have_before(next_ms), "the first heap entry is valid after next_deadline_ms"
             assert self.queue.may_have_before(next_ms + 1)
             assert self.queue.may_be_due(next_ms)
             assert not self.queue.may_be_due(next_ms - 1)
@@ -117,17 +117,17 @@ def test_moving_a_deadline_back_and_forth_leaves_no_garbage() -> None:
         timers.schedule(KEYS[1 + i % 30], 1_000_000 - i * 7919 % 1_000)
         timers.cancel(KEYS[1 + (i - 10) % 30])
         most_void = max(most_void, len(queue._heap) - 2 * len(queue))
-    assert most_void == 64, "void entries are swept out once there are so many more of them than of the others"
+    assert most_void == 64, "void entries are removed when they outnumber the valid ones"
     left = sorted(timers.deadlines().values())
     fired = [queue.pop_due(2_000_000) for _ in left]
     assert [timer.deadline_ms for timer in fired if timer is not None] == left
 
 
-def test_a_timer_is_moved_on_in_its_place_until_it_is_cancelled() -> None:
+def test_a_timer_is_rearmed_in_place_until_it_is_cancelled() -> None:
     timers = ShardTimers(1, TimerQueue())
     timer = timers.schedule(KEYS[0], 0)
     assert timer.rearm(0)
     assert timer.rearm(7)
-    assert timer.rearm(3), "its entry is still that of the first deadline"
+    assert timer.rearm(3), "the heap entry still has the first deadline"
     timers.cancel(KEYS[0])
     assert not timer.rearm(9)

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are part of a transaction, markers, and tasks that wait for the disk."""
+"""Results that are part of a transaction, markers, and tasks that wait for the log."""
 
 from __future__ import annotations
 
-import pytest
-
-from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, new_end_transaction_marker
+from kcoord.runtime.result import Producer
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.record_batch import decode_entries, iter_headers
-from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry
+from tests.unit.runtime.ledger import SHARD, Bench, Ledger
 
 A, B = Producer(1, 5), Producer(2, 0)
 
@@ -56,24 +54,6 @@ def test_live_state_is_the_state_of_the_log() -> None:
         assert bench.ledger is not live
         assert (bench.ledger.balance, bench.ledger.pending) == (live.balance, live.pending)
     assert bench.ledger.pending
-
-
-def test_one_result_is_part_of_one_transaction() -> None:
-    bench = loaded()
-
-    def mixed(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
-        first, second = entry("x", 1), entry("y", 2)
-        first.producer = A
-        return CoordinatorResult("", [first, second])
-
-    def marker_and_more(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
-        marker = new_end_transaction_marker(A, 0, committed=True)
-        return CoordinatorResult("", [marker, new_end_transaction_marker(A, 0, committed=True)])
-
-    for operation in (mixed, marker_and_more):
-        with pytest.raises(AssertionError):
-            bench.run(operation)
-    assert bench.ledger.balance == {}
 
 
 def test_a_task_waits_until_its_records_are_durable() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a shard writes: the codec, how long a write waits for others, and who does not wait for the disk any longer."""
+"""The appends of a shard: their codec, how long they linger, and replies that have waited too long."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SERDE = CoordinatorSerde()
 
 
 def codecs(bench: Bench) -> list[tuple[Compression, bool]]:
-    """Codec of each batch in the log, and whether it is a marker."""
+    """Returns the codec of every batch in the log, and whether it is a marker."""
     return [(header.compression, header.is_control) for header, _ in bench.batches()]
 
 
 def completed(bench: Bench, ready: Ready) -> Ready:
-    """The writes of `ready` end; what there is to do next."""
+    """Ends the appends of `ready`. Returns the next work."""
     for append in ready.appends:
         bench.runtime.written(append)
     return bench.poll()
@@ -54,7 +54,7 @@ def test_batches_have_the_configured_codec_and_markers_none(codec: Compression) 
 
 
 @pytest.mark.parametrize("linger_ms", [1, 20])
-def test_a_write_lingers_for_others_to_join_it(linger_ms: int) -> None:
+def test_an_append_lingers_for_more_results(linger_ms: int) -> None:
     bench = Bench(linger_ms=linger_ms)
     bench.load()
     assert bench.run(Ledger.put, "a", 1) is WAIT
@@ -83,7 +83,7 @@ def test_a_full_batch_does_not_linger() -> None:
     assert bench.runtime.next_deadline_ms() == 1_100, "only the ledger's own timer is left"
 
 
-def test_what_comes_during_a_write_lingers_from_its_own_time() -> None:
+def test_a_result_during_an_append_lingers_from_its_own_time() -> None:
     bench = Bench(linger_ms=20)
     bench.load()
     bench.run(Ledger.put, "a", 1)
@@ -102,7 +102,7 @@ def test_what_comes_during_a_write_lingers_from_its_own_time() -> None:
     assert bench.replies(completed(bench, third)) == [(3, "c=1")]
 
 
-def test_a_write_whose_linger_ended_during_another_one_follows_it_at_once() -> None:
+def test_a_batch_whose_linger_ends_during_an_append_follows_it_at_once() -> None:
     bench = Bench(linger_ms=20)
     bench.load()
     bench.run(Ledger.put, "a", 1)
@@ -114,7 +114,7 @@ def test_a_write_whose_linger_ended_during_another_one_follows_it_at_once() -> N
     assert len(completed(bench, first).appends) == 1
 
 
-def test_a_shard_that_fails_while_a_write_lingers_starts_anew() -> None:
+def test_a_shard_that_fails_while_a_batch_lingers_begins_with_an_empty_buffer() -> None:
     bench = Bench(linger_ms=20)
     bench.load()
     bench.run(Ledger.put, "a", 1)
@@ -137,7 +137,7 @@ class Heard(Waiter):
         self.news.append(error.error)
 
 
-def test_who_waits_too_long_for_the_disk_is_told_so() -> None:
+def test_a_request_that_waits_too_long_for_the_log_fails() -> None:
     bench = Bench()
     bench.load()
     bench.run(Ledger.put, "a", 1)
@@ -158,7 +158,7 @@ def test_who_waits_too_long_for_the_disk_is_told_so() -> None:
     late = bench.poll()
     assert bench.replies(late) == [(1, Errors.COORDINATOR_NOT_AVAILABLE)]
     assert heard.news == [Errors.COORDINATOR_NOT_AVAILABLE]
-    # The write goes on: what it holds has happened, and who came later is answered.
+    # The append continues: its records become durable, and later requests get their responses.
     ready = completed(bench, ready)
     assert bench.replies(ready) == []
     assert bench.replies(completed(bench, ready)) == [(2, "b=2")]
@@ -166,7 +166,7 @@ def test_who_waits_too_long_for_the_disk_is_told_so() -> None:
     assert bench.ledger.balance == {"a": 1, "b": 2}
 
 
-def test_nobody_is_told_of_a_wait_that_is_over() -> None:
+def test_a_request_that_was_answered_does_not_time_out() -> None:
     bench = Bench()
     bench.load()
     for _ in range(3):
@@ -179,8 +179,8 @@ def test_nobody_is_told_of_a_wait_that_is_over() -> None:
     assert bench.replies(bench.poll()) == []
 
 
-def test_who_waits_after_a_failure_waits_anew() -> None:
-    """The shard is loaded again without what was not durable, so the same offsets come again."""
+def test_the_timeout_begins_again_after_a_failure() -> None:
+    """The shard is loaded without the records that were not durable, so the same offsets are used again."""
     bench = Bench()
     bench.load()
     for _ in range(3):
@@ -201,7 +201,7 @@ def test_who_waits_after_a_failure_waits_anew() -> None:
     assert bench.replies(bench.poll()) == [(4, Errors.COORDINATOR_NOT_AVAILABLE)]
 
 
-def test_a_refusal_fails_with_its_shard_too() -> None:
+def test_a_refusal_fails_its_waiter_too() -> None:
     heard = Heard()
     refusal = Refusal(heard, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE))
     refusal.fail(KafkaError(Errors.NOT_COORDINATOR))
@@ -210,7 +210,7 @@ def test_a_refusal_fails_with_its_shard_too() -> None:
 
 
 def test_packed_results_fill_a_batch_to_the_last_byte() -> None:
-    """As results do that are bounded from above: two fit if both bounds do."""
+    """Results whose sizes are only bounded behave likewise: two fit if both bounds fit."""
     pair = SERDE.serialize(entry("a", 1))
     bound_bytes = BATCH_OVERHEAD_BYTES + 2 * size_bound_bytes([pair])
     exact_bytes = len(encode_batch_from_parts([pair, pair], timestamp_ms=0))
@@ -224,7 +224,7 @@ def test_packed_results_fill_a_batch_to_the_last_byte() -> None:
 
 
 def batch_sizes(max_batch_bytes: int, put: Callable[[Bench], object]) -> list[int]:
-    """How many records each batch has after two results."""
+    """Returns the number of records of every batch after two results."""
     bench = Bench(max_batch_bytes)
     bench.load()
     put(bench)
@@ -241,7 +241,7 @@ def append_packed(bench: Bench, packed: PackedPut) -> tuple[bool, Heard]:
 
 
 class PackedPut:
-    """`Ledger.put` of 1 for a, packed."""
+    """`Ledger.put` of a=1 as a packed result."""
 
     count = 1
     timestamp_ms = 5
@@ -269,4 +269,4 @@ def test_a_packed_result_arms_its_timer_and_fails_its_shard_if_it_cannot_be_repl
     assert bench.runtime.state(SHARD) is ShardState.FAILED
     bench.replies(bench.poll())
     assert heard.news == [Errors.NOT_COORDINATOR]
-    assert bench.runtime.next_deadline_ms() == 2_000, "nothing is left but the next load"
+    assert bench.runtime.next_deadline_ms() == 2_000, "only the timer of the next load is left"

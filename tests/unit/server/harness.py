@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker without sockets and threads: real group shards over logs in memory, a metadata image made by hand."""
+"""A broker without sockets: real group shards over logs in memory, and a metadata image that the test sets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def image_of(topics: dict[str, int], group_version: int = 1) -> MetadataImage:
 
 
 class Metadata:
-    """Metadata that a test sets as a whole."""
+    """A metadata service whose image the test sets."""
 
     end_offset = 0
 
@@ -56,11 +56,11 @@ class Metadata:
         raise AssertionError("nothing changes the metadata here")
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing."""
 
 
 class Harness:
-    """`call` sends a request through its handler and returns the answer. The group shards are opened by the test."""
+    """Sends requests through their handlers (`call`). The test opens the group shards (`open`)."""
 
     def __init__(self, *, file_system: MemoryFileSystem | None = None, **settings: str) -> None:
         self.file_system = file_system or MemoryFileSystem()
@@ -91,30 +91,32 @@ class Harness:
         self.logs = self.log.logs
 
     def restarted(self) -> Harness:
-        """Another process over the files of this one, which is killed."""
+        """Kills this process, and returns another process on its files."""
         self.file_system.crash(keep_everything)
         return Harness(file_system=self.file_system)
 
     async def open(self) -> Harness:
-        """Takes the shards over and loads them."""
+        """Owns all shards and loads them."""
         self.groups.open_shards(SHARDS)
         await self.groups.loaded()
         return self
 
     async def pass_time(self, milliseconds: int) -> None:
-        """Moves the clock, and lets the event loop do what is due then."""
+        """Moves the clock, and runs the timers that are due then."""
         self.now += milliseconds
         self.worker.on_clock_moved()
         await asyncio.sleep(0.001)
 
     def context(self, api_key: ApiKey, version: int) -> RequestContext:
-        return RequestContext(api_key, version, 1, "client", "/192.0.2.1", "PLAINTEXT", "User:ANONYMOUS", self.now)
+        return RequestContext(
+            api_key, version, 1, "client", "/192.0.2.1", "PLAINTEXT", "User:ANONYMOUS", self.now, rights=None
+        )
 
     def send(self, request: Message, version: int) -> object:
-        """The answer or its future, as a connection gets it."""
+        """Returns the response or its future, as a connection gets it."""
         api = self.broker.apis.apis[request.api_key]
         handle, error_response = api.functions()
-        # Through the bytes: a handler never sees a field that its version does not have.
+        # Encodes and decodes the request, so that the handler sees only the fields of this version.
         received = type(request).decode(request.encode(version), version)
         try:
             return handle(self.broker, self.context(api.key, version), received)

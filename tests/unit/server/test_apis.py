@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of served APIs agrees with the handlers, and settings hide what they switch off."""
+"""The table of served APIs agrees with the handlers, and settings hide the versions that they switch off."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_each_served_api_has_a_handler_for_its_versions(key: ApiKey) -> None:
 
 def test_each_handler_is_served() -> None:
     modules = [
-        importlib.import_module(f"{handlers.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(handlers.__path__)
+        importlib.import_module(f"{handlers.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(handlers.__path__)
     ]
     served = {module.API_KEY for module in modules if hasattr(module, "API_KEY")}
     assert served == {*SERVED_VERSIONS, *PEER_APIS}
@@ -64,7 +64,7 @@ def test_the_oldest_offset_commit_is_served_and_not_listed() -> None:
     assert (api.versions, api.listed_versions) == (range(1, 11), range(2, 11))
 
 
-def test_versions_that_are_not_final_are_shown_on_request() -> None:
+def test_unstable_versions_are_served_only_if_enabled() -> None:
     for shown in (False, True):
         table = build_api_table(BrokerConfig.from_properties({"unstable.api.versions.enable": str(shown).lower()}))
         for key, first in UNSTABLE_VERSIONS.items():
@@ -72,7 +72,7 @@ def test_versions_that_are_not_final_are_shown_on_request() -> None:
 
 
 @pytest.mark.parametrize(("release", "facts"), [("4.3", "kafka-facts"), ("4.4", "kafka-facts-4.4.0")])
-def test_versions_are_those_of_the_release(release: str, facts: str) -> None:
+def test_listed_versions_equal_those_of_the_kafka_release(release: str, facts: str) -> None:
     config = BrokerConfig.from_properties({"kcoord.release": release, "kcoord.kip1327.enable": "false"})
     schemas = {}
     for path in shared(facts, "README.md").parent.glob("requests/*.json"):
@@ -107,7 +107,7 @@ def test_kip_1327_can_be_hidden() -> None:
             )
 
 
-def test_a_client_without_a_name_sees_what_the_configuration_says() -> None:
+def test_a_client_without_a_name_gets_the_configured_form() -> None:
     for form in Kip1327Form:
         config = BrokerConfig.from_properties({"kcoord.kip1327.revisions": f"a:off,*:{form.value}"})
         assert build_api_table(config).form is form

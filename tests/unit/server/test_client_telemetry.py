@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client telemetry: what clients are asked for, when they may ask and push, and what becomes of what they push."""
+"""Client telemetry: subscriptions of clients, how often clients may ask and push, and where pushed metrics go."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def image_of(**subscriptions: dict[str, str]) -> MetadataImage:
 
 
 class Telemetry:
-    """The broker's side under a clock of the test, and one client."""
+    """The telemetry of a broker with a clock that the test moves, and one client."""
 
     def __init__(self, image: MetadataImage | None = None, **settings: str) -> None:
         config = BrokerConfig.from_properties({key.replace("_", "."): value for key, value in settings.items()})
@@ -57,7 +57,7 @@ class Telemetry:
         self.facts = ClientFacts("the-client", "apache-kafka-java", "4.3.1", "192.0.2.1", 4711)
 
     def get(self, instance_id: bytes = ZERO_UUID) -> tuple[bytes, int, list[str], int]:
-        """Instance id, subscription id, metrics and interval."""
+        """Returns instance id, subscription id, metrics and interval."""
         request = GetTelemetrySubscriptionsRequest(client_instance_id=instance_id)
         answer = self.telemetry.get_subscriptions(request, self.facts, self.image, self.now_ms)
         return answer.client_instance_id, answer.subscription_id, answer.requested_metrics, answer.push_interval_ms
@@ -85,7 +85,7 @@ class Telemetry:
         return Errors(answer.error_code)
 
 
-def test_a_client_gets_an_id_and_what_is_asked_of_it() -> None:
+def test_a_client_gets_an_id_and_its_metrics() -> None:
     client = Telemetry(image_of(all={"metrics": "org.apache.kafka.consumer.,a.b", "interval.ms": "1000"}))
     instance_id, subscription_id, metrics, interval_ms = client.get()
     assert instance_id not in client_telemetry.RESERVED_IDS
@@ -95,7 +95,7 @@ def test_a_client_gets_an_id_and_what_is_asked_of_it() -> None:
     assert client.get()[0] != instance_id
 
 
-def test_without_a_subscription_nothing_is_asked_for_every_five_minutes() -> None:
+def test_without_a_subscription_a_client_gets_no_metrics_and_five_minutes() -> None:
     _, _, metrics, interval_ms = Telemetry().get()
     assert (metrics, interval_ms) == ([], 300_000)
 
@@ -111,12 +111,12 @@ def test_without_a_subscription_nothing_is_asked_for_every_five_minutes() -> Non
         ("client_source_port=4712", False),
     ],
 )
-def test_a_subscription_is_for_the_clients_that_match_all_of_it(match: str, matches: bool) -> None:
+def test_a_subscription_applies_to_clients_that_match_all_its_conditions(match: str, matches: bool) -> None:
     client = Telemetry(image_of(some={"metrics": "m.", "match": match}, fast={"interval.ms": "100"}))
     assert client.get()[2:] == (["m."] if matches else [], 100)
 
 
-def test_an_expression_that_explodes_elsewhere_takes_no_time() -> None:
+def test_an_expression_with_exponential_backtracking_takes_no_time() -> None:
     client = Telemetry(image_of(bomb={"metrics": "m.", "match": "client_id=(a|aa)*(a|aa)*(a|aa)*b"}))
     client.facts.client_id = "a" * 20_000
     began = time.process_time()
@@ -124,7 +124,7 @@ def test_an_expression_that_explodes_elsewhere_takes_no_time() -> None:
     assert time.process_time() - began < 5
 
 
-def test_an_instance_can_be_asked_by_its_id() -> None:
+def test_a_subscription_can_match_an_instance_by_its_id() -> None:
     other = bytes(15) + b"\x63"
     client = Telemetry(
         image_of(one={"metrics": "m.", "match": f"client_instance_id={re.escape(uuid_to_string(other))}"})
@@ -133,17 +133,17 @@ def test_an_instance_can_be_asked_by_its_id() -> None:
     assert client.get()[2] == []
 
 
-def test_all_metrics_hide_the_others_and_the_shortest_interval_counts() -> None:
+def test_all_metrics_replace_single_metrics_and_the_shortest_interval_counts() -> None:
     client = Telemetry(image_of(a={"metrics": "x.", "interval.ms": "500"}, b={"metrics": "*", "interval.ms": "900"}))
     assert client.get()[2:] == (["*"], 500)
 
 
-def test_what_another_program_left_in_the_log_is_left_out_if_it_cannot_be_used() -> None:
+def test_invalid_subscriptions_in_the_log_are_ignored() -> None:
     image = image_of(bad={"interval.ms": "7"}, worse={"match": "client_id=["}, good={"metrics": "m."})
-    assert [one.metrics for one in subscriptions_of(image)] == [("m.",)]
+    assert [subscription.metrics for subscription in subscriptions_of(image)] == [("m.",)]
 
 
-def test_asking_and_pushing_too_early_is_throttled() -> None:
+def test_requests_and_pushes_that_come_too_early_are_throttled() -> None:
     client = Telemetry(image_of(a={"metrics": "*", "interval.ms": "1000"}))
     instance_id, subscription_id, *_ = client.get()
     with pytest.raises(KafkaError) as caught:
@@ -160,7 +160,7 @@ def test_asking_and_pushing_too_early_is_throttled() -> None:
     assert client.received == [METRICS] * 3
 
 
-def test_other_subscriptions_are_told_at_once_and_make_old_pushes_unknown() -> None:
+def test_changed_subscriptions_apply_at_once_and_reject_pushes_of_the_old_ones() -> None:
     client = Telemetry(image_of(a={"metrics": "x."}))
     instance_id, old_id, *_ = client.get()
     client.image = image_of(a={"metrics": "y."})
@@ -172,7 +172,7 @@ def test_other_subscriptions_are_told_at_once_and_make_old_pushes_unknown() -> N
     assert client.push(instance_id, new_id) == Errors.NONE
 
 
-def test_a_change_of_other_metadata_is_none_of_the_subscriptions() -> None:
+def test_changes_of_other_metadata_do_not_change_the_subscriptions() -> None:
     client = Telemetry(image_of(a={"metrics": "x."}))
     instance_id, *_ = client.get()
     client.image = image_of(a={"metrics": "x."})
@@ -181,7 +181,7 @@ def test_a_change_of_other_metadata_is_none_of_the_subscriptions() -> None:
 
 
 @pytest.mark.parametrize("instance_id", sorted(client_telemetry.RESERVED_IDS))
-def test_reserved_ids_push_nothing(instance_id: bytes) -> None:
+def test_pushes_with_a_reserved_id_are_rejected(instance_id: bytes) -> None:
     assert Telemetry().push(instance_id, 0) == Errors.INVALID_REQUEST
 
 
@@ -197,21 +197,21 @@ def test_reserved_ids_push_nothing(instance_id: bytes) -> None:
         (METRICS, 0, Errors.NONE),
     ],
 )
-def test_what_cannot_be_taken(metrics: bytes, compression: int, error: Errors) -> None:
+def test_invalid_pushes_are_rejected(metrics: bytes, compression: int, error: Errors) -> None:
     client = Telemetry(telemetry_max_bytes="10")
     instance_id, subscription_id, *_ = client.get()
     assert client.push(instance_id, subscription_id, metrics, compression=compression) == error
     assert client.received == ([METRICS] if error is Errors.NONE and metrics else [])
 
 
-def test_compressed_metrics_are_handed_on_as_they_were() -> None:
+def test_compressed_metrics_are_decompressed() -> None:
     client = Telemetry()
     instance_id, subscription_id, *_ = client.get()
     assert client.push(instance_id, subscription_id, gzip.compress(METRICS), compression=1) == Errors.NONE
     assert client.received == [METRICS]
 
 
-def test_a_small_push_does_not_grow_without_bounds() -> None:
+def test_the_size_of_decompressed_metrics_is_limited() -> None:
     client = Telemetry(telemetry_max_bytes="1000")
     instance_id, subscription_id, *_ = client.get()
     bomb = gzip.compress(bytes(17_000))
@@ -237,7 +237,7 @@ def test_quiet_instances_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.get(first)[0] == first
 
 
-def test_a_client_that_comes_back_may_ask_at_once() -> None:
+def test_a_client_that_reconnects_may_ask_at_once() -> None:
     client = Telemetry()
     instance_id, *_ = client.get()
     assert client.facts.instance_id == instance_id
@@ -274,7 +274,7 @@ def test_protobuf(data: bytes, expected: bool) -> None:
         ({"kcoord.client.telemetry.endpoint": "http://127.0.0.1:4318/v1/metrics"}, True),
     ],
 )
-def test_the_apis_are_listed_if_something_takes_metrics(settings: dict[str, str], listed: bool) -> None:
+def test_the_apis_are_listed_if_a_receiver_is_configured(settings: dict[str, str], listed: bool) -> None:
     config = BrokerConfig.from_properties(settings)
     table = build_api_table(config)
     keys = {version.api_key for version in listed_versions(table, config)}
@@ -283,7 +283,7 @@ def test_the_apis_are_listed_if_something_takes_metrics(settings: dict[str, str]
 
 
 class Collector(HTTPServer):
-    """Takes what is posted, with one answer to all."""
+    """An HTTP server that records what is posted and responds to every request with `status`."""
 
     def __init__(self, status: int = 200) -> None:
         self.bodies: list[tuple[str, bytes]] = []
@@ -320,7 +320,7 @@ def test_pushes_go_to_the_collector() -> None:
     assert collector.bodies == [("application/x-protobuf", METRICS)]
 
 
-def test_a_collector_that_refuses_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_rejects_metrics_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector(status=503)
     exporter = TelemetryExporter(f"http://127.0.0.1:{collector.server_port}/v1/metrics")
     with caplog.at_level(logging.WARNING):
@@ -331,4 +331,4 @@ def test_a_collector_that_refuses_is_told_of_once(caplog: pytest.LogCaptureFixtu
         exporter._thread.join(10)
     collector.stop()
     assert len(collector.bodies) == 2
-    assert len([record for record in caplog.records if "does not take them" in record.message]) == 1
+    assert len([record for record in caplog.records if "Metrics of clients are lost" in record.message]) == 1

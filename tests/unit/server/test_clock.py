@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock never goes back, never jumps, and finds the time of day again."""
+"""The clock never goes back, never jumps, and approaches the wall clock."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Sources:
         self.monotonic += int(seconds * SECOND_NS)
 
 
-def test_it_shows_the_wall_clock_while_both_agree() -> None:
+def test_the_clock_equals_the_wall_clock_while_both_sources_agree() -> None:
     sources = Sources()
     clock = sources.clock()
     sources.pass_seconds(2.5)
     assert clock.now_ms() == 1_002_500
 
 
-def test_a_wall_clock_set_forward_does_not_jump_but_is_followed() -> None:
+def test_the_clock_approaches_a_wall_clock_that_was_set_forward_without_a_jump() -> None:
     sources = Sources()
     clock = sources.clock()
     sources.wall += 3600 * SECOND_NS
@@ -42,7 +42,7 @@ def test_a_wall_clock_set_forward_does_not_jump_but_is_followed() -> None:
     assert clock.now_ms() == sources.wall // 1_000_000
 
 
-def test_a_wall_clock_set_back_slows_it_without_going_back() -> None:
+def test_the_clock_runs_slower_after_the_wall_clock_was_set_back() -> None:
     sources = Sources()
     clock = sources.clock()
     sources.wall -= 3600 * SECOND_NS
@@ -51,7 +51,7 @@ def test_a_wall_clock_set_back_slows_it_without_going_back() -> None:
     assert clock.now_ms() == before + 7_000
 
 
-def test_the_gain_is_what_it_ran_too_fast() -> None:
+def test_the_gain_is_the_time_by_which_the_clock_ran_too_fast() -> None:
     sources = Sources()
     clock = sources.clock()
     sources.pass_seconds(100)
@@ -65,12 +65,12 @@ def test_the_gain_is_what_it_ran_too_fast() -> None:
     sources.wall += 3600 * SECOND_NS
     sources.pass_seconds(8000)
     assert clock.now_ms() == sources.wall // 1_000_000
-    assert clock.gain_ms() == 0, "it only gave back what it had lost"
+    assert clock.gain_ms() == 0, "the clock only made up for the time that it had lost"
 
 
 @given(st.lists(st.tuples(st.integers(-(10**6), 10**6), st.integers(0, 10**5)), max_size=30))
-def test_between_two_moments_no_more_time_passes_than_the_gain_allows(steps: list[tuple[int, int]]) -> None:
-    """Jumps of the wall clock and pauses, in seconds: whatever they are, now less the gain is never early."""
+def test_now_less_the_gain_never_runs_ahead_of_the_monotonic_clock(steps: list[tuple[int, int]]) -> None:
+    """The steps are jumps of the wall clock and pauses, in seconds."""
     sources = Sources()
     clock = sources.clock()
     moments: list[tuple[int, int]] = []

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection answers in request order, mutes who asks or reads badly, and closes on bytes that are no request."""
+"""A connection answers in request order.
+
+It mutes clients that send too much or read too slowly, and closes on bytes that are no request.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class Owner(Connections):
-    """Stands for the listener. `handle` answers ListGroups; its response echoes who asked."""
+    """Stands for the listener's connections. `handle` answers ListGroups. Admits every connection unless `refuse`."""
 
     def __init__(self, handle: Callable[[ListGroupsRequest], object]) -> None:
         def handler(broker: object, context: object, request: Any) -> object:
@@ -76,7 +79,12 @@ class Owner(Connections):
 
         versions = {ApiKey.LIST_GROUPS: range(3, 6), ApiKey.API_VERSIONS: range(0, 5)}
         table = ApiTable(Api(key, served, handler, error_response) for key, served in versions.items())
-        broker = cast("Any", SimpleNamespace(apis=table, now_ms=lambda: 0, groups=None))
+        broker = cast(
+            "Any",
+            SimpleNamespace(
+                apis=table, now_ms=lambda: 0, groups=None, topics=SimpleNamespace(topic_name=None), authorizer=None
+            ),
+        )
         self.settings = PathSettings(
             broker, "PLAINTEXT", max_frame_bytes=1000, max_request_bytes=900, has_fast_paths=True, metadata_answers=None
         )
@@ -97,7 +105,7 @@ class Owner(Connections):
 
 
 class Peer:
-    """A connection with its transport, and the answers it sent."""
+    """A connection with its transport, and the responses that it wrote."""
 
     def __init__(self, handle: Callable[[ListGroupsRequest], object] = lambda request: ListGroupsResponse()) -> None:
         self.owner = Owner(handle)
@@ -127,7 +135,7 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_answers_of_one_turn_leave_in_one_write_when_all_was_read() -> None:
+async def test_responses_of_one_turn_leave_in_one_write() -> None:
     peer = Peer()
     data = b"".join(request(number) for number in range(5))
     for part in (data[:10], data[10:90], data[90:]):
@@ -138,7 +146,7 @@ async def test_answers_of_one_turn_leave_in_one_write_when_all_was_read() -> Non
     assert len(peer.transport.writes) == 1
 
 
-async def test_later_answers_wait_for_earlier_ones() -> None:
+async def test_responses_leave_in_request_order() -> None:
     futures: list[asyncio.Future[object]] = []
 
     def handle(_: ListGroupsRequest) -> object:
@@ -158,7 +166,7 @@ async def test_later_answers_wait_for_earlier_ones() -> None:
     assert len(peer.transport.writes) == 1
 
 
-async def test_the_answer_to_unknown_api_versions_waits_for_earlier_ones() -> None:
+async def test_the_response_to_an_unknown_version_of_api_versions_keeps_the_order() -> None:
     """Clients match responses to requests by their order."""
     future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     peer = Peer(lambda _: future)
@@ -172,7 +180,7 @@ async def test_the_answer_to_unknown_api_versions_waits_for_earlier_ones() -> No
     assert [int.from_bytes(frame[:4], "big") for frame in frames] == [1, 2]
 
 
-async def test_expected_and_unexpected_failures_are_answers(caplog: pytest.LogCaptureFixture) -> None:
+async def test_expected_and_unexpected_failures_of_handlers_are_answered(caplog: pytest.LogCaptureFixture) -> None:
     def handle(_: ListGroupsRequest) -> object:
         raise failures.pop(0)
 
@@ -198,7 +206,7 @@ async def test_failures_of_futures_are_answers(caplog: pytest.LogCaptureFixture)
     assert "LIST_GROUPS v3 failed" in caplog.text
 
 
-async def test_a_handler_may_send_nothing() -> None:
+async def test_a_handler_may_return_no_response() -> None:
     answers: list[object] = [None, ListGroupsResponse()]
     peer = Peer(lambda _: answers.pop(0))
     peer.connection.data_received(request(1) + request(2))
@@ -206,7 +214,7 @@ async def test_a_handler_may_send_nothing() -> None:
     assert peer.errors() == [(2, 0)]
 
 
-async def test_a_connection_with_too_much_under_way_is_muted_until_answers_left() -> None:
+async def test_a_connection_with_too_many_requests_in_flight_is_muted_until_responses_leave() -> None:
     futures: list[asyncio.Future[object]] = []
 
     def handle(_: ListGroupsRequest) -> object:
@@ -228,7 +236,7 @@ async def test_a_connection_with_too_much_under_way_is_muted_until_answers_left(
     assert peer.transport.reading
 
 
-async def test_a_slow_reader_is_not_read_from() -> None:
+async def test_a_connection_whose_client_reads_too_slowly_is_muted() -> None:
     peer = Peer()
     peer.connection.pause_writing()
     assert not peer.transport.reading
@@ -239,7 +247,7 @@ async def test_a_slow_reader_is_not_read_from() -> None:
     assert peer.transport.reading
 
 
-async def test_a_client_that_lets_answers_pile_up_is_cut_off() -> None:
+async def test_a_client_that_leaves_too_many_bytes_unread_is_disconnected() -> None:
     future = asyncio.get_running_loop().create_future()
     peer = Peer(lambda _: future)
     peer.connection.data_received(request(1))
@@ -276,7 +284,7 @@ async def test_bytes_that_are_no_request_close_the_connection(data: bytes, repor
     assert [number for number, _ in peer.answers()] == ([] if is_first else [7])
 
 
-async def test_a_vanished_client_ends_its_long_polls_but_not_work_that_is_half_done() -> None:
+async def test_a_lost_connection_ends_its_long_polls_but_not_its_tasks() -> None:
     async def work() -> ListGroupsResponse:
         await turns()
         done.append(True)
@@ -303,7 +311,7 @@ async def test_a_refused_connection_is_aborted() -> None:
     assert transport.aborted
 
 
-async def test_idle_and_stalled_connections_are_closed_but_not_those_that_wait_for_us() -> None:
+async def test_idle_and_stalled_connections_are_closed_but_not_those_that_wait_for_the_broker() -> None:
     now = asyncio.get_running_loop().time()
     idle, stalled, waiting = Peer(), Peer(), Peer(lambda _: asyncio.get_running_loop().create_future())
     stalled.connection.data_received(request(1) + request(2)[:10])
@@ -315,10 +323,8 @@ async def test_idle_and_stalled_connections_are_closed_but_not_those_that_wait_f
     assert not waiting.connection.close_if_idle(now + 11, 10)
 
 
-async def test_a_peer_that_takes_nothing_of_its_answers_is_given_up() -> None:
-    """It is gone without a word, or has no interest: closing in good order would wait for it for as long as TCP does,
-    and what it has asked for is no reason to keep it.
-    """
+async def test_a_client_that_reads_none_of_its_responses_is_aborted() -> None:
+    """An orderly close would wait for the client as long as TCP retries. Its unanswered requests do not keep it."""
     gone, slow, refused = Peer(), Peer(), Peer()
     now = gone.connection.last_active
     refused.connection.data_received(b"\xff" * 8)
@@ -340,8 +346,8 @@ async def test_a_peer_that_takes_nothing_of_its_answers_is_given_up() -> None:
     assert not slow.transport.aborted
 
 
-async def test_the_system_asks_after_peers_that_are_silent() -> None:
-    """As in Kafka: where idle connections are not closed, those whose peer is gone are, in the end."""
+async def test_connections_use_tcp_keepalive() -> None:
+    """As in Kafka: if idle connections stay open, those whose client is gone still end at some time."""
     near, far = socket.socketpair()
     with near, far:
         peer = Peer()
@@ -350,7 +356,7 @@ async def test_the_system_asks_after_peers_that_are_silent() -> None:
         assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
-async def test_a_stop_answers_what_is_under_way_and_takes_nothing_new() -> None:
+async def test_a_stopped_connection_answers_requests_in_flight_and_accepts_no_other() -> None:
     future = asyncio.get_running_loop().create_future()
     peer = Peer(lambda _: future)
     peer.connection.data_received(request(1))
@@ -362,12 +368,12 @@ async def test_a_stop_answers_what_is_under_way_and_takes_nothing_new() -> None:
     assert [number for number, _ in peer.answers()] == [1]
 
 
-def test_ordinary_bytes_are_not_taken_for_another_protocol() -> None:
+def test_a_kafka_request_is_not_mistaken_for_another_protocol() -> None:
     assert guess_protocol(b"\x00\x03\x00\x01abcd") == ""
 
 
 async def test_many_requests_at_once_are_answered_turn_by_turn() -> None:
-    """So that other connections are served in between, and answers that pile up are seen in time."""
+    """Other connections are served in between, and unread responses mute the connection in time."""
     peer = Peer()
     peer.connection.data_received(b"".join(request(number) for number in range(3 * FRAMES_PER_TURN)))
     assert peer.owner.handled == FRAMES_PER_TURN
@@ -383,7 +389,7 @@ async def test_many_requests_at_once_are_answered_turn_by_turn() -> None:
     assert peer.transport.reading
 
 
-async def test_a_connection_that_came_too_fast_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_above_the_creation_rate_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[tuple[float, Callable[[], object]]] = []
     monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
     peer = Peer()
@@ -396,8 +402,42 @@ async def test_a_connection_that_came_too_fast_waits_for_its_turn(monkeypatch: p
     assert [number for number, _ in peer.answers()] == [1]
 
 
-async def test_a_connection_that_is_gone_needs_no_garbage_collector() -> None:
-    """Long-lived objects are looked at so rarely that thousands of connections would pile up."""
+async def test_a_throttled_connection_reads_on_after_the_longest_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Peer()
+    loop = asyncio.get_running_loop()
+    timers: list[Callable[[], None]] = []
+    monkeypatch.setattr(loop, "call_at", lambda when, callback, *args: timers.append(partial(callback, *args)))
+    for throttle_ms in (300, 100, 700):
+        peer.connection.path.client.throttle(throttle_ms)
+        peer.connection.data_received(b"")
+        assert not peer.transport.reading
+    peer.connection.data_received(request(1))
+    first, longest = timers
+    first()
+    assert (peer.transport.reading, peer.answers()) == (False, [])
+    longest()
+    assert (peer.transport.reading, [number for number, _ in peer.answers()]) == (True, [1])
+
+
+async def test_a_late_response_may_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
+    futures: list[asyncio.Future[object]] = []
+
+    def handle(_: ListGroupsRequest) -> object:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    peer = Peer(handle)
+    peer.connection.data_received(request(1))
+    peer.connection.path.client.throttle(1000)
+    futures[0].set_result(ListGroupsResponse())
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_at", lambda *_: None)
+    await turns()
+    assert [number for number, _ in peer.answers()] == [1]
+    assert not peer.transport.reading
+
+
+async def test_a_lost_connection_is_freed_without_the_garbage_collector() -> None:
+    """The garbage collector looks at old objects so rarely that thousands of connections would accumulate."""
     peer = Peer()
     peer.connection.data_received(request(1))
     await turns()

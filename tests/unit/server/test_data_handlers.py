@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handlers of Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch and InitProducerId, in every
-version.
+"""The handlers of data requests, in every version.
+
+Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch and InitProducerId.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ TIMEOUT_MS = 1000
 
 
 class Metadata:
-    """Hands out blocks of producer ids after a turn of the event loop."""
+    """Allocates blocks of producer ids after one turn of the event loop."""
 
     def __init__(self) -> None:
         self.blocks = 0
@@ -63,7 +64,7 @@ class Metadata:
 
 
 class Server:
-    """Calls handlers as the dispatcher does, with requests that went through their bytes."""
+    """Calls handlers as a request path does, with encoded and decoded requests."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -78,6 +79,7 @@ class Server:
             endpoints={"PLAINTEXT": SimpleNamespace(host="localhost", port=9092)},
             config=cluster.config,
             image=cluster.image,
+            quotas=None,
         )
         self.broker = cast("Broker", fake)
 
@@ -89,7 +91,15 @@ class Server:
     async def call(self, module: ModuleType, request: Message, version: int) -> Any:
         received = type(request).decode(request.encode(version), version)
         context = RequestContext(
-            module.API_KEY, version, 1, "client", "/192.0.2.1", "PLAINTEXT", "User:ANONYMOUS", self.cluster.now_ms
+            module.API_KEY,
+            version,
+            1,
+            "client",
+            "/192.0.2.1",
+            "PLAINTEXT",
+            "User:ANONYMOUS",
+            self.cluster.now_ms,
+            rights=None,
         )
         try:
             response = module.handle(self.broker, context, received)
@@ -98,7 +108,7 @@ class Server:
         except KafkaError as error:
             response = module.error_response(received, error, version)
         if response is not None and not isinstance(response, CloseConnection):
-            # As the client sees it.
+            # Encodes and decodes the response, so that the test sees what a client sees.
             response = type(response).decode(response.encode(version), version)
         return response
 
@@ -141,7 +151,7 @@ async def test_produce_with_acks(server: Server) -> None:
     assert (await produced(server, batch_of("a"), acks=1)).base_offset == 0
     assert await server.call(produce, produce_request(batch_of("b"), acks=0), 13) is None
     refused = await server.call(produce, produce_request(batch_of("b"), acks=0, partition=99), 13)
-    assert isinstance(refused, CloseConnection), "the end of the connection tells the client"
+    assert isinstance(refused, CloseConnection), "the client notices the end of the connection"
     assert (await produced(server, batch_of("c"))).base_offset == 2
     assert (await produced(server, batch_of("d"), acks=2)).error_code == Errors.INVALID_REQUIRED_ACKS
     assert (await produced(server, b"", acks=2)).error_code == Errors.INVALID_RECORD
@@ -159,8 +169,8 @@ async def test_produce_errors(server: Server) -> None:
 
 
 @pytest.mark.parametrize("version", [12, 13])
-async def test_produce_that_names_a_partition_again_keeps_its_last_records(server: Server, version: int) -> None:
-    """Kafka 4.3.1 appends the last batch and answers once."""
+async def test_produce_with_a_repeated_partition_appends_its_last_records(server: Server, version: int) -> None:
+    """As Kafka 4.3.1, which appends the last batch and answers the partition once."""
     request = produce_request(batch_of("a", "b"), version=version)
     again = produce_request(batch_of("c"), version=version)
     request.topic_data[0].partition_data.append(request.topic_data[0].partition_data[0])
@@ -259,14 +269,14 @@ async def test_list_offsets_in_every_version(server: Server, version: int) -> No
     assert (by_time.error_code, by_time.offset) == (0, -1)
     since = {-1: 1, -2: 1, -3: 7, -4: 8, -5: 9, -6: 11}
     for timestamp in range(-7, 0):
-        found = (await listed(server, list_request(timestamp), version))[0]
+        result = (await listed(server, list_request(timestamp), version))[0]
         supported = version >= since.get(timestamp, 99)
-        assert found.error_code == (Errors.NONE if supported else Errors.UNSUPPORTED_VERSION)
+        assert result.error_code == (Errors.NONE if supported else Errors.UNSUPPORTED_VERSION)
 
 
 @pytest.mark.parametrize("level", [-1, 2, 127])
 async def test_unknown_isolation_levels(server: Server, level: int) -> None:
-    """As in Kafka: in a Fetch it counts where there is something to read."""
+    """As in Kafka, a Fetch fails only if there is something to read."""
     await produced(server, batch_of("a"))
     for version in (6, 12, 13):
         request = fetch_request(version)
@@ -280,7 +290,7 @@ async def test_unknown_isolation_levels(server: Server, level: int) -> None:
 
 
 @pytest.mark.parametrize("version", [6, 12, 13])
-async def test_where_the_error_of_a_whole_fetch_stands(server: Server, version: int) -> None:
+async def test_the_field_for_the_error_of_a_whole_fetch_depends_on_the_version(server: Server, version: int) -> None:
     failed = fetch.error_response(fetch_request(version), KafkaError(Errors.UNKNOWN_SERVER_ERROR), version)
     assert failed.error_code == (Errors.NONE if version < 7 else Errors.UNKNOWN_SERVER_ERROR)
     errors = [partition.error_code for topic in failed.responses for partition in topic.partitions]
@@ -312,11 +322,11 @@ async def test_delete_records_in_every_version(server: Server, version: int) -> 
         topics=[DeleteRecordsRequest.DeleteRecordsTopic(name=TOPIC, partitions=partitions)], timeout_ms=TIMEOUT_MS
     )
     response = await server.call(delete_records, request, version)
-    results = [(found.low_watermark, found.error_code) for found in response.topics[0].partitions]
+    results = [(result.low_watermark, result.error_code) for result in response.topics[0].partitions]
     assert results == [(1, 0), (-1, Errors.OFFSET_OUT_OF_RANGE), (-1, Errors.UNKNOWN_TOPIC_OR_PARTITION)]
 
 
-async def test_delete_records_that_names_a_partition_again_takes_its_last_offset(server: Server) -> None:
+async def test_delete_records_with_a_repeated_partition_uses_its_last_offset(server: Server) -> None:
     server.cluster.append(batch_of("a", "b"))
     partition = DeleteRecordsRequest.DeleteRecordsPartition
     topics = [
@@ -328,7 +338,7 @@ async def test_delete_records_that_names_a_partition_again_takes_its_last_offset
     assert [(result.low_watermark, result.error_code) for result in topic.partitions] == [(1, 0)]
 
 
-async def test_delete_records_waits_for_the_disk_and_nobody_else_does(server: Server) -> None:
+async def test_only_delete_records_waits_for_the_disk(server: Server) -> None:
     server.cluster.append(batch_of("a", "b"))
     began, may_go_on = threading.Event(), threading.Event()
     threads: list[int] = []
@@ -367,7 +377,8 @@ async def test_offset_for_leader_epoch_in_every_version(server: Server, version:
     ]
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=TOPIC, partitions=partitions)
     response = await server.call(offset_for_leader_epoch, OffsetForLeaderEpochRequest(topics=[topic]), version)
-    assert [(found.error_code, found.leader_epoch, found.end_offset) for found in response.topics[0].partitions] == [
+    results = response.topics[0].partitions
+    assert [(result.error_code, result.leader_epoch, result.end_offset) for result in results] == [
         (0, 0, 2),
         (0, -1, -1),
         (Errors.UNKNOWN_TOPIC_OR_PARTITION, -1, -1),
@@ -391,7 +402,7 @@ async def test_producer_ids_share_blocks(server: Server) -> None:
     assert server.metadata.blocks == 2
 
 
-async def test_no_block_no_id(server: Server) -> None:
+async def test_without_a_block_there_is_no_producer_id(server: Server) -> None:
     server.metadata.error = KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS)
     response = await server.call(init_producer_id, InitProducerIdRequest(transactional_id=None), 5)
     assert (response.error_code, response.producer_id) == (Errors.COORDINATOR_LOAD_IN_PROGRESS, -1)
@@ -406,7 +417,9 @@ async def test_no_block_no_id(server: Server) -> None:
         (InitProducerIdRequest(transactional_id=None, producer_epoch=5), Errors.INVALID_REQUEST),
     ],
 )
-async def test_refused_producer_ids(server: Server, request_: InitProducerIdRequest, error: Errors) -> None:
+async def test_a_request_with_only_an_id_or_only_an_epoch_is_rejected(
+    server: Server, request_: InitProducerIdRequest, error: Errors
+) -> None:
     response = await server.call(init_producer_id, request_, 5)
     assert (response.error_code, response.producer_id, response.producer_epoch) == (error, -1, -1)
 

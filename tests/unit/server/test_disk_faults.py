@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the disk under live shards: nothing is acknowledged that is not on disk, and members stay alive."""
+"""Disk faults under live shards: nothing is acknowledged before it is on disk, and members keep their sessions."""
 
 from __future__ import annotations
 
@@ -61,40 +61,40 @@ async def put(broker: Harness, offset: int) -> int:
 
 
 def sync_logs(broker: Harness) -> None:
-    """What the writer thread, which has nothing to do, does after a while."""
+    """Renews the journal, as the writer thread does after a while."""
     assert isinstance(broker.worker._writer, LogWriter)
     assert broker.worker._writer._appends.renew()
 
 
 async def until_served(broker: Harness) -> object:
     for _ in range(400):
-        found = await fetched(broker)
-        if isinstance(found, dict):
-            return found
+        offsets = await fetched(broker)
+        if isinstance(offsets, dict):
+            return offsets
         await asyncio.sleep(0.005)
-    raise AssertionError("the shard did not come back")
+    raise AssertionError("the shard was not loaded again")
 
 
 @pytest.mark.parametrize("code", [5, 28, 122], ids=["EIO", "ENOSPC", "EDQUOT"])
 @pytest.mark.parametrize("kind", ["write", "datasync", "sync_dir"])
-async def test_d3_d4_what_the_disk_refused_is_not_acknowledged(broker: Harness, kind: str, code: int) -> None:
-    """D-3, D-4: the shard fails, is loaded again from what is on disk by then, and takes new commits."""
+async def test_d3_d4_a_failed_write_or_sync_is_not_acknowledged(broker: Harness, kind: str, code: int) -> None:
+    """D-3, D-4: the shard fails, and is loaded again from the log as it is on disk by then."""
     assert await put(broker, 1) == 0
     memory(broker).fault = lambda operation: OSError(code, "planted") if operation.kind == kind else None
     answer = await put(broker, 2)
-    # A folder is synced with the first batch of its log alone.
+    # A folder is synced only with the first batch of its log.
     assert answer == (0 if kind == "sync_dir" else Errors.NOT_COORDINATOR)
     memory(broker).fault = no_fault
     broker.now += 1000
-    found = await until_served(broker)
-    assert found in {"write": [{0: 1}], "datasync": [{0: 1}, {0: 2}], "sync_dir": [{0: 2}]}[kind]
+    offsets = await until_served(broker)
+    assert offsets in {"write": [{0: 1}], "datasync": [{0: 1}, {0: 2}], "sync_dir": [{0: 2}]}[kind]
     memory(broker).crash(keep_nothing)
     again = await Harness(file_system=memory(broker)).open()
-    assert await fetched(again) == found, "what was served is on disk"
+    assert await fetched(again) == offsets, "offsets that were served are on disk"
     again.groups.close()
 
 
-async def test_a_shard_takes_commits_again_after_a_fault(broker: Harness) -> None:
+async def test_a_shard_accepts_commits_again_after_a_fault(broker: Harness) -> None:
     memory(broker).fault = lambda operation: OSError(5, "planted") if operation.kind == "datasync" else None
     assert await put(broker, 2) == Errors.NOT_COORDINATOR
     memory(broker).fault = no_fault
@@ -106,8 +106,8 @@ async def test_a_shard_takes_commits_again_after_a_fault(broker: Harness) -> Non
     again.groups.close()
 
 
-async def test_d4_on_a_full_disk_heartbeats_and_reads_go_on(broker: Harness) -> None:
-    """D-4, ENOSPC: only what would have to be written is refused, and that without a write for each attempt."""
+async def test_d4_heartbeats_and_reads_work_on_a_full_disk(broker: Harness) -> None:
+    """D-4, ENOSPC: only requests that have to write are rejected, and a rejected request attempts no write."""
     assert await put(broker, 1) == 0
     joined = await broker.call(join(GROUP + "-members"), 1)
     attempts = 0
@@ -134,8 +134,8 @@ async def test_d4_on_a_full_disk_heartbeats_and_reads_go_on(broker: Harness) -> 
     assert await fetched(broker) == {0: 5}
 
 
-async def test_d12_a_slow_disk_fences_nobody(broker: Harness) -> None:
-    """D-12: while a sync takes longer than the session timeout, heartbeats are answered and keep their members."""
+async def test_d12_a_slow_disk_fences_no_member(broker: Harness) -> None:
+    """D-12: while a sync takes longer than the session timeout, heartbeats are answered and their members stay."""
     joined = await broker.call(join("steady"), 1)
     assert joined.error_code == 0
     released, begun = threading.Event(), threading.Event()
@@ -146,7 +146,7 @@ async def test_d12_a_slow_disk_fences_nobody(broker: Harness) -> None:
             assert released.wait(10)
 
     memory(broker).fault = stall
-    # Another shard than that of the steady group: what depends on the stalled write has to wait for it.
+    # A group of another shard than the steady group: a reply of the same shard may have to wait for the stalled write.
     name = next(f"g{n}" for n in range(99) if broker.groups.shard_of(f"g{n}") != broker.groups.shard_of("steady"))
     waiting = broker.send(commit(name, ("t3", {0: 1})), 9)
     assert asyncio.isfuture(waiting)
@@ -162,8 +162,8 @@ async def test_d12_a_slow_disk_fences_nobody(broker: Harness) -> None:
     assert (await broker.call(beat, 1)).error_code == 0
 
 
-async def test_who_waits_longer_than_offsets_commit_timeout_ms_is_told_so(broker: Harness) -> None:
-    """With the error of Kafka 4.3.1. What was asked for happens all the same when the disk comes back."""
+async def test_a_request_fails_if_its_write_takes_longer_than_offsets_commit_timeout_ms(broker: Harness) -> None:
+    """The error is that of Kafka 4.3.1. The records of the request are written when the disk works again."""
     released, begun = threading.Event(), threading.Event()
 
     def stall(operation: Operation) -> None:
@@ -195,8 +195,8 @@ async def test_who_waits_longer_than_offsets_commit_timeout_ms_is_told_so(broker
     assert await put(broker, 8) == 0
 
 
-async def test_d14_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> None:
-    """D-14: the tombstones fail like any write; the offsets are still there, and expire when there is space again."""
+async def test_d14_offsets_expire_when_a_full_disk_has_space_again(broker: Harness) -> None:
+    """D-14: on the full disk, writing the tombstones fails like any write, and the offsets stay."""
     assert await put(broker, 1) == 0
     memory(broker).fault = lambda operation: OSError(28, "planted") if operation.kind == "write" else None
     broker.now += 120_000
@@ -216,8 +216,8 @@ async def test_d14_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> N
     again.groups.close()
 
 
-async def test_recovery_points_are_noted_while_the_broker_works(broker: Harness) -> None:
-    """A start after a crash checks what was written since, and nothing is missed by that."""
+async def test_recovery_points_are_checkpointed_while_the_broker_runs(broker: Harness) -> None:
+    """A start after a crash checks only the part of the log after the recovery point, and loses nothing."""
     for offset in range(200):
         assert await put(broker, offset) == 0
     log = next(iter(broker.logs.open_logs().values()))
@@ -250,8 +250,8 @@ async def test_indexes_are_stored_by_the_tick(broker: Harness) -> None:
     raise AssertionError("no index file")
 
 
-async def test_d5_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowledged(broker: Harness) -> None:
-    """D-5."""
+async def test_d5_a_lost_directory_entry_of_a_log_loses_no_acknowledged_offset(broker: Harness) -> None:
+    """D-5: the entry of a new folder is durable before its first batch is acknowledged."""
     for number in range(SHARDS * 3):
         answer = errors_of(await broker.call(commit(f"g{number}", ("t3", {0: number})), 9))
         assert answer == {"t3": {0: 0}}
@@ -263,7 +263,7 @@ async def test_d5_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowl
 
 
 def test_d13_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
-    """D-13."""
+    """D-13: recovery and retention depend on offsets and timestamps in the log only."""
     directory = str(tmp_path / "t-0")
     log = Log.open(RealFileSystem(), directory, LogConfig(), 1000)
     for offset in range(3):

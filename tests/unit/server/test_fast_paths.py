@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short cuts of connections, checked by Hypothesis: with and without them every answer is the same.
+"""Hypothesis checks that fast paths change no response.
 
-Two brokers live the same life, one with `kcoord.fast.paths.enable` and one without: the same bytes come in on the same
-connections at the same time. Their answers have to be equal byte for byte, and so have their states, the records of
-their logs, and the states that these logs give when they are read again.
+Two brokers, one with `kcoord.fast.paths.enable` and one without, get the same bytes on the same connections at the same
+time. Their responses have to be equal byte for byte. Their states have to be equal too, and so have the records of
+their logs and the states that a replay of these logs gives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from kcoord_protocol.record_batch import decode_entries
 from tests.unit.server.harness import SHARDS, Harness, topic_id
 
 TURNS = 40
-"""Of the event loop: more than any answer takes that does not wait for another request."""
+"""Turns of the event loop: more than any response takes that does not wait for another request."""
 CLIENTS = ("a", "b")
 GROUPS = ("modern", "classic", "simple")
 TOPICS = st.sampled_from(["t1", "t3", "t3", "later"])
@@ -69,7 +69,7 @@ class Side:
 
     def __init__(self, harness: Harness, has_fast_paths: bool) -> None:
         self.harness = harness
-        # Both brokers give out the same identifiers.
+        # Both brokers use the same sequence of identifiers.
         harness.broker.uuids = RandomUuids(Random(0).randbytes)
         settings = PathSettings(harness.broker, "PLAINTEXT", 100_000, 100_000, has_fast_paths, None)
         self.paths = {client: RequestPath(settings, lambda: None, "192.0.2.7", 4711) for client in CLIENTS}
@@ -119,7 +119,7 @@ class BrokerLife(RuleBasedStateMachine):
 
     async def _new(self, *, has_fast_paths: bool) -> Side:
         harness = Harness(file_system=None, kcoord_release=self.release, **SETTINGS)
-        # Shards are loaded again when the test says so, on both sides at the same point.
+        # The test reloads failed shards itself, on both sides at the same point.
         harness.runtime.first_reload_ms = 3_600_000
         return Side(await harness.open(), has_fast_paths)
 
@@ -149,7 +149,7 @@ class BrokerLife(RuleBasedStateMachine):
             await asyncio.sleep(0)
 
     def _send(self, client: str, frames: list[bytes]) -> list[bytes]:
-        """Sends the frames at once, on one connection, and compares what is answered."""
+        """Sends the frames at once on one connection, and compares the responses of both brokers."""
         self._on_both(lambda side: side.paths[client].receive(b"".join(frames)))
         answers = [{name: side.answers(name) for name in CLIENTS} for side in self.sides]
         assert answers[0] == answers[1]
@@ -160,11 +160,11 @@ class BrokerLife(RuleBasedStateMachine):
         return encode_request(key, version, self.correlation_id, client, body)
 
     def _ask(self, client: str, key: ApiKey, version: int, request: Message) -> bytes | None:
-        """The body of the answer, where there is one already."""
+        """Returns the body of the response, or None if it is not there yet."""
         body = request.encode(version)
         self.sent.append((client, key, version, body))
         for frame in self._send(client, [self._frame(key, version, client, body)]):
-            # What was asked earlier may be answered now, too.
+            # Responses to earlier requests may leave now, too.
             if int.from_bytes(frame[:4], "big") == self.correlation_id:
                 return frame[decode_response_header(frame, key, version)[1] :]
         return None
@@ -181,7 +181,7 @@ class BrokerLife(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        """So that there is something to repeat from the first step on."""
+        """Sends the first requests, so that `repeat` can run from the first step on."""
         self.commit("a", "simple", 9, {"t3": [0, 2]}, "", False)
         self.consumer_heartbeat("a", joins=True, owned=False)
         self.classic_turn("b")
@@ -214,7 +214,7 @@ class BrokerLife(RuleBasedStateMachine):
 
     @rule(client=st.sampled_from(CLIENTS))
     def classic_turn(self, client: str) -> None:
-        """A classic member joins, syncs and heartbeats as far as it gets."""
+        """A classic member joins, syncs and sends a heartbeat, unless its JoinGroup has to wait."""
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff")
         for _ in range(2):
             join = JoinGroupRequest(
@@ -318,24 +318,24 @@ class BrokerLife(RuleBasedStateMachine):
                     for name, partitions in topics.items()
                 ]
         else:
-            asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+            request_group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
             if topics is not None:
-                asked.topics = [
+                request_group.topics = [
                     OffsetFetchRequest.OffsetFetchRequestTopics(
                         name=name, topic_id=topic_id(name), partition_indexes=partitions
                     )
                     for name, partitions in topics.items()
                 ]
             if as_member and version >= 9:
-                asked.member_id, asked.member_epoch = client, self.epochs.get(client, 0)
-            request.groups = [asked]
+                request_group.member_id, request_group.member_epoch = client, self.epochs.get(client, 0)
+            request.groups = [request_group]
         for _ in range(2):
             self._ask(client, ApiKey.OFFSET_FETCH, version, request)
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data(), count=st.integers(1, 6))
     def repeat(self, data: st.DataObject, count: int) -> None:
-        """Whatever was sent comes again, with raised offsets where it commits, several requests in one piece."""
+        """Sends several earlier requests again in one piece; commits have higher offsets."""
         client = data.draw(st.sampled_from(CLIENTS))
         frames = []
         for number in range(count):
@@ -348,7 +348,7 @@ class BrokerLife(RuleBasedStateMachine):
                 frames.append(self._frame(key, version, client, body))
         self._send(client, frames)
 
-    # --- what changes the answers -------------------------------------------------------------------------------------
+    # --- events that change responses ---------------------------------------------------------------------------------
 
     @rule(milliseconds=st.sampled_from([0, 100, 3_000, 50_000, 8 * 24 * 3600 * 1000]))
     def sleep(self, milliseconds: int) -> None:
@@ -387,7 +387,7 @@ class BrokerLife(RuleBasedStateMachine):
 
     @rule(group=st.sampled_from(GROUPS))
     def fail_and_reload(self, group: str) -> None:
-        """The shard is loaded again from its log; meanwhile requests are refused."""
+        """Fails the group's shard and loads it again from its log; requests are rejected meanwhile."""
 
         def fail(side: Side) -> None:
             side.harness.runtime.fail_shard(side.harness.groups.shard_of(group), "a test")
@@ -405,7 +405,7 @@ class BrokerLife(RuleBasedStateMachine):
         group=st.sampled_from(GROUPS), ends=st.sampled_from([None, True, False]), partitions=st.sets(st.integers(0, 2))
     )
     def transaction(self, group: str, ends: bool | None, partitions: set[int]) -> None:
-        """A producer commits within a transaction, which may stay open."""
+        """Commits offsets in a transaction, which may stay open."""
         producer = Producer(7, 0)
         request = TxnOffsetCommitRequest(
             transactional_id="x",
@@ -468,7 +468,7 @@ TestBrokerLife = BrokerLife.TestCase
 
 
 class OlderBrokerLife(BrokerLife):
-    """The same under the older release, whose group epochs differ."""
+    """Checks the same for `kcoord.release=4.3`, in which group epochs differ."""
 
     release = "4.3"
 
@@ -500,7 +500,7 @@ async def turns() -> None:
 
 
 async def known_commits() -> Side:
-    """A broker that has seen enough commits to take the short cut, and has committed offset 3."""
+    """Returns a broker that has seen enough commits to use the fast path, and has committed offset 3."""
     side = Side(await Harness(file_system=None, **SETTINGS).open(), has_fast_paths=True)
     for offset in (1, 2, 3):
         side.paths["a"].receive(simple_commit(offset))
@@ -518,11 +518,11 @@ def fetched_offset(data: bytes) -> int:
     return OffsetFetchResponse.decode(frame[start:], 9).groups[0].topics[0].partitions[0].committed_offset
 
 
-async def test_nobody_sees_what_is_not_written_yet() -> None:
+async def test_a_fetch_of_offsets_that_are_not_durable_waits_for_them() -> None:
     side = await known_commits()
     side.paths["a"].receive(simple_commit(4))
     side.paths["b"].receive(simple_fetch())
-    # The event loop has had no turn since: nothing is on disk.
+    # The event loop had no turn since the commit, so the record is not written.
     assert side.answers("a") == side.answers("b") == b""
     await turns()
     assert side.answers("a")
@@ -545,9 +545,9 @@ async def test_a_commit_whose_shard_fails_is_not_acknowledged() -> None:
     assert fetched_offset(side.answers("b")) == 3
 
 
-async def test_a_commit_that_the_short_cut_cannot_write_is_not_counted_by_it() -> None:
+async def test_a_commit_that_the_fast_path_cannot_write_is_not_counted_by_it() -> None:
     harness = Harness(file_system=None, **SETTINGS)
-    harness.runtime._max_batch_bytes = 250  # one record has room, three have not
+    harness.runtime._max_batch_bytes = 250  # one record fits, three do not
     side = Side(await harness.open(), has_fast_paths=True)
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(
         name="t3",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group handlers: what each version adapts, what is answered without the coordinator, how several answers merge."""
+"""The handlers of groups: differences between versions, responses without the coordinator, and merged responses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_commit_is_fetched_back_in_every_version() -> None:
         assert {p.partition_index: p.committed_offset for p in topic.partitions} == {0: 5, 2: 7}
 
 
-async def test_unknown_topics_and_partitions_of_a_commit_are_answered_beside_the_known() -> None:
+async def test_unknown_topics_and_partitions_of_a_commit_fail_and_known_ones_are_committed() -> None:
     broker = await Harness().open()
     answer = await broker.call(commit("g", ("t3", {0: 5, 9: 1, -1: 1}), ("nope", {0: 1}), ("t1", {0: 3})), 9)
     assert errors_of(answer) == {"t3": {9: 3, -1: 3, 0: 0}, "nope": {0: 3}, "t1": {0: 0}}
@@ -83,7 +83,7 @@ async def test_unknown_topics_and_partitions_of_a_commit_are_answered_beside_the
     assert errors_of(answer, by_id=True) == {topic_id("t3"): {0: 0}, UNKNOWN_ID: {0: 100}, ZERO_UUID: {0: 100}}
 
 
-async def test_a_failure_of_the_coordinator_leaves_the_answers_for_unknown_topics() -> None:
+async def test_if_the_coordinator_fails_unknown_topics_keep_their_error() -> None:
     broker = await Harness().open()
     answer = await broker.call(commit("nobody", ("t3", {0: 5}), ("nope", {0: 1}), epoch=3), 9)
     assert errors_of(answer) == {"nope": {0: 3}, "t3": {0: Errors.GROUP_ID_NOT_FOUND}}
@@ -95,7 +95,7 @@ async def test_a_commit_without_a_known_partition_does_not_reach_the_coordinator
     assert (await broker.call(commit("nobody", epoch=3), 9)).topics == []
 
 
-async def test_unknown_topic_ids_of_a_fetch_are_told_after_the_known_topics() -> None:
+async def test_unknown_topic_ids_of_a_fetch_follow_the_known_topics() -> None:
     broker = await Harness().open()
     await broker.call(commit("g", ("t3", {0: 5})), 9)
     topics = [
@@ -104,13 +104,13 @@ async def test_unknown_topic_ids_of_a_fetch_are_told_after_the_known_topics() ->
     ]
     request = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=topics)])
     (group,) = (await broker.call(request, 10)).groups
-    found = [
+    results = [
         (topic.topic_id, topic.partitions[0].committed_offset, topic.partitions[0].error_code) for topic in group.topics
     ]
-    assert found == [(topic_id("t3"), 5, 0), (UNKNOWN_ID, -1, 100)]
+    assert results == [(topic_id("t3"), 5, 0), (UNKNOWN_ID, -1, 100)]
 
 
-async def test_each_group_of_a_fetch_answers_for_itself() -> None:
+async def test_each_group_of_a_fetch_has_its_own_error() -> None:
     broker = await Harness().open()
     await broker.call(join("member"), 1)
     await broker.call(commit("simple", ("t1", {0: 1})), 9)
@@ -125,7 +125,7 @@ async def test_each_group_of_a_fetch_answers_for_itself() -> None:
     ]
 
 
-async def test_an_error_of_the_oldest_fetch_version_is_told_per_partition() -> None:
+async def test_in_the_oldest_offset_fetch_version_every_partition_has_the_error() -> None:
     broker = Harness()
     topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name="t3", partition_indexes=[0, 1])]
     old = await broker.call(OffsetFetchRequest(group_id="g", topics=topics), 1)
@@ -134,7 +134,7 @@ async def test_an_error_of_the_oldest_fetch_version_is_told_per_partition() -> N
     assert (newer.error_code, newer.topics) == (16, [])
 
 
-async def test_before_the_internal_topic_exists_nothing_is_coordinated_here() -> None:
+async def test_before_the_internal_topic_exists_requests_get_not_coordinator() -> None:
     broker = Harness()
     assert (await broker.call(join("g"), 1)).error_code == Errors.NOT_COORDINATOR
     assert errors_of(await broker.call(commit("g", ("t3", {0: 5})), 9)) == {"t3": {0: Errors.NOT_COORDINATOR}}
@@ -144,7 +144,7 @@ async def test_before_the_internal_topic_exists_nothing_is_coordinated_here() ->
     assert [result.error_code for result in deleted.results] == [16, 16]
 
 
-async def test_while_a_shard_is_loaded_nothing_is_guessed() -> None:
+async def test_while_a_shard_is_loading_requests_get_coordinator_load_in_progress() -> None:
     broker = Harness()
     await broker.open()
     await broker.call(commit("g", ("t3", {0: 5})), 9)
@@ -171,7 +171,9 @@ async def test_groups_of_all_shards_are_listed_filtered_described_and_deleted_in
     assert [group.group_id for group in described.groups] == order
     assert [group.error_code for group in described.groups] == [69] + [0] * 8
     again = await broker.call(ConsumerGroupDescribeRequest(group_ids=[order[1], order[0], order[1]]), 1)
-    assert [group.group_id for group in again.groups] == [order[1], order[0], order[1]], "as often as it was asked for"
+    assert [group.group_id for group in again.groups] == [order[1], order[0], order[1]], (
+        "each id as often as the request names it"
+    )
     assert [group.authorized_operations for group in described.groups] == [-(2**31)] + [3400] * 8
     deleted = await broker.call(DeleteGroupsRequest(groups_names=["simple", "g1", "nope", "simple", ""]), 2)
     assert [(result.group_id, result.error_code) for result in deleted.results] == [
@@ -182,7 +184,7 @@ async def test_groups_of_all_shards_are_listed_filtered_described_and_deleted_in
     ]
 
 
-async def test_offset_delete_merges_what_the_image_and_the_coordinator_say() -> None:
+async def test_offset_delete_merges_the_results_of_the_image_and_the_coordinator() -> None:
     broker = await Harness().open()
     await broker.call(join("g"), 1)
     topics = [
@@ -195,10 +197,10 @@ async def test_offset_delete_merges_what_the_image_and_the_coordinator_say() -> 
     answer = await broker.call(OffsetDeleteRequest(group_id="g", topics=topics), 0)
     # Kafka 4.3.1 echoes a topic without partitions if the topic does not exist.
     assert errors_of(answer) == {"t3": {99: 3, 0: 86}, "t1": {0: 0}, "nope": {0: 3}, "unnamed": {}}
-    known = OffsetDeleteRequest.OffsetDeleteRequestTopic(name="t1", partitions=[])
-    assert (await broker.call(OffsetDeleteRequest(group_id="g", topics=[known]), 0)).topics == []
-    for some in (topics[2:3], topics[1:2], []):
-        nameless = await broker.call(OffsetDeleteRequest(group_id="", topics=some), 0)
+    existing = OffsetDeleteRequest.OffsetDeleteRequestTopic(name="t1", partitions=[])
+    assert (await broker.call(OffsetDeleteRequest(group_id="g", topics=[existing]), 0)).topics == []
+    for subset in (topics[2:3], topics[1:2], []):
+        nameless = await broker.call(OffsetDeleteRequest(group_id="", topics=subset), 0)
         assert (nameless.error_code, nameless.topics) == (Errors.INVALID_GROUP_ID, [])
 
 
@@ -213,7 +215,7 @@ async def test_a_member_without_an_id_gets_one_in_v0_only(version: int) -> None:
         assert answer.error_code == Errors.INVALID_REQUEST
 
 
-async def test_a_failed_write_is_answered_and_the_shard_comes_back() -> None:
+async def test_a_failed_write_is_answered_and_the_shard_is_loaded_again() -> None:
     file_system = MemoryFileSystem()
     broker = await Harness(file_system=file_system).open()
     broker.runtime.first_reload_ms = 0
@@ -243,8 +245,8 @@ async def test_without_the_consumer_protocol_its_apis_answer_unsupported_version
         assert [group.error_code for group in described.groups] == [Errors.UNSUPPORTED_VERSION]
 
 
-async def test_while_a_target_is_computed_everybody_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The computation stands still in its thread; heartbeats of its own group and of others do not wait for it."""
+async def test_heartbeats_do_not_wait_for_the_computation_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The computation is stopped in its thread. Heartbeats of its group and of another group are answered."""
     may_go_on, began = threading.Event(), threading.Event()
 
     def slow(work: TargetInput) -> ComputedTarget:
@@ -273,7 +275,7 @@ async def test_while_a_target_is_computed_everybody_is_answered(monkeypatch: pyt
 
 
 async def test_groups_of_a_failed_shard_still_count_for_new_partitions() -> None:
-    """KIP-1327: the clock was set back since the group was created, and then its shard failed."""
+    """KIP-1327: the clock was set back after the group was created, and then its shard failed."""
     harness = await Harness().open()
     request = ConsumerGroupHeartbeatRequest(
         group_id="g", member_id="m", rebalance_timeout_ms=1000, subscribed_topic_names=["t1"], topic_partitions=[]

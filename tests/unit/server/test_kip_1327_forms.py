@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of KIP-1327, byte for byte: requests and responses are written by hand from the two texts.
+"""The forms of KIP-1327, byte for byte. Requests and responses are written by hand from both revisions of the KIP.
 
-A connection takes its form from the name that its client gives in ApiVersions v3 and later.
+The name of the software in ApiVersions (v3 and later) selects the form of a connection.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ HIGHEST = {
     "creation-time": (2, 2, 14, 1),
     "new-partitions": (2, 1, 13, 0),
 }
-"""Heartbeat, describe, Metadata, DescribeTopicPartitions."""
+"""The highest versions of ConsumerGroupHeartbeat, ConsumerGroupDescribe, Metadata and DescribeTopicPartitions."""
 EPOCH = 4
-"""The group's third epoch is that of a first member, who has left."""
+"""The epoch of member-1. An earlier member joined and left, which raised the group epoch to 3."""
 REVISIONS = "later:new-partitions,apache:off,text:creation-time,text:off,*:creation-time"
 
 
 class Client:
-    """A connection that bytes are written to."""
+    """A connection whose requests are given as bytes."""
 
     def __init__(
         self, harness: Harness, answers: MetadataAnswers | None = None, *, has_fast_paths: bool = True
@@ -45,7 +45,7 @@ class Client:
         self.path = RequestPath(settings, lambda: None, "192.0.2.7", 4711)
 
     async def name(self, software: bytes) -> dict[int, int]:
-        """ApiVersions v3; returns the highest versions."""
+        """Sends ApiVersions v3 with the name of the software. Returns the highest versions."""
         body = compact(software) + compact(b"1.0") + b"\x00"
         answer = await self.ask(API_VERSIONS, 3, body, flexible_answer=False)
         response = ApiVersionsResponse.decode(answer, 3)
@@ -53,7 +53,7 @@ class Client:
         return {api.api_key: api.max_version for api in response.api_keys}
 
     async def ask(self, key: int, version: int, body: bytes, *, flexible_answer: bool = True) -> bytes:
-        """The body of the answer; nothing if there is none."""
+        """Returns the body of the response, empty if there is none."""
         head = pack(">hhi", key, version, 7) + pack(">h", 1) + b"c" + b"\x00"
         self.path.receive(pack(">i", len(head) + len(body)) + head + body)
         for _ in range(60):
@@ -70,7 +70,7 @@ def compact(text: bytes) -> bytes:
 
 
 def heartbeat(member: bytes, epoch: int) -> bytes:
-    """v1 and v2: a member that joins says everything, a steady one nothing."""
+    """Returns a request in v1 and v2. A joining member sets all fields, a steady member only its id and epoch."""
     joins = epoch == 0
     return (
         compact(b"g")
@@ -80,13 +80,13 @@ def heartbeat(member: bytes, epoch: int) -> bytes:
         + pack(">i", 45_000 if joins else -1)
         + (b"\x02" + compact(b"t") if joins else b"\x00")  # names
         + b"\x00\x00"  # no regex, no assignor
-        + (b"\x01" if joins else b"\x00")  # owns nothing, or says nothing
+        + (b"\x01" if joins else b"\x00")  # owns no partitions, or null
         + b"\x00"
     )
 
 
 def joined(group_time: bytes, tags_of_topic: bytes, tags_of_response: bytes = b"\x00") -> bytes:
-    """The answer to the first member of the group: all three partitions."""
+    """Returns the response to the only member of the group: all three partitions."""
     return (
         pack(">ih", 0, 0)  # throttle time, error
         + b"\x00"  # no message
@@ -111,7 +111,7 @@ GROUP_TIME_TAG = b"\x01" + b"\xf8\x55" + b"\x08" + GROUP_MS_BYTES
 
 
 def unchanged(group_time: bytes, tags_of_response: bytes = b"\x00") -> bytes:
-    """The answer to a steady member: no assignment."""
+    """Returns the response to a steady member: no assignment."""
     head = pack(">ih", 0, 0) + b"\x00" + compact(b"member-1") + pack(">ii", EPOCH, 5000)
     return head + group_time + b"\xff" + tags_of_response
 
@@ -142,8 +142,9 @@ async def new_harness() -> Harness:
 
 
 def set_creation_times(harness: Harness) -> None:
-    """Partition 0 is of an unknown time, 1 of the group's, 2 is newer. The group is there already, so that it is not
-    made later than them.
+    """Sets the creation times: unknown for partition 0, the group's for partition 1, later for partition 2.
+
+    The group has to exist already, because a group gets no earlier time than the partitions that exist.
     """
     builder = ImageBuilder(harness.image)
     for number, at_ms in enumerate((-1, GROUP_MS, GROUP_MS + 1)):
@@ -185,12 +186,12 @@ async def test_the_heartbeat_of_each_form(
         assert got.hex() == steady.hex()
     body = heartbeat(b"nobody", EPOCH)
     got = await client.ask(HEARTBEAT, version, body if version else first_of_v0(body))
-    message = got[7 : 6 + got[6]]  # the text is our own
+    message = got[7 : 6 + got[6]]  # the message is not Kafka's
     assert got.hex() == failed(Errors.UNKNOWN_MEMBER_ID, message, unknown_member_time).hex()
 
 
 def first_of_v0(body: bytes) -> bytes:
-    """v0 has no regular expression: one null less before the assignor."""
+    """Converts a request to v0, which has no regular expression: there is one null less before the assignor."""
     return body[:-3] + body[-2:]
 
 
@@ -222,7 +223,7 @@ async def test_a_connection_that_names_itself_again_gets_the_other_form() -> Non
         await client.name(b"later")
         assert await client.ask(HEARTBEAT, 2, steady) == unchanged(b"")
         assert await client.ask(HEARTBEAT, 1, steady) == unchanged(b"")
-        # Earlier versions give no name: that is * again.
+        # A version without a name selects `*` again.
         await client.ask(API_VERSIONS, 0, b"")
     await client.name(b"apache")
     assert await client.ask(HEARTBEAT, 2, steady) == b""
@@ -230,7 +231,7 @@ async def test_a_connection_that_names_itself_again_gets_the_other_form() -> Non
 
 @pytest.mark.parametrize("has_fast_paths", [True, False])
 async def test_a_client_that_does_not_begin_with_api_versions_gets_no_tagged_field(has_fast_paths: bool) -> None:
-    """Decoders exist that fail on tagged fields that they do not know."""
+    """Some decoders fail on tagged fields that they do not know."""
     harness = await new_harness()
     client = Client(harness, has_fast_paths=has_fast_paths)
     steady = heartbeat(b"member-1", EPOCH)
@@ -245,7 +246,7 @@ async def test_a_client_that_does_not_begin_with_api_versions_gets_no_tagged_fie
         assert await negotiating.ask(HEARTBEAT, 1, steady) == unchanged(b"", GROUP_TIME_TAG)
 
 
-async def test_metadata_from_memory_comes_before_api_versions_too() -> None:
+async def test_a_cached_metadata_response_counts_as_the_first_request() -> None:
     harness = await new_harness()
     answers = MetadataAnswers()
     body = b"\x02" + bytes(16) + b"\x02t" + b"\x00" + b"\x00\x00" + b"\x00"
@@ -256,7 +257,7 @@ async def test_metadata_from_memory_comes_before_api_versions_too() -> None:
     assert not client.path.client.begins_with_api_versions
 
 
-async def test_a_name_that_is_not_valid_changes_nothing() -> None:
+async def test_an_invalid_software_name_changes_nothing() -> None:
     client = Client(await new_harness())
     await client.name(b"later")
     await client.ask(API_VERSIONS, 3, compact(b"-bad-") + compact(b"1") + b"\x00", flexible_answer=False)
@@ -264,7 +265,7 @@ async def test_a_name_that_is_not_valid_changes_nothing() -> None:
     assert client.path.apis.form.value == "new-partitions"
 
 
-async def test_metadata_from_memory_is_not_given_to_another_form() -> None:
+async def test_a_cached_metadata_response_is_not_sent_to_another_form() -> None:
     harness = await new_harness()
     answers = MetadataAnswers()
     body = b"\x02" + bytes(16) + b"\x02t" + b"\x00" + b"\x00\x00" + b"\x00"  # topic t, no creation, no operations
@@ -278,7 +279,7 @@ async def test_metadata_from_memory_is_not_given_to_another_form() -> None:
 
 
 def described(group_time: bytes, tags: bytes) -> bytes:
-    """Describe of the group without members."""
+    """Returns the description of the group without members."""
     return (
         pack(">i", 0)
         + b"\x02"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sockets of a listener: the buffers of the connections that it accepts."""
+"""A listener sets the socket buffers of the connections that it accepts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[[Coroutine[object, object, tuple[int, int]]], tuple[int, int]]
 
 
 async def buffers_of_a_connection(inherits: bool, **settings: str) -> tuple[int, int]:
-    """The bytes of the send and the receive buffer that a connection to a listener has on the broker's side."""
+    """Returns the sizes of the send and the receive buffer of an accepted connection."""
     config = BrokerConfig.from_properties({key.replace("_", "."): value for key, value in settings.items()})
     broker = cast("Broker", SimpleNamespace(config=config))
     inherited = bind_listener(ADDRESS) if inherits else []
@@ -40,9 +40,9 @@ async def buffers_of_a_connection(inherits: bool, **settings: str) -> tuple[int,
 
     with mock.patch.object(listener.connections, "open", Connection):
         port = await listener.bind()
-    await listener.start_accepting()
-    with socket.create_connection(("127.0.0.1", port)):
-        sizes = await accepted
+        await listener.start_accepting()
+        with socket.create_connection(("127.0.0.1", port)):
+            sizes = await accepted
     listener.stop_accepting()
     for bound in inherited:
         bound.close()
@@ -55,11 +55,11 @@ def test_connections_have_the_configured_buffers(run: Run, inherits: bool) -> No
     sizes = run(
         buffers_of_a_connection(inherits, socket_send_buffer_bytes="20000", socket_receive_buffer_bytes="30000")
     )
-    # Linux counts its own overhead in, and doubles what is asked for.
+    # Linux adds its own overhead: it doubles the size.
     assert sizes in ((20000, 30000), (40000, 60000))
 
 
-def test_the_system_sizes_buffers_by_default() -> None:
+def test_the_operating_system_chooses_the_buffer_sizes_by_default() -> None:
     with socket.socket() as plain:
         own_bytes = plain.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     assert asyncio.run(buffers_of_a_connection(False))[0] >= own_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cleaner's thread beside a live event loop: logs stay small, state stays the same, an end comes quickly."""
+"""The cleaner's thread and a running event loop: logs stay small, state stays the same, and `close` is quick."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .test_shard_snapshots import GROUP, fetched, folder, restarted
 
 
 class Running:
-    """A cleaner over the logs of a harness, or over given ones."""
+    """A cleaner of the logs of a harness, or of `targets`."""
 
     def __init__(self, broker: Harness, *targets: CleanableLog) -> None:
         self.log_dir = LogDir.open(broker.file_system, "cleaned", Identity("c", 1, "d"))
@@ -68,7 +68,7 @@ def many(offset: int) -> OffsetCommitRequest:
 
 
 async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its active segment is closed early; live traffic, restart and the log itself agree afterwards."""
+    """The cleaner rolls the active segment early. Afterwards, broker and restarted broker have the same offsets."""
     monkeypatch.setattr("kcoord.server.disk.log_cleaner.LEAST_ROLLED_BYTES", 16 << 10)
     running = Running(broker)
     running.cleaner.start()
@@ -77,7 +77,8 @@ async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness, monkey
         await broker.call(many(offset), 9)
         size = max(size, _size(broker))
         if offset % 250 == 249:
-            # However slow the thread is: less than what is worth a pass is left, 16 KiB or some 70 commits.
+            # However slow the thread is, the dirty part stays below the size that is worth a pass: 16 KiB, or about 70
+            # commits.
             await running.until_cleaned("__consumer_offsets", broker.groups.shard_of(GROUP), 3 * (offset - 100))
     await running.until_cleaned("__consumer_offsets", broker.groups.shard_of(GROUP), 1500)
     assert running.cleaner.close(5)
@@ -91,8 +92,8 @@ async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness, monkey
     again.groups.close()
 
 
-async def test_a_small_log_is_cleaned_once_it_rests(broker: Harness) -> None:
-    """While it grows, passes would cost more than they save."""
+async def test_a_small_log_is_cleaned_when_it_stops_growing(broker: Harness) -> None:
+    """While the log grows, passes would cost more than they save."""
     running = Running(broker)
     for offset in range(100):
         await broker.call(many(offset), 9)
@@ -113,7 +114,7 @@ def target_of(writer: Writer, running: Running) -> CleanableLog:
     return CleanableLog("topic", 0, writer.log, CleaningRules(), writer.log.end_offset, running.cleaner.in_loop)
 
 
-async def test_topics_are_changed_in_the_event_loop_and_the_checkpoint_remembers(broker: Harness) -> None:
+async def test_logs_of_topics_are_changed_in_the_event_loop_and_the_offset_is_checkpointed(broker: Harness) -> None:
     assert isinstance(broker.file_system, MemoryFileSystem)
     writer = Writer(broker.file_system)
     for number in range(10):
@@ -132,19 +133,19 @@ async def test_topics_are_changed_in_the_event_loop_and_the_checkpoint_remembers
     assert again.cleaned_offset("topic", 0) == 0, "a partition without a folder is forgotten"
 
 
-async def test_a_log_is_known_as_compacted_before_a_segment_is_replaced(broker: Harness) -> None:
-    """Else a kill in between leaves gaps that nothing explains."""
+async def test_the_checkpoint_names_a_log_before_its_first_segment_is_replaced(broker: Harness) -> None:
+    """Otherwise a crash between the two leaves gaps between offsets that look like damage."""
     file_system = broker.file_system
     assert isinstance(file_system, MemoryFileSystem)
     writer = Writer(file_system)
     for number in range(10):
         writer.put(("a", str(number)))
     writer.roll()
-    known: list[bool] = []
+    has_checkpoint: list[bool] = []
 
     def note(operation: Operation) -> None:
         if operation.kind == "rename" and CLEANER_OFFSET_FILE not in operation.path:
-            known.append(file_system.exists(f"cleaned/{CLEANER_OFFSET_FILE}"))
+            has_checkpoint.append(file_system.exists(f"cleaned/{CLEANER_OFFSET_FILE}"))
 
     running = Running(broker)
     running.targets = [target_of(writer, running)]
@@ -152,11 +153,11 @@ async def test_a_log_is_known_as_compacted_before_a_segment_is_replaced(broker: 
     running.cleaner.start()
     await running.until_cleaned("topic", 0, 10)
     assert running.cleaner.close(5)
-    assert known
-    assert all(known)
+    assert has_checkpoint
+    assert all(has_checkpoint)
 
 
-async def test_damage_is_reported_once_and_the_others_go_on(broker: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_log_is_reported_once(broker: Harness, caplog: pytest.LogCaptureFixture) -> None:
     file_system = broker.file_system
     assert isinstance(file_system, MemoryFileSystem)
     writer = Writer(file_system)
@@ -178,7 +179,7 @@ async def test_damage_is_reported_once_and_the_others_go_on(broker: Harness, cap
     assert file_system.list_dir(DIRECTORY)
 
 
-async def test_an_open_transaction_holds_up_its_log_alone(broker: Harness) -> None:
+async def test_records_of_an_open_transaction_are_not_cleaned(broker: Harness) -> None:
     assert isinstance(broker.file_system, MemoryFileSystem)
     writer = Writer(broker.file_system)
     writer.put(("a", "1"), producer_id=1, sequence=0, is_transactional=True)
@@ -194,7 +195,7 @@ async def test_an_open_transaction_holds_up_its_log_alone(broker: Harness) -> No
     assert (offsets_left(writer.log), committed_state(writer.log)) == ([0, 1], expected)
 
 
-async def test_it_ends_at_once_also_in_the_middle_of_a_pass(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_ends_a_pass_in_the_middle(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_cleaner, "_SHORTEST_REST_SECONDS", 60.0)
     assert isinstance(broker.file_system, MemoryFileSystem)
     writer = Writer(broker.file_system)
@@ -211,11 +212,12 @@ async def test_it_ends_at_once_also_in_the_middle_of_a_pass(broker: Harness, mon
     assert offsets_left(writer.log) == [0, 1, 2, 3]
 
 
-async def test_it_ends_while_it_waits_for_the_event_loop(broker: Harness) -> None:
+async def test_the_thread_ends_while_it_waits_for_the_event_loop(broker: Harness) -> None:
     cleaner = Running(broker).cleaner
     waiting = asyncio.get_running_loop().run_in_executor(None, partial(_ask, cleaner))
     cleaner._stopping.set()
-    time.sleep(0.3)  # the event loop is stopping, too: it answers nobody
+    # The event loop is stopping, too, and does not run the function.
+    time.sleep(0.3)
     assert await waiting == "stopped"
 
 
@@ -227,7 +229,7 @@ def _ask(cleaner: LogCleaner) -> str:
     return "answered"
 
 
-async def test_errors_of_the_event_loop_come_back(broker: Harness) -> None:
+async def test_in_loop_raises_the_error_of_its_function(broker: Harness) -> None:
     cleaner = Running(broker).cleaner
 
     def fail() -> None:
@@ -237,7 +239,7 @@ async def test_errors_of_the_event_loop_come_back(broker: Harness) -> None:
         await asyncio.get_running_loop().run_in_executor(None, partial(cleaner.in_loop, fail))
 
 
-async def test_the_configured_rate_is_kept(broker: Harness) -> None:
+async def test_the_cleaner_stays_below_the_configured_rate(broker: Harness) -> None:
     cleaner = Running(broker).cleaner
     broker.config.apply_dynamic({"log.cleaner.io.max.bytes.per.second": "1000000"})
     began = time.monotonic()
@@ -246,13 +248,13 @@ async def test_the_configured_rate_is_kept(broker: Harness) -> None:
     assert 0.09 < time.monotonic() - began < 2
 
 
-@pytest.mark.parametrize(("others_seconds", "rest_seconds"), [(0.0, 0.01), (0.01, 0.025), (0.02, 0.04), (0.08, 0.04)])
-async def test_it_rests_longer_while_other_threads_work(
-    broker: Harness, monkeypatch: pytest.MonkeyPatch, others_seconds: float, rest_seconds: float
+@pytest.mark.parametrize(("busy_seconds", "rest_seconds"), [(0.0, 0.01), (0.01, 0.025), (0.02, 0.04), (0.08, 0.04)])
+async def test_the_cleaner_rests_longer_while_other_threads_are_busy(
+    broker: Harness, monkeypatch: pytest.MonkeyPatch, busy_seconds: float, rest_seconds: float
 ) -> None:
-    """It worked for 10 ms and rested for 10 ms before, in which the others had `others_seconds` of CPU."""
+    """The cleaner rested for 10 ms and worked for 10 ms; other threads used `busy_seconds` of CPU meanwhile."""
     cleaner = Running(broker).cleaner
-    times = SimpleNamespace(perf_counter=lambda: 5.02, process_time=lambda: 3 + others_seconds, thread_time=lambda: 1.0)
+    times = SimpleNamespace(perf_counter=lambda: 5.02, process_time=lambda: 3 + busy_seconds, thread_time=lambda: 1.0)
     rests: list[float] = []
     monkeypatch.setattr("kcoord.server.disk.log_cleaner.time", times)
     monkeypatch.setattr(cleaner, "_stopping", SimpleNamespace(wait=rests.append))

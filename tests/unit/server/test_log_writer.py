@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer writes in order, syncs after writing, tells errors, and outlives them."""
+"""The log writer: order of writes, syncs and results, errors of the disk, and renewals of the journal."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 
 
 class MemoryLog:
+    """A log that records what is done to it, and fails if a test says so."""
+
     def __init__(self) -> None:
         self.folder = f"topic-{id(self)}"
         self.events: list[object] = []
+        self.size_bytes = 0
         self.would_wait = False
         self.append_error: Exception | None = None
         self.flush_error: Exception | None = None
@@ -43,7 +46,8 @@ class MemoryLog:
         if self.append_error is not None:
             raise self.append_error
         self.events.append(data)
-        return AppendInfo(0, 0, 0, 0, 0, len(data), False)
+        position, self.size_bytes = self.size_bytes, self.size_bytes + len(data)
+        return AppendInfo(0, 0, 0, 0, position, len(data), False)
 
     def sync_names(self) -> None:
         self.events.append("names")
@@ -55,7 +59,7 @@ class MemoryLog:
 
 
 class Disk(MemoryFileSystem):
-    """Where the journal lies. It can be made to fail."""
+    """The disk of the journal. Every operation fails with `error`, if that is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +78,7 @@ def durable(disk: Disk | None = None) -> DurableAppends:
 
 
 def without_journal() -> DurableAppends:
-    """Every log is synced by itself."""
+    """The journal cannot be written, so each log is synced itself."""
     disk = Disk()
     disk.error = OSError(5, "Input/output error")
     return durable(disk)
@@ -97,7 +101,7 @@ def test_all_logs_are_written_before_the_first_is_synced() -> None:
     assert second.events == [b"2", "names", "sync"]
 
 
-def test_a_failed_write_is_told_and_not_synced() -> None:
+def test_a_failed_append_is_reported_and_its_log_is_not_synced() -> None:
     good, bad = MemoryLog(), MemoryLog()
     bad.append_error = OSError(28, "No space left on device")
     results = write_durably([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)], durable())
@@ -113,7 +117,7 @@ def test_a_failed_sync_is_an_error_of_the_write() -> None:
 
 
 class MeetingLog(MemoryLog):
-    """Its sync ends when as many as there are threads are under way."""
+    """A log whose sync ends only when `SYNC_THREADS` syncs run at the same time."""
 
     def __init__(self, together: threading.Barrier) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class MeetingLog(MemoryLog):
         super().flush()
 
 
-def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> None:
+def test_logs_are_synced_in_parallel_and_an_error_fails_only_its_log() -> None:
     together = threading.Barrier(SYNC_THREADS)
     logs: list[MemoryLog] = [MeetingLog(together) for _ in range(SYNC_THREADS)]
     logs += [MemoryLog() for _ in range(SYNC_THREADS + 1)]
@@ -148,7 +152,7 @@ def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> Non
     assert [log.events for log in logs[:3]] == [[b"1", "names", "sync"]] * 3
 
 
-def test_a_defect_in_a_log_becomes_an_error_of_that_log() -> None:
+def test_an_unexpected_exception_fails_the_jobs_of_its_log() -> None:
     log = MemoryLog()
     log.append_error = ZeroDivisionError("oops")
     (result,) = write_durably([WriteJob("a", log, b"1", 0)], durable())
@@ -157,7 +161,7 @@ def test_a_defect_in_a_log_becomes_an_error_of_that_log() -> None:
 
 
 class Writer:
-    """A LogWriter with its passes. `end` closes it when nothing is under way."""
+    """A LogWriter and the results of its passes. `end` closes it when no pass runs."""
 
     def __init__(self, journal: Journal) -> None:
         self.passes: list[list[WriteResult]] = []
@@ -181,11 +185,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(params=["thread", "kernel"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
-    """In memory, where only the thread can sync it, or in a file."""
+    """A journal in memory, which only the thread can sync, or in a file, which the kernel syncs."""
     return Disk().journal if request.param == "thread" else Journal(RealFileSystem(), f"{tmp_path}/journal")
 
 
-async def test_one_pass_serves_all_that_waits_and_the_last_ends_after_all(journal: Journal) -> None:
+async def test_one_pass_takes_all_jobs_that_wait(journal: Journal) -> None:
     log = MemoryLog()
     writer = Writer(journal)
     for data in (b"1", b"2", b"3"):
@@ -197,7 +201,7 @@ async def test_one_pass_serves_all_that_waits_and_the_last_ends_after_all(journa
     await writer.end()
 
 
-async def test_what_would_wait_is_written_by_the_thread(journal: Journal) -> None:
+async def test_the_thread_appends_if_the_event_loop_would_have_to_wait(journal: Journal) -> None:
     log = MemoryLog()
     log.would_wait = True
     writer = Writer(journal)
@@ -208,21 +212,19 @@ async def test_what_would_wait_is_written_by_the_thread(journal: Journal) -> Non
     await writer.end()
 
 
-async def test_a_defect_in_the_event_loop_is_an_error_of_that_log(journal: Journal) -> None:
+async def test_an_exception_in_the_event_loop_fails_the_jobs_of_its_log(journal: Journal) -> None:
     good, bad = MemoryLog(), MemoryLog()
     bad.append_error = ZeroDivisionError("oops")
     writer = Writer(journal)
     writer.writer.submit([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)])
     await writer.until_passes(1)
-    ((told, fine),) = writer.passes
-    assert isinstance(told.error, OSError)
-    assert fine == WriteResult("good", None, 1)
+    ((failed, succeeded),) = writer.passes
+    assert isinstance(failed.error, OSError)
+    assert succeeded == WriteResult("good", None, 1)
     await writer.end()
 
 
-async def test_a_sync_that_the_kernel_refuses_is_done_by_the_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_thread_syncs_if_the_kernel_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -250,37 +252,37 @@ async def test_after_a_failed_sync_of_the_journal_the_logs_are_synced(
     writer.writer.submit([WriteJob("b", second, b"1", 0)])
     await writer.until_passes(1)
     assert writer.passes == [[WriteResult("b", None, 1)]]
-    assert first.events == ["sync"], "only a torn journal had it"
+    assert first.events == ["sync"], "its batch was only in the torn journal"
     assert not journal.is_torn
     await writer.end()
 
 
-async def test_no_machine_without_the_queue_of_linux_is_left_alone(
+async def test_the_thread_syncs_on_machines_without_the_queue_of_linux(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(OSError, match="not known"):
+    with pytest.raises(OSError, match="no system call numbers for linux on riscv64"):
         KernelSync(asyncio.get_running_loop())
     writer = Writer(Journal(RealFileSystem(), f"{tmp_path}/journal"))
     assert writer.writer._kernel is None
     await writer.end()
 
 
-async def test_the_kernel_tells_what_became_of_a_sync(tmp_path: Path) -> None:
+async def test_the_kernel_reports_the_outcome_of_a_sync(tmp_path: Path) -> None:
     kernel = KernelSync(asyncio.get_running_loop())
-    told: list[OSError | None] = []
+    outcomes: list[OSError | None] = []
     with open(tmp_path / "file", "wb") as file:
         file.write(b"content")
         file.flush()
         for count in (1, 2, 3):
-            kernel.start(file.fileno(), told.append)
-            await until(lambda count=count: len(told) == count)  # type: ignore[misc]
-    assert told == [None] * 3
+            kernel.start(file.fileno(), outcomes.append)
+            await until(lambda count=count: len(outcomes) == count)  # type: ignore[misc]
+    assert outcomes == [None] * 3
     with pytest.raises(OSError, match="Bad file descriptor"):
-        kernel.start(file.fileno() if not file.closed else 999_999, told.append)
+        kernel.start(file.fileno() if not file.closed else 999_999, outcomes.append)
     read_end, write_end = os.pipe()
     with pytest.raises(OSError, match="Invalid argument"):
-        kernel.start(write_end, told.append)
+        kernel.start(write_end, outcomes.append)
     os.close(read_end)
     os.close(write_end)
     kernel.close()
@@ -297,9 +299,7 @@ async def test_the_logs_are_synced_when_the_journal_is_old(monkeypatch: pytest.M
     assert writer.passes == [[WriteResult("a", None, 1)]]
 
 
-async def test_the_logs_are_synced_when_the_journal_has_grown(
-    monkeypatch: pytest.MonkeyPatch, journal: Journal
-) -> None:
+async def test_the_logs_are_synced_when_the_journal_is_large(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
     monkeypatch.setattr(DurableAppends, "is_renewal_due", property(lambda self: journal.size_bytes > 300))
     log = MemoryLog()
     writer = Writer(journal)
@@ -311,7 +311,7 @@ async def test_the_logs_are_synced_when_the_journal_has_grown(
     assert journal.size_bytes < 500
 
 
-async def test_the_thread_outlives_an_event_loop_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_thread_survives_a_closed_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryLog()
     writer = Writer(Disk().journal)
 
@@ -320,6 +320,6 @@ async def test_the_thread_outlives_an_event_loop_that_is_closed(monkeypatch: pyt
 
     monkeypatch.setattr(writer.writer._loop, "call_soon_threadsafe", refuse)
     writer.writer.submit([WriteJob("a", log, b"1", 0)])
-    assert writer.writer.close(5), "it is on disk"
+    assert writer.writer.close(5), "the batch is on disk"
     assert log.events == [b"1", "names"]
     assert not writer.writer._thread.is_alive()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of metadata answers, checked by Hypothesis: with and without it, every answer is the same.
+"""Hypothesis checks that the cache of metadata answers changes no response.
 
-Two connections to one broker get the same bytes in the same order, one with the cache and one without, between any
-changes of topics, configs and brokers. A change is followed by requests that were made before it.
+Two connections to one broker, one with the cache and one without, send the same bytes in the same order. Topics,
+configs and brokers change in between. Each change is followed by requests that were also made before it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Client:
         self.path = RequestPath(settings, lambda: None, "192.0.2.7", 4711)
 
     def ask(self, frame: bytes) -> bytes:
-        """The answer that comes at once; nothing if it has to be waited for."""
+        """Returns the response, empty if it is not available at once."""
         self.path.receive(frame)
         assert self.path.close_reason is None
         return self.path.take_output()
@@ -101,7 +101,7 @@ class ClusterLife(RuleBasedStateMachine):
         if version < 4:
             request.allow_auto_topic_creation = True
             if names and not all(name in self.cluster.image.topics for name in names):
-                return  # it would create a topic, which takes its time
+                return  # the request would create a topic, and its response waits for that
         self._ask_later_too(request, version)
 
     @rule(index=st.integers(0, 3), version=st.sampled_from([12, 13, 14]))

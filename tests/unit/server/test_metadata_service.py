@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata service: an image is published when it is durable, before the replies; a failed log is read again."""
+"""The metadata service publishes an image when it is durable and before the replies, and reads a failed log again."""
 
 from __future__ import annotations
 
@@ -101,18 +101,18 @@ async def test_after_a_failed_write_the_log_is_read_again(code: int) -> None:
         with pytest.raises(KafkaError) as failure:
             await owner.create("__transaction_state")
         assert failure.value.error is Errors.NOT_CONTROLLER
-        assert list(owner.service.image.topics) == ["__consumer_offsets"], "it is refused, and nothing fails"
+        assert list(owner.service.image.topics) == ["__consumer_offsets"], "the operation is refused, the log works"
         owner.later_ms = 1000
     await owner.create("__transaction_state")
     assert list(owner.published[-1].topics) == ["__consumer_offsets", "__transaction_state"]
 
 
-async def test_a_partition_is_newer_than_every_group_that_is_there() -> None:
-    """The clock was set back while the broker was down: the group seems to be made later than now (KIP-1327)."""
+async def test_a_new_partition_is_newer_than_every_group() -> None:
+    """The clock was set back while the broker was down, so a group has a creation time in the future (KIP-1327)."""
     owner = Owner()
     await owner.create("before")
     owner.latest_group_ms = owner.now_ms() + 60_000
     await owner.create("after")
     before, after = owner.service.image.topics["before"], owner.service.image.topics["after"]
-    assert {each.creation_time_ms for each in before.partitions} == {owner.now_ms()}
-    assert {each.creation_time_ms for each in after.partitions} == {owner.latest_group_ms + 1}
+    assert {partition.creation_time_ms for partition in before.partitions} == {owner.now_ms()}
+    assert {partition.creation_time_ms for partition in after.partitions} == {owner.latest_group_ms + 1}

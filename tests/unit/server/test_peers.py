@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers among themselves: requests over their sockets, and followers of the metadata log."""
+"""The links between workers: requests over their sockets, and followers of the metadata log."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,9 +42,9 @@ NOW_MS = 1_700_000_000_000
 
 
 class Controller:
-    """The worker with the metadata log, on files in memory, and its socket."""
+    """The worker that writes the metadata log, with files in memory, and its socket."""
 
-    def __init__(self, path: Path, times: GroupTimes | None = None) -> None:
+    def __init__(self, path: Path, times: GroupTimes | None = None, worker_ids: Sequence[int] = ()) -> None:
         self.path = str(path / "controller")
         self.file_system = MemoryFileSystem()
         self.images: list[MetadataImage] = []
@@ -61,7 +61,9 @@ class Controller:
             now_ms=self.now_ms,
             tombstones_kept_ms=lambda: 0,
         )
-        self.service = ControllerMetadataService(shards, log, self.pump.wake, self.now_ms, lambda: -1, times)
+        self.service = ControllerMetadataService(
+            shards, log, self.pump.wake, self.now_ms, lambda: -1, times, worker_ids=worker_ids
+        )
         self.service.image_observers.append(self.images.append)
         self.pump.add(self.service)
         self.broker = broker_of(Cluster())
@@ -80,7 +82,7 @@ class Controller:
         return self
 
     def restart(self) -> None:
-        """Its connections end, as when the process does."""
+        """Ends all connections, as the end of the process does."""
         self.listener.stop_accepting()
         self.listener.close()
         self.listener = self.listen()
@@ -111,12 +113,12 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
 class Follower:
     """Another worker."""
 
-    def __init__(self, controller: Controller, times: GroupTimes | None = None) -> None:
+    def __init__(self, controller: Controller, times: GroupTimes | None = None, broker_id: int = 2) -> None:
         self.images: list[MetadataImage] = []
         self.given_up: list[BaseException] = []
         self.peers = Peers({CONTROLLER_ID: controller.path}, self.spawn)
         self.metadata = MetadataFollower(
-            BrokerConfig.from_properties({}),
+            BrokerConfig.from_properties({"node.id": str(broker_id)}),
             self.peers,
             CONTROLLER_ID,
             controller.path,
@@ -151,15 +153,15 @@ def create(service: MetadataService, name: str) -> asyncio.Future[CreateTopicsRe
 
 
 def test_frames() -> None:
-    asked = PeerRequest(7, 19, 7, "clïent", "/127.0.0.1", b"body")
-    frame = asked.encode()
+    request = PeerRequest(7, 19, 7, "clïent", "/127.0.0.1", b"body")
+    frame = request.encode()
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     assert kind_of(frame[4:]) is FrameKind.REQUEST
-    assert PeerRequest.decode(frame[4:]) == asked
+    assert PeerRequest.decode(frame[4:]) == request
     assert decode_offset(encode_offset(FrameKind.BATCHES, 5, b"data")[4:]) == (5, b"data")
 
 
-async def test_an_answer_comes_when_all_followers_have_published(controller: Controller) -> None:
+async def test_a_response_comes_after_all_followers_have_published(controller: Controller) -> None:
     await asyncio.wait_for(controller.create("before"), 5)
     followers = [await Follower(controller).start() for _ in range(2)]
     assert all("before" in follower.metadata.image.topics for follower in followers)
@@ -176,8 +178,8 @@ async def test_an_answer_comes_when_all_followers_have_published(controller: Con
         follower.close()
 
 
-async def test_an_answer_waits_for_a_follower_and_not_for_one_that_is_gone(controller: Controller) -> None:
-    slow = controller.service.followers.add(0, lambda data: None)
+async def test_a_response_waits_for_a_follower_until_its_connection_ends(controller: Controller) -> None:
+    slow = controller.service.followers.add(2, 0, lambda data: None)
     waiting = controller.create("a")
     while not controller.images:
         await asyncio.sleep(0.001)
@@ -190,13 +192,13 @@ async def test_an_answer_waits_for_a_follower_and_not_for_one_that_is_gone(contr
     assert (await asyncio.wait_for(waiting, 5)).topics[0].error_code == 0
 
 
-async def test_an_answer_does_not_wait_for_ever(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_waits_at_most_apply_seconds(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_followers, "APPLY_SECONDS", 0.01)
-    controller.service.followers.add(0, lambda data: None)
+    controller.service.followers.add(2, 0, lambda data: None)
     assert (await asyncio.wait_for(controller.create("a"), 5)).topics[0].error_code == 0
 
 
-async def test_a_follower_goes_on_after_the_controller_was_away(controller: Controller) -> None:
+async def test_a_follower_continues_after_a_restart_of_the_controller(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
     controller.restart()
@@ -210,10 +212,10 @@ async def test_a_follower_goes_on_after_the_controller_was_away(controller: Cont
     follower.close()
 
 
-async def test_what_is_under_way_when_the_controller_ends_is_not_answered_wrongly(controller: Controller) -> None:
+async def test_requests_in_flight_fail_with_not_controller_if_the_controller_ends(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
-    controller.service.followers.add(0, lambda data: None)
+    controller.service.followers.add(2, 0, lambda data: None)
     waiting = follower.create("b")
     while "b" not in controller.service.image.topics:
         await asyncio.sleep(0.001)
@@ -224,7 +226,7 @@ async def test_what_is_under_way_when_the_controller_ends_is_not_answered_wrongl
     follower.close()
 
 
-async def test_a_follower_that_knows_more_than_the_controller_gives_up(controller: Controller) -> None:
+async def test_a_follower_that_is_ahead_of_the_log_gives_up(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
     controller.restart()
@@ -273,7 +275,7 @@ class Times:
 
 
 class TestCreationTimes:
-    """KIP-1327: new partitions are newer than the groups of all workers, whatever their clocks say."""
+    """KIP-1327: new partitions are newer than the groups of all workers, even if the workers' clocks differ."""
 
     @pytest.fixture
     async def controller(self, tmp_path: Path) -> AsyncIterator[Controller]:
@@ -286,12 +288,12 @@ class TestCreationTimes:
         return self.time_of(controller, name)
 
     def time_of(self, controller: Controller, name: str) -> int:
-        (time_ms,) = {each.creation_time_ms for each in controller.service.image.topics[name].partitions}
+        (time_ms,) = {partition.creation_time_ms for partition in controller.service.image.topics[name].partitions}
         return time_ms
 
-    async def released(self, *times: Times) -> None:
+    async def released(self, *workers: Times) -> None:
         async with asyncio.timeout(5):
-            while any(each.limit_ms != NO_CREATION_LIMIT for each in times):
+            while any(times.limit_ms != NO_CREATION_LIMIT for times in workers):
                 await asyncio.sleep(0.001)
 
     async def test_a_partition_is_newer_than_groups_of_a_worker_whose_clock_is_ahead(
@@ -301,13 +303,13 @@ class TestCreationTimes:
         behind, ahead = Times(NOW_MS - 60_000), Times(NOW_MS + 60_000)
         followers = [await Follower(controller, times.of_process).start() for times in (behind, ahead)]
         assert await self.created_ms(controller, "a") == NOW_MS + 60_001
-        # The controller's clock is behind that time now.
+        # The controller's clock is still before that time.
         assert await self.created_ms(controller, "b") == NOW_MS + 60_002
         await self.released(behind, ahead)
         for follower in followers:
             follower.close()
 
-    async def test_groups_are_not_created_later_until_their_worker_knows_the_partition(
+    async def test_new_groups_stay_older_than_a_partition_until_their_worker_knows_it(
         self, controller: Controller
     ) -> None:
         times = Times(NOW_MS + 1_000)
@@ -322,7 +324,7 @@ class TestCreationTimes:
         assert "a" in follower.metadata.image.topics
         follower.close()
 
-    async def test_what_is_being_loaded_is_waited_for(self, controller: Controller) -> None:
+    async def test_a_new_partition_waits_for_groups_that_are_being_loaded(self, controller: Controller) -> None:
         times = Times(NOW_MS)
         times.is_loading = True
         follower = await Follower(controller, times.of_process).start()
@@ -335,7 +337,7 @@ class TestCreationTimes:
         assert self.time_of(controller, "a") == NOW_MS + 5_001
         follower.close()
 
-    async def test_a_worker_that_does_not_answer_is_not_waited_for_for_ever(
+    async def test_a_new_partition_waits_for_a_worker_at_most_order_seconds(
         self, controller: Controller, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(metadata_service, "ORDER_SECONDS", 0.05)
@@ -348,13 +350,79 @@ class TestCreationTimes:
         await self.released(times)
         follower.close()
 
-    async def test_a_worker_that_ended_is_remembered(self, controller: Controller) -> None:
+    async def test_groups_of_a_worker_that_has_ended_still_count(self, controller: Controller) -> None:
         follower = await Follower(controller, Times(NOW_MS + 5_000).of_process).start()
         follower.close()
         await asyncio.sleep(0.05)
         assert NOW_MS + 5_000 < await self.created_ms(controller, "a") < NOW_MS + 10_000
 
-    async def test_a_worker_lives_on_after_the_controller_ended_in_between(self, controller: Controller) -> None:
+    @pytest.fixture
+    async def restarted(self, tmp_path: Path) -> AsyncIterator[Controller]:
+        """A controller that has just started, and whose workers 2 and 3 have not connected yet."""
+        (tmp_path / "restarted").mkdir()
+        made = await Controller(tmp_path / "restarted", Times(NOW_MS).of_process, worker_ids=(2, 3)).start()
+        yield made
+        await made.close()
+
+    async def test_after_a_restart_a_new_partition_waits_for_workers_that_connect_late(
+        self, restarted: Controller
+    ) -> None:
+        creating = restarted.create("a")
+        behind, ahead = Times(NOW_MS - 60_000), Times(NOW_MS + 60_000)
+        followers = [await Follower(restarted, behind.of_process, 2).start()]
+        await asyncio.sleep(0.05)
+        assert not creating.done()
+        followers.append(await Follower(restarted, ahead.of_process, 3).start())
+        await asyncio.wait_for(creating, 5)
+        assert self.time_of(restarted, "a") == NOW_MS + 60_001
+        await self.released(behind, ahead)
+        for follower in followers:
+            follower.close()
+
+    async def test_after_a_restart_a_worker_that_does_not_connect_delays_partitions_once(
+        self, restarted: Controller, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(metadata_service, "ORDER_SECONDS", 0.05)
+        times = Times(NOW_MS + 5_000)
+        follower = await Follower(restarted, times.of_process, 3).start()
+        first = restarted.create("a")
+        await asyncio.sleep(0)
+        monkeypatch.setattr(metadata_service, "ORDER_SECONDS", 600.0)
+        second = restarted.create("b")
+        await asyncio.wait_for(first, 5)
+        # The second operation has not waited for its own 600 s.
+        await asyncio.wait_for(second, 5)
+        assert self.time_of(restarted, "a") == NOW_MS + 5_001
+        await asyncio.wait_for(restarted.create("c"), 5)
+        await self.released(times)
+        follower.close()
+
+    async def test_a_worker_that_connects_while_the_controllers_groups_are_loaded_is_asked_once(
+        self, tmp_path: Path
+    ) -> None:
+        own = Times(NOW_MS)
+        own.is_loading = True
+        controller = await Controller(tmp_path, own.of_process).start()
+        answers: list[int] = []
+        held = controller.service.followers.held
+        controller.service.followers.held = _noting(answers, held)  # type: ignore[method-assign]
+        creating = controller.create("a")
+        await asyncio.sleep(0)
+        times = Times(NOW_MS + 1_000)
+        follower = await Follower(controller, times.of_process).start()
+        while not answers:
+            await asyncio.sleep(0.001)
+        # The worker's groups stay at the first answer, although its clock advances.
+        times.newest_ms += 50
+        own.is_loading = False
+        await asyncio.wait_for(creating, 5)
+        await self.released(times)
+        assert answers == [NOW_MS + 1_000]
+        assert self.time_of(controller, "a") == NOW_MS + 1_001
+        follower.close()
+        await controller.close()
+
+    async def test_a_worker_releases_its_limit_after_a_restart_of_the_controller(self, controller: Controller) -> None:
         times = Times(NOW_MS)
         follower = await Follower(controller, times.of_process).start()
         times.of_process.limits.hold(4711, NOW_MS - 1)
@@ -365,7 +433,7 @@ class TestCreationTimes:
         await self.released(times)
         follower.close()
 
-    async def test_an_operation_that_makes_nothing_is_over_too(self, controller: Controller) -> None:
+    async def test_an_operation_without_records_releases_the_limit_too(self, controller: Controller) -> None:
         times = Times(NOW_MS)
         follower = await Follower(controller, times.of_process).start()
         await asyncio.wait_for(controller.create("a"), 5)
@@ -373,3 +441,13 @@ class TestCreationTimes:
         assert again.topics[0].error_code == Errors.TOPIC_ALREADY_EXISTS
         await self.released(times)
         follower.close()
+
+
+def _noting(answers: list[int], held: Callable[[metadata_service.Follower, int, int], None]) -> Callable[..., None]:
+    """Returns `held`, which then also notes the creation times that workers answer."""
+
+    def note(follower: metadata_service.Follower, ticket: int, newest_ms: int) -> None:
+        answers.append(newest_ms)
+        held(follower, ticket, newest_ms)
+
+    return note

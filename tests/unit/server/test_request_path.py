@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of frames in, bytes of frames out: a request path without sockets answers as a connection to a broker does.
+"""A request path without sockets answers exactly as a connection to a broker does.
 
-One dialogue, over the APIs of groups, offsets, transactions, metadata and records, is held with three brokers over logs
-in memory: through a socket, and through a bare RequestPath with and without fast paths, whose frames are cut anywhere.
-The brokers have the same clock and draw the same identifiers, so every byte of every response has to be equal.
+The tests hold one dialogue with three brokers over logs in memory. It uses the APIs of groups, offsets, transactions,
+metadata and records. One broker is reached through a socket, the others through a bare RequestPath, with and without
+fast paths, with frames split anywhere. The brokers have the same clock and the same sequence of identifiers, so every
+byte of every response has to be equal.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Process(BrokerProcess):
 
 @asynccontextmanager
 async def running_broker() -> AsyncIterator[Process]:
-    """A broker whose files are in memory, whose clock stands still, and whose identifiers are always the same."""
+    """Runs a broker with files in memory, a clock that stands still, and identifiers that are always the same."""
     config = BrokerConfig.from_properties(SETTINGS)
     uuids = RandomUuids(Random(0).randbytes)
     environment = Environment(asyncio.get_running_loop(), lambda: NOW_NS // 1_000_000, uuids=uuids)
@@ -107,7 +108,7 @@ async def running_broker() -> AsyncIterator[Process]:
 
 
 class Driver(ABC):
-    """One connection to a broker. `transcript` has every recorded byte that came back."""
+    """One connection to a broker. `transcript` has every recorded response."""
 
     def __init__(self) -> None:
         self.transcript: list[bytes] = []
@@ -116,10 +117,10 @@ class Driver(ABC):
 
     @abstractmethod
     async def exchange(self, data: bytes) -> bytes:
-        """Sends bytes, and returns some that came back."""
+        """Sends bytes, and returns some bytes of responses."""
 
     async def frames(self, data: bytes, count: int) -> list[bytes]:
-        """Sends `data` and waits for that many responses."""
+        """Sends `data` and waits for `count` responses."""
         received: list[bytes] = []
         async with asyncio.timeout(10):
             while len(received) < count:
@@ -147,7 +148,7 @@ class Driver(ABC):
 
 
 class PathDriver(Driver):
-    """Drives a bare RequestPath, as a simulation does. Frames are cut at random."""
+    """Drives a bare RequestPath, as a simulation does. Frames are split at random."""
 
     def __init__(self, settings: PathSettings, seed: int) -> None:
         super().__init__()
@@ -173,7 +174,7 @@ class PathDriver(Driver):
 
 
 class SocketDriver(Driver):
-    """The same over TCP."""
+    """Drives a connection over TCP."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__()
@@ -262,7 +263,7 @@ def fetch(topic_id: bytes, max_wait_ms: int = 0, isolation_level: int = 1) -> Fe
 
 
 async def warm_up(driver: Driver) -> None:
-    """Waits until the coordinators that the first FindCoordinator creates have loaded. How long is not recorded."""
+    """Waits until the coordinators have loaded, whose topics the first FindCoordinator creates. Records nothing."""
     for key_type, key in ((0, "consumer"), (1, "tx")):
         request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
         await driver.call(request, 6, recorded=False)
@@ -393,7 +394,10 @@ async def is_completed(driver: Driver) -> bool:
 
 
 async def speak_of_everything_at_once(driver: Driver, topic_id: bytes) -> None:
-    """Requests of every speed: their responses have to come in order. Of an acks=0 request there is none."""
+    """Sends requests that are answered at once, and requests that wait.
+
+    Their responses have to come in order. A Produce request with acks=0 has no response.
+    """
     again = [(commit("simple", number), 9) for number in range(MAX_IN_FLIGHT_REQUESTS + FRAMES_PER_TURN)]
     await driver.pipeline(again)
     requests: list[tuple[Message, int]] = [
@@ -417,7 +421,7 @@ async def speak_of_everything_at_once(driver: Driver, topic_id: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def expected() -> list[bytes]:
-    """What a client hears through a socket."""
+    """The responses that a client gets through a socket."""
 
     async def listen() -> list[bytes]:
         async with running_broker() as process:
@@ -440,8 +444,8 @@ async def test_a_path_answers_as_a_connection_does(expected: list[bytes], has_fa
         driver = PathDriver(settings, seed)
         await hold_dialogue(driver)
         assert len(driver.transcript) == len(expected)
-        for number, (frame, wanted) in enumerate(zip(driver.transcript, expected, strict=True)):
-            assert frame == wanted, number
+        for number, (frame, expected_frame) in enumerate(zip(driver.transcript, expected, strict=True)):
+            assert frame == expected_frame, number
 
 
 # --- what a driver can rely on ----------------------------------------------------------------------------------------
@@ -459,7 +463,12 @@ class Bare:
             return ListGroupsResponse(error_code=error.error)
 
         apis = ApiTable([Api(ApiKey.LIST_GROUPS, range(3, 6), handler, error_response)])
-        broker = cast("Any", SimpleNamespace(apis=apis, groups=None, now_ms=lambda: 0))
+        broker = cast(
+            "Any",
+            SimpleNamespace(
+                apis=apis, groups=None, now_ms=lambda: 0, topics=SimpleNamespace(topic_name=None), authorizer=None
+            ),
+        )
         self.handled = self.answered = 0
         self.path = RequestPath(PathSettings(broker, "PLAINTEXT", 1000, 1000, False, None), self._on_answer)
 
@@ -475,7 +484,7 @@ class Bare:
         return [int.from_bytes(frame[:4], "big") for frame in frames]
 
 
-def test_a_paused_path_keeps_requests_until_it_may_go_on() -> None:
+def test_a_paused_path_keeps_requests_until_the_pause_ends() -> None:
     bare = Bare()
     bare.path.pause(True)
     bare.receive(1, 2)
@@ -484,6 +493,26 @@ def test_a_paused_path_keeps_requests_until_it_may_go_on() -> None:
     bare.path.pause(False)
     bare.path.process()
     assert (bare.handled, bare.path.queued, bare.take()) == (2, 0, [1, 2])
+
+
+def test_a_throttled_path_answers_at_once_and_keeps_later_requests() -> None:
+    def handle() -> object:
+        bare.path.client.throttle(700)
+        return ListGroupsResponse()
+
+    bare = Bare(handle)
+    bare.receive(1, 2)
+    assert bare.path.is_muted
+    assert (bare.handled, bare.answered, bare.path.queued, bare.take()) == (1, 1, 1, [1])
+    assert (bare.path.take_throttle_ms(), bare.path.take_throttle_ms()) == (700, 0)
+    bare.receive(3)
+    assert (bare.handled, bare.path.is_muted, bare.take()) == (1, True, [])
+    bare.path.end_throttle()
+    bare.path.process()
+    assert (bare.handled, bare.path.is_muted, bare.take()) == (2, True, [2])
+    bare.path.pause(True)
+    bare.path.end_throttle()
+    assert bare.path.is_muted
 
 
 def test_requests_beyond_a_turn_wait_for_the_next_one() -> None:
@@ -497,7 +526,7 @@ def test_requests_beyond_a_turn_wait_for_the_next_one() -> None:
     assert bare.take() == [FRAMES_PER_TURN]
 
 
-async def test_responses_that_come_late_are_told_and_unmute() -> None:
+async def test_the_path_announces_late_responses_and_they_unmute_it() -> None:
     futures = [asyncio.get_running_loop().create_future() for _ in range(MAX_IN_FLIGHT_REQUESTS + 1)]
     left = iter(futures)
     bare = Bare(lambda: next(left))
@@ -514,7 +543,7 @@ async def test_responses_that_come_late_are_told_and_unmute() -> None:
     assert bare.handled == MAX_IN_FLIGHT_REQUESTS + 1
 
 
-async def test_a_late_wish_to_close_stops_the_path() -> None:
+async def test_a_future_that_ends_with_close_connection_stops_the_path() -> None:
     first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
     left = iter((first, second))
     bare = Bare(lambda: next(left))
@@ -528,7 +557,7 @@ async def test_a_late_wish_to_close_stops_the_path() -> None:
     assert bare.take() == [1]
 
 
-async def test_a_client_that_is_gone_gets_nothing() -> None:
+async def test_a_closed_path_sends_nothing_and_ends_long_polls() -> None:
     future = asyncio.get_running_loop().create_future()
     left = iter((ListGroupsResponse(), future))
     bare = Bare(lambda: next(left))
@@ -547,7 +576,7 @@ async def test_a_client_that_is_gone_gets_nothing() -> None:
         (encode_request(ApiKey.LIST_GROUPS, 3, 1, "c", b""), "malformed LIST_GROUPS v3 request"),
     ],
 )
-def test_what_is_no_request_stops_the_path_after_the_responses_before_it(data: bytes, reason: str) -> None:
+def test_bytes_that_are_no_request_stop_the_path_after_the_responses_before_them(data: bytes, reason: str) -> None:
     bare = Bare()
     bare.path.receive(encode_request(ApiKey.LIST_GROUPS, 3, 7, "c", b"\0") + data)
     assert bare.path.close_reason is not None

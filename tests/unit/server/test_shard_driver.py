@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of a shard set: answers become futures."""
+"""The driver of a shard set turns deferred replies into futures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kcoord.server.shards.shard_service import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 
 
-def test_a_refusal_that_nobody_waits_for_is_not_reported() -> None:
-    """Who asks all shards gives up if one of them refuses at once. The others refuse later, as when they are closed."""
+def test_a_rejection_that_no_caller_awaits_is_not_reported() -> None:
+    """A caller that asks all shards gives up at the first rejection. Other shards may reject later, when they close."""
     reported: list[dict[str, Any]] = []
 
     async def abandon() -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordinator shards follow the leaders of their partitions: given up with their logs, loaded when they come back."""
+"""Coordinator shards follow the leaders of their partitions.
+
+A broker gives up a shard with its log, and loads a shard that it leads again.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ GROUP = "g"
 
 
 def topic(*led: int) -> TopicImage:
-    """The offsets topic, of which this broker leads some partitions."""
+    """Returns the offsets topic. This broker leads the partitions `led`, another broker the rest."""
     partitions = [PartitionImage(index, ME if index in led else OTHER, 0, 0, [ME], [ME]) for index in range(SHARDS)]
     return TopicImage("__consumer_offsets", b"o" * 16, partitions)
 
 
 class Moving(Harness):
-    """A coordinator whose logs may still be with another broker."""
+    """A coordinator whose logs another broker may still hold."""
 
     def __init__(self, file_system: MemoryFileSystem) -> None:
         super().__init__(file_system=file_system)
@@ -56,7 +59,7 @@ class Moving(Harness):
         return int(answer.topics[0].partitions[0].error_code)
 
     async def committed(self) -> tuple[int, int]:
-        """Error and offset."""
+        """Returns the error code and the committed offset."""
         group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=GROUP, topics=None)
         answer = (await self.call(OffsetFetchRequest(groups=[group]), 8)).groups[0]
         return answer.error_code, answer.topics[0].partitions[0].committed_offset if answer.topics else -1
@@ -68,14 +71,14 @@ async def until_handed_over(harness: Moving, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_shard_that_others_lead_is_given_up_with_its_log() -> None:
+async def test_a_shard_that_another_broker_leads_is_given_up_with_its_log() -> None:
     harness = Moving(MemoryFileSystem())
     mine = harness.groups.shard_of(GROUP)
-    others = [shard for shard in range(SHARDS) if shard != mine]
+    remaining = [shard for shard in range(SHARDS) if shard != mine]
     await harness.lead(*range(SHARDS))
     assert await harness.commit(7) == 0
-    await harness.lead(*others)
-    assert sorted(harness.groups.shard_ids) == others
+    await harness.lead(*remaining)
+    assert sorted(harness.groups.shard_ids) == remaining
     assert await harness.commit(8) == Errors.NOT_COORDINATOR
     assert (await harness.committed())[0] == Errors.NOT_COORDINATOR
     await until_handed_over(harness, 1)
@@ -86,7 +89,7 @@ async def test_a_shard_that_others_lead_is_given_up_with_its_log() -> None:
     assert await harness.commit(8) == 0
 
 
-async def test_a_shard_whose_log_another_broker_has_is_loading_until_it_is_free() -> None:
+async def test_a_shard_is_loading_while_another_broker_holds_its_log() -> None:
     harness = Moving(MemoryFileSystem())
     mine = harness.groups.shard_of(GROUP)
     await harness.lead(*range(SHARDS))
@@ -103,7 +106,7 @@ async def test_a_shard_whose_log_another_broker_has_is_loading_until_it_is_free(
     assert await harness.committed() == (0, 7)
 
 
-async def test_a_shard_that_comes_back_at_once_waits_for_its_own_log() -> None:
+async def test_a_shard_that_comes_back_at_once_waits_until_its_log_is_closed() -> None:
     harness = Moving(MemoryFileSystem())
     mine = harness.groups.shard_of(GROUP)
     await harness.lead(*range(SHARDS))
@@ -116,7 +119,7 @@ async def test_a_shard_that_comes_back_at_once_waits_for_its_own_log() -> None:
     assert await harness.committed() == (0, 7)
 
 
-async def test_a_shard_that_is_lost_while_it_is_loaded_is_not_loaded_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shard_that_is_lost_while_it_loads_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Moving(MemoryFileSystem())
     mine = harness.groups.shard_of(GROUP)
     await harness.lead(*range(SHARDS))

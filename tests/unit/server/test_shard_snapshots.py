@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of live shards: used when they fit, left aside when they do not, and never a way past damage."""
+"""Snapshots of live shards.
+
+A shard uses a snapshot that fits its log, ignores one that does not, and still finds damage in the log.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ async def until_taken(broker: Harness) -> None:
 
 
 def restarted(broker: Harness) -> Harness:
-    """The process is gone; what it had written is there."""
+    """Returns another broker on the files that a process left."""
     broker.groups.close()
     for shard_id in range(SHARDS):
         broker.logs.close(shard_id)
@@ -74,7 +77,7 @@ def no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_after_a_snapshot_only_the_log_behind_it_is_read() -> None:
+async def test_a_load_reads_the_snapshot_and_the_later_part_of_the_log() -> None:
     broker = await Harness().open()
     for offset in range(50):
         await put(broker, offset % 3, offset)
@@ -89,7 +92,7 @@ async def test_after_a_snapshot_only_the_log_behind_it_is_read() -> None:
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_an_orderly_stop_leaves_one_of_all_that_was_written() -> None:
+async def test_an_orderly_stop_leaves_a_snapshot_of_the_whole_log() -> None:
     broker = await Harness().open()
     for offset in range(50):
         await put(broker, offset % 3, offset)
@@ -101,7 +104,7 @@ async def test_an_orderly_stop_leaves_one_of_all_that_was_written() -> None:
     assert again.runtime.statistics.records_appended == 0
 
 
-async def test_little_growth_is_not_worth_it() -> None:
+async def test_no_snapshot_is_taken_after_little_growth() -> None:
     broker = await Harness().open()
     await put(broker, 0, 1)
     assert broker.runtime.snapshots.due() is None
@@ -116,7 +119,7 @@ async def test_little_growth_is_not_worth_it() -> None:
     [lambda data: data[: len(data) // 2], lambda data: bytes(len(data)), lambda data: b"", lambda data: data + b"x"],
     ids=["short", "zeros", "empty", "long"],
 )
-async def test_a_damaged_one_only_costs_time(change: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_snapshot_only_costs_time(change: Any, caplog: pytest.LogCaptureFixture) -> None:
     broker = await Harness().open()
     for offset in range(5):
         await put(broker, 0, offset)
@@ -131,31 +134,31 @@ async def test_a_damaged_one_only_costs_time(change: Any, caplog: pytest.LogCapt
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_one_that_the_machine_does_not_understand_only_costs_time(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_snapshot_of_unknown_content_only_costs_time(caplog: pytest.LogCaptureFixture) -> None:
     broker = await Harness().open()
     await put(broker, 0, 7)
     broker.groups.finish()
     again = restarted(broker)
-    found = read_snapshot(again.file_system, folder(again))
-    assert found is not None
-    found.chunks = [chunk._replace(kind=chunk.kind + 50) for chunk in found.chunks]
-    write_snapshot(again.file_system, folder(again), found)
+    snapshot = read_snapshot(again.file_system, folder(again))
+    assert snapshot is not None
+    snapshot.chunks = [chunk._replace(kind=chunk.kind + 50) for chunk in snapshot.chunks]
+    write_snapshot(again.file_system, folder(again), snapshot)
     await again.open()
     assert await fetched(again) == {0: 7}
     assert "unknown kind" in caplog.text
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_one_that_is_ahead_of_its_log_is_removed(caplog: pytest.LogCaptureFixture) -> None:
-    """The end of the log was lost: it will grow past the snapshot again, with other records."""
+async def test_a_snapshot_ahead_of_its_log_is_removed(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of the log was lost. The log will grow past the snapshot's offset again, with other records."""
     broker = await Harness().open()
     for offset in range(5):
         await put(broker, 0, offset)
     broker.groups.finish()
     again = restarted(broker)
-    found = read_snapshot(again.file_system, folder(again))
-    assert found is not None
-    write_snapshot(again.file_system, folder(again), Snapshot(3, found.end_offset + 1, 0, []))
+    snapshot = read_snapshot(again.file_system, folder(again))
+    assert snapshot is not None
+    write_snapshot(again.file_system, folder(again), Snapshot(3, snapshot.end_offset + 1, 0, []))
     await again.open()
     assert await fetched(again) == {0: 4}
     assert "the log only to 5" in caplog.text
@@ -163,10 +166,10 @@ async def test_one_that_is_ahead_of_its_log_is_removed(caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_damage_behind_a_snapshot_is_found_and_the_shard_refused(
+async def test_damage_in_the_log_before_a_snapshot_fails_the_shard(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D-8: the snapshot knows the state, but a log that cannot be read must not go unnoticed."""
+    """D-8: the snapshot has the state, but damage in the log that it stands for must be found."""
     monkeypatch.setattr(shard_logs, "VERIFY_SLICE_BYTES", 1)
     monkeypatch.setattr(shard_logs, "VERIFY_REST_SECONDS", 0)
     broker = await Harness().open()
@@ -176,12 +179,13 @@ async def test_damage_behind_a_snapshot_is_found_and_the_shard_refused(
     again = restarted(broker)
     assert isinstance(again.file_system, MemoryFileSystem)
     path = join(folder(again), f"{0:020d}.log")
-    again.logs._open_log = lambda shard_id: Log.open(  # as after an orderly stop
+    # Recovery as after an orderly stop, which does not scan the log.
+    again.logs._open_log = lambda shard_id: Log.open(
         again.file_system, folder(again), LogConfig(), again.now, recovery=Recovery(recovery_point=100, clean=True)
     )
     again.file_system.damage(path, lambda data: data[:100] + bytes([data[100] ^ 4]) + data[101:])
     await again.open()
-    assert again.runtime.statistics.records_loaded == 0, "it began with the snapshot"
+    assert again.runtime.statistics.records_loaded == 0, "the load used the snapshot"
     for _ in range(300):
         if await fetched(again) == Errors.NOT_COORDINATOR:
             break
@@ -189,13 +193,13 @@ async def test_damage_behind_a_snapshot_is_found_and_the_shard_refused(
     await asyncio.sleep(0.05)
     assert await fetched(again) in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS)
     assert f"{path}: position 0, offset 0: the CRC" in caplog.text
-    assert SNAPSHOT_FILE in again.file_system.list_dir(folder(again)), "it may be all that is left"
+    assert SNAPSHOT_FILE in again.file_system.list_dir(folder(again)), "it may be the only copy of the state"
     again.groups.close()
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_a_full_disk_costs_the_snapshot_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """D-4."""
+async def test_a_snapshot_that_finds_the_disk_full_does_not_fail_the_shard(caplog: pytest.LogCaptureFixture) -> None:
+    """D-4: the old or no snapshot stays, and the shard continues."""
     broker = await Harness().open()
     await put(broker, 0, 1)
 
@@ -215,8 +219,8 @@ async def test_a_full_disk_costs_the_snapshot_alone(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_one_older_than_the_tombstones_that_were_cleaned_away_is_left_aside() -> None:
-    """Found by the simulation, seed 31: what was deleted after the snapshot came back with it."""
+async def test_a_snapshot_older_than_removed_tombstones_is_ignored() -> None:
+    """Found by the simulation, seed 31: offsets that were deleted after the snapshot came back with it."""
     broker = await Harness().open()
     await put(broker, 0, 7)
     await take(broker)
@@ -235,7 +239,7 @@ async def test_one_older_than_the_tombstones_that_were_cleaned_away_is_left_asid
 
 
 @pytest.mark.usefixtures("no_minimum")
-async def test_one_behind_which_nothing_was_cleaned_is_good_at_any_age() -> None:
+async def test_a_snapshot_is_used_at_any_age_if_the_later_log_was_not_cleaned() -> None:
     broker = await Harness().open()
     await put(broker, 0, 7)
     await take(broker)
@@ -251,6 +255,6 @@ async def test_one_behind_which_nothing_was_cleaned_is_good_at_any_age() -> None
 
 def clean(broker: Harness, log: Log) -> None:
     rules = CleaningRules(0.0, delete_retention_ms=TOMBSTONES_KEPT_MS)
-    found = assess(log, 0, rules, log.end_offset, broker.now)
+    assessment = assess(log, 0, rules, log.end_offset, broker.now)
     cleaner = Cleaner(broker.file_system, max_map_bytes=1 << 16, pause=lambda size: None)
-    cleaner.clean(log, found, rules, lambda step: step(), broker.now, stable_offset=log.end_offset)
+    cleaner.clean(log, assessment, rules, lambda step: step(), broker.now, stable_offset=log.end_offset)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets that are bound before there is an event loop, for workers."""
+"""The supervisor binds sockets for its workers before there is an event loop."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def listener(host: str, port: int = 0) -> Listener:
 
 
 def close(sockets: list[socket.socket]) -> None:
-    for one in sockets:
-        one.close()
+    for bound in sockets:
+        bound.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", ""])
 def test_every_address_of_a_host_has_the_same_port(host: str) -> None:
-    bound = bind_listener(listener(host))
+    sockets = bind_listener(listener(host))
     try:
-        assert {one.getsockname()[1] for one in bound} == {bound_port(bound)}
-        assert len({one.getsockname()[0] for one in bound}) == len(bound)
-        for one in bound:
-            one.listen()
+        assert {bound.getsockname()[1] for bound in sockets} == {bound_port(sockets)}
+        assert len({bound.getsockname()[0] for bound in sockets}) == len(sockets)
+        for bound in sockets:
+            bound.listen()
         target = "127.0.0.1" if host == "127.0.0.1" else "localhost"
-        socket.create_connection((target, bound_port(bound)), 5).close()
+        socket.create_connection((target, bound_port(sockets)), 5).close()
     finally:
-        close(bound)
+        close(sockets)
 
 
-def test_a_port_that_is_taken_is_an_error() -> None:
+def test_a_port_in_use_raises_os_error() -> None:
     taken = bind_listener(listener("127.0.0.1"))
     try:
         taken[0].listen()
@@ -49,7 +49,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         close(taken)
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_path_that_is_too_long_for_a_socket(tmp_path: Path) -> None:
     path = str(tmp_path / ("x" * 200))
     with pytest.raises(StartError, match=f"cannot make the workers' socket {path}"):
         Supervisor._peer_socket(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffsetCommit, its fast path, TxnOffsetCommit and OffsetDelete refuse the same partitions as unknown."""
+"""OffsetCommit, its fast path, TxnOffsetCommit and OffsetDelete reject the same partitions as unknown."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Asked = dict[str, list[int]]
 Refused = dict[tuple[str, int], Errors]
 
 
-class Heard(Waiter):
+class CommitWaiter(Waiter):
     def settle(self) -> None:
-        """The commit is durable."""
+        """Does nothing: the tests do not wait for the commit."""
 
     def fail(self, error: KafkaError) -> None:
         raise AssertionError(error)
@@ -112,7 +112,7 @@ def takes_fast_path(harness: Harness, asked: Asked, version: int) -> bool:
     committer = harness.groups.committer(GROUP)
     assert frame is not None and committer is not None
     cells = [body[at : at + 12] for at in frame.cells_at]
-    return committer.commit(CommitPlan(frame.shape, version), cells, harness.now, Heard())
+    return committer.commit(CommitPlan(frame.shape, version), cells, harness.now, CommitWaiter())
 
 
 async def compare(asked: Asked) -> None:
@@ -122,7 +122,7 @@ async def compare(asked: Asked) -> None:
         by_name = expected(asked, Errors.UNKNOWN_TOPIC_OR_PARTITION)
         by_id = expected(asked, Errors.UNKNOWN_TOPIC_ID)
         if asked:
-            # The fast path is closed while a transaction is under way in the shard, as it is later.
+            # Comes first: the transaction below closes the fast path while it is open in the shard.
             for version in (9, 10):
                 assert takes_fast_path(harness, asked, version) == (not by_name)
         for request, version in (
@@ -140,7 +140,7 @@ async def compare(asked: Asked) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(ASKED)
-def test_everybody_refuses_the_same_partitions(asked: Asked) -> None:
+def test_all_apis_reject_the_same_partitions(asked: Asked) -> None:
     asyncio.run(compare(asked))
 
 

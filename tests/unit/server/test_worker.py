@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pump: replies leave after their write, a failing part does not stop the others, timers fire."""
+"""The pump: replies leave after their write, an exception does not stop it, timers fire. Also limits on connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def join(group_id: str, epoch: int = 0) -> ConsumerGroupHeartbeatRequest:
     return request
 
 
-async def test_a_reply_waits_for_its_write_and_a_read_waits_for_what_it_saw() -> None:
+async def test_a_reply_waits_for_the_writes_that_it_depends_on() -> None:
     broker = await Harness(kcoord_log_flush_policy="fsync").open()
     first = broker.send(join("g"), 1)
     listed = [broker.send(ListGroupsRequest(), 5)]
@@ -39,7 +39,7 @@ async def test_a_reply_waits_for_its_write_and_a_read_waits_for_what_it_saw() ->
     assert broker.worker.close(5)
 
 
-async def test_a_client_that_went_away_does_not_stop_the_writes_of_others() -> None:
+async def test_a_client_that_disconnects_does_not_stop_the_writes_of_other_clients() -> None:
     broker = await Harness(kcoord_log_flush_policy="fsync").open()
     gone = broker.send(join("g"), 1)
     assert asyncio.isfuture(gone)
@@ -49,7 +49,7 @@ async def test_a_client_that_went_away_does_not_stop_the_writes_of_others() -> N
     assert broker.worker.close(5)
 
 
-async def test_a_defect_in_one_driver_does_not_stop_the_pump(
+async def test_an_exception_in_one_driver_does_not_stop_the_pump(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -59,13 +59,13 @@ async def test_a_defect_in_one_driver_does_not_stop_the_pump(
     with monkeypatch.context() as patch:
         patch.setattr(broker.runtime, "append_observers", [fail])
         assert (await broker.call(join("g"), 1)).error_code == 0
-    assert "Publishing what shard" in caplog.text
+    assert "Publishing the append of shard" in caplog.text
     with monkeypatch.context() as patch:
         patch.setattr(broker.groups, "collect", fail)
         answer = broker.send(join("g2"), 1)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert "Collecting what the runtime of groups has ready failed" in caplog.text
+    assert "Collecting the ready work of the shards of groups failed" in caplog.text
     assert (await broker.call(join("g3"), 1)).error_code == 0
     assert asyncio.isfuture(answer)
     assert (await asyncio.wait_for(answer, 5)).error_code == 0
@@ -90,7 +90,7 @@ async def test_session_timers_fire_without_requests() -> None:
     assert (await broker.call(join("g", joined.member_epoch), 1)).error_code == Errors.UNKNOWN_MEMBER_ID
 
 
-async def test_a_write_of_many_shards_is_one_pass() -> None:
+async def test_the_commits_of_a_turn_are_one_batch_per_shard() -> None:
     broker = await Harness(kcoord_log_flush_policy="fsync").open()
     answers = [broker.send(OffsetCommitRequest(group_id=f"g{number}", topics=topics()), 9) for number in range(20)]
     for answer in answers:
@@ -114,13 +114,13 @@ def test_connection_limits_by_host() -> None:
         "max.connections.per.ip.overrides": "10.0.0.9:5",
     }
     limits = ConnectionLimits(BrokerConfig.from_properties(settings))
-    assert limits.refusal("10.0.0.1") is None
-    assert limits.refusal("10.0.0.1") == "max.connections.per.ip=1 reached"
-    assert limits.refusal("10.0.0.9") is None
-    assert limits.refusal("10.0.0.9") is None
-    assert limits.refusal("10.0.0.9") == "max.connections=3 reached"
+    assert limits.refusal("10.0.0.1", 0.0) is None
+    assert limits.refusal("10.0.0.1", 0.0) == "max.connections.per.ip=1 reached"
+    assert limits.refusal("10.0.0.9", 0.0) is None
+    assert limits.refusal("10.0.0.9", 0.0) is None
+    assert limits.refusal("10.0.0.9", 0.0) == "max.connections=3 reached"
     limits.release("10.0.0.1")
-    assert limits.refusal("10.0.0.1") is None
+    assert limits.refusal("10.0.0.1", 0.0) is None
 
 
 def test_the_rate_of_new_connections_holds_over_the_quota_windows() -> None:
@@ -139,12 +139,28 @@ def test_the_rate_of_new_connections_holds_over_the_quota_windows() -> None:
     assert limits.wait_seconds(100.7) == pytest.approx(0.9)
 
 
-def test_a_limit_that_changes_holds_at_once() -> None:
+def test_a_flood_delays_later_clients_by_the_quota_windows_at_most() -> None:
+    limits = ConnectionLimits(BrokerConfig.from_properties({"max.connection.creation.rate": "10"}))
+    waits = []
+    for number in range(50_000):
+        now_seconds = 100 + number / 500
+        if limits.refusal("10.0.0.1", now_seconds) is None:
+            waits.append(limits.wait_seconds(now_seconds))
+            limits.release("10.0.0.1")
+    assert max(waits) == pytest.approx(11.1, abs=0.1)
+    assert len(waits) == pytest.approx(10 * (100 + 11 + 11), abs=2), "the rate, what was unused before, what waits now"
+    refused = "max.connection.creation.rate=10 is exceeded by all connections of 11 s"
+    assert limits.wait_seconds(200.0) == pytest.approx(11, abs=0.1)
+    assert limits.refusal("10.0.0.1", 200.0) == refused
+    assert limits.refusal("10.0.0.1", 200.2) is None
+
+
+def test_a_changed_limit_applies_at_once() -> None:
     config = BrokerConfig.from_properties({})
     limits = ConnectionLimits(config)
-    assert limits.refusal("10.0.0.1") is None
+    assert limits.refusal("10.0.0.1", 0.0) is None
     config.apply_dynamic({"max.connections": "1"})
-    assert limits.refusal("10.0.0.2") == "max.connections=1 reached"
+    assert limits.refusal("10.0.0.2", 0.0) == "max.connections=1 reached"
 
 
 def test_log_lines_that_strangers_cause_are_limited(caplog: pytest.LogCaptureFixture) -> None:

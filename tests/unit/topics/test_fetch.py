@@ -383,3 +383,59 @@ def test_the_cache_of_sessions_is_bounded() -> None:
 
 def test_epochs_skip_the_special_values() -> None:
     assert [next_epoch(epoch) for epoch in (0, 1, 2**31 - 1, -1)] == [1, 2, 1, -1]
+
+
+# --- throttled responses ----------------------------------------------------------------------------------------------
+
+
+def throttled(client: Client, *partitions: tuple[str, int, int], session: tuple[int, int] = (0, -1)) -> FetchResponse:
+    """Sends a fetch whose client is above its quota."""
+    response = client.cluster.store.fetches.fetch(
+        client.request(partitions, session=session),
+        client.version,
+        client.cluster.now_ms,
+        token=0,
+        candidate_session_id=SESSION,
+        throttle=lambda _: 250,
+    )
+    assert response is not None
+    assert (response.throttle_time_ms, response.error_code, response.responses) == (250, 0, [])
+    return response
+
+
+def test_a_withheld_full_fetch_opens_no_session(cluster: Cluster) -> None:
+    client = Client(cluster)
+    assert throttled(client, (TOPIC, 0, 0), session=(0, 0)).session_id == 0
+    assert len(cluster.store.fetches.sessions) == 0
+
+
+def test_a_session_sends_later_what_was_withheld(cluster: Cluster) -> None:
+    client = Client(cluster)
+    client.fetch((TOPIC, 0, 0), (TOPIC, 1, 0), session=(0, 0))
+    cluster.append(batch_of("a"))
+    assert throttled(client, session=(SESSION, 1)).session_id == SESSION
+    # The client moved to the end meanwhile, so only the new high watermark is left to say.
+    response = client.fetch((TOPIC, 0, 1), session=(SESSION, 2))
+    assert [(data.partition_index, data.high_watermark) for data in data_of(response)] == [(0, 1)]
+
+
+def test_a_client_within_its_quota_gets_its_data(cluster: Cluster) -> None:
+    cluster.append(batch_of("a"))
+    counted: list[FetchResponse] = []
+
+    def throttle(response: FetchResponse) -> int:
+        counted.append(response)
+        return 0
+
+    client = Client(cluster)
+    response = cluster.store.fetches.fetch(
+        client.request([(TOPIC, 0, 0)]),
+        NEWEST,
+        cluster.now_ms,
+        token=0,
+        candidate_session_id=SESSION,
+        throttle=throttle,
+    )
+    assert response is not None
+    assert sizes(response) == [1]
+    assert counted == [response]

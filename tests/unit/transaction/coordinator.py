@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transaction shard under test. After every operation a second shard is rebuilt from the log and compared."""
+"""A transaction shard under test. After every operation it rebuilds a second shard from the log and compares it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMEOUT_MS = 60_000
 
 
 class Coordinator:
-    """`last` is the last result; timers and tasks are kept as the runtime would."""
+    """A transaction shard with its log, timers and tasks, as the runtime keeps them."""
 
     def __init__(self, transaction_version: int = 2, config: BrokerConfig | None = None, **settings: str) -> None:
         properties = {key.replace("_", "."): value for key, value in settings.items()}
@@ -68,7 +68,7 @@ class Coordinator:
         return result.response
 
     def rebuilt(self) -> TransactionCoordinatorShard:
-        """A shard that has only the log, through its bytes."""
+        """Returns a shard that is rebuilt from the bytes of the log."""
         serde = CoordinatorSerde(TRANSACTION_RECORDS)
         shard = self._new_shard()
         for record in self.log:
@@ -78,7 +78,7 @@ class Coordinator:
         return shard
 
     def restored(self) -> TransactionCoordinatorShard:
-        """A shard that has only a snapshot, through its bytes."""
+        """Returns a shard that is restored from the bytes of a snapshot."""
         serde = CoordinatorSerde(TRANSACTION_RECORDS)
         runtime = ShardSet(lambda _: self._new_shard(), serde)
         chunks = [chunk for slice_ in make_chunks(self.shard.snapshot(), serde) for chunk in slice_]
@@ -88,7 +88,7 @@ class Coordinator:
         return shard
 
     def restart(self) -> None:
-        """What was in memory alone is lost."""
+        """Rebuilds the shard from the log; soft state is lost."""
         self.shard = self.rebuilt()
         self.timers.clear()
         self.tasks.clear()
@@ -113,13 +113,13 @@ class Coordinator:
         return Producer(response.producer_id, response.producer_epoch)
 
     def add(self, producer: Producer, *partitions: tuple[str, int], version: int = 2) -> None:
-        wanted = partitions_of((topic, [number]) for topic, number in partitions)
-        self.run(lambda context: self.shard.add_partitions(context, ID, producer, wanted, version))
+        added = partitions_of((topic, [number]) for topic, number in partitions)
+        self.run(lambda context: self.shard.add_partitions(context, ID, producer, added, version))
 
     def verify(self, producer: Producer, *partitions: tuple[str, int]) -> list[Errors]:
-        wanted = partitions_of((topic, [number]) for topic, number in partitions)
-        found = self.run(lambda context: self.shard.verify_partitions(context, ID, producer, wanted))
-        return [found[place] for place in partitions]
+        requested = partitions_of((topic, [number]) for topic, number in partitions)
+        errors = self.run(lambda context: self.shard.verify_partitions(context, ID, producer, requested))
+        return [errors[partition] for partition in partitions]
 
     def end(self, producer: Producer, *, committed: bool = True, version: int = 5) -> Producer:
         candidate = None
@@ -129,17 +129,17 @@ class Coordinator:
         request = EndRequest(producer, committed, version >= 5, 2 if version >= 5 else 0, candidate)
         return self.run(lambda context: self.shard.end_transaction(context, ID, request))
 
-    # What happens by itself.
+    # Tasks and time.
 
     def take_work(self) -> WriteMarkers:
-        """The only task."""
+        """Returns the work of the only task."""
         (task,) = self.tasks
         assert isinstance(task.work, WriteMarkers)
         assert task.when_durable
         return task.work
 
     def complete(self, value: object = None) -> WriteMarkers:
-        """The markers are written, or could not be."""
+        """Completes the only task; returns its work. `value` is an exception if the markers could not be written."""
         work = self.take_work()
         self.end_task(self.tasks.pop(), value)
         return work
@@ -148,7 +148,7 @@ class Coordinator:
         self.run(lambda context: self.shard.complete_task(context, task, value))
 
     def elapse(self, elapsed_ms: int) -> None:
-        """Fires the timers that are due on the way, in order."""
+        """Advances the clock and fires the timers that become due, in order."""
         end_ms = self.now_ms + elapsed_ms
         while due := sorted((deadline, key) for key, deadline in self.timers.items() if deadline <= end_ms):
             self.now_ms, key = max(self.now_ms, due[0][0]), due[0][1]
@@ -159,7 +159,7 @@ class Coordinator:
     def _fire(self, key: TimerKey) -> None:
         self.run(lambda context: self.shard.fire_timer(context, key))
 
-    # What is there.
+    # State.
 
     @property
     def metadata(self) -> TransactionMetadata:
@@ -171,7 +171,7 @@ class Coordinator:
 
 
 def error_of(call: Callable[[], object]) -> Errors:
-    """The error of a call, or of the response it returns; NONE where there is none."""
+    """Returns the error that a call raises or that its response has; NONE if there is none."""
     try:
         response = call()
     except KafkaError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs, markers, timeouts and expiration of the pure transaction coordinator."""
+"""Epochs, markers, timeouts and expiry of the pure transaction coordinator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY_MS = 24 * 3600 * 1000
 
 
 def at_epoch(epoch: int, version: int = 2) -> tuple[Coordinator, Producer]:
-    """A coordinator whose producer got this far."""
+    """Returns a coordinator whose producer has this epoch, and the producer."""
     coordinator = Coordinator()
     coordinator.init()
     metadata = replace(coordinator.metadata, producer_epoch=epoch, client_transaction_version=version)
@@ -39,13 +39,13 @@ def test_each_init_bumps_the_epoch() -> None:
     assert coordinator.next_producer_id == 101
 
 
-def test_a_new_id_takes_any_named_producer() -> None:
+def test_a_new_transactional_id_accepts_any_producer_in_the_request() -> None:
     coordinator = Coordinator()
     response = coordinator.init(Producer(5, 3))
     assert (response.producer_id, response.producer_epoch) == (100, 0)
 
 
-def test_a_named_producer_goes_on_and_may_ask_twice() -> None:
+def test_a_producer_that_sends_its_epoch_keeps_its_id_and_may_repeat_the_request() -> None:
     coordinator = Coordinator()
     first = coordinator.initialized()
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_a_named_producer_goes_on_and_may_ask_twice() -> None:
     assert error_of(lambda: coordinator.init(Producer(100, 9))) is Errors.PRODUCER_FENCED
 
 
-def test_init_aborts_what_its_predecessor_left_under_way() -> None:
+def test_init_aborts_the_open_transaction_of_the_predecessor() -> None:
     coordinator = Coordinator()
     first = coordinator.initialized()
     coordinator.add(first, ("t", 0))
@@ -70,7 +70,7 @@ def test_init_aborts_what_its_predecessor_left_under_way() -> None:
         assert error_of(stale) is Errors.PRODUCER_FENCED
 
 
-def test_a_producer_goes_on_after_its_transaction_was_aborted_for_it() -> None:
+def test_a_producer_recovers_after_the_coordinator_aborted_its_transaction() -> None:
     coordinator = Coordinator()
     first = coordinator.initialized()
     coordinator.add(first, ("t", 0))
@@ -81,7 +81,7 @@ def test_a_producer_goes_on_after_its_transaction_was_aborted_for_it() -> None:
     assert (response.error_code, response.producer_epoch) == (0, 1)
 
 
-# --- epochs that are used up ------------------------------------------------------------------------------------------
+# --- exhausted epochs -------------------------------------------------------------------------------------------------
 
 
 def test_an_exhausted_epoch_gets_a_new_producer_id() -> None:
@@ -94,7 +94,7 @@ def test_an_exhausted_epoch_gets_a_new_producer_id() -> None:
     assert (again.producer_id, again.producer_epoch) == (response.producer_id, 0)
 
 
-def test_the_last_epoch_ends_its_transaction_and_the_producer_goes_on_with_a_new_id() -> None:
+def test_after_the_transaction_of_the_last_epoch_the_producer_has_a_new_id() -> None:
     coordinator, producer = at_epoch(EXHAUSTED_EPOCH)
     coordinator.add(producer, ("t", 0))
     after = coordinator.end(producer)
@@ -110,7 +110,7 @@ def test_the_last_epoch_ends_its_transaction_and_the_producer_goes_on_with_a_new
     coordinator.add(after, ("t", 0))
 
 
-def test_the_epoch_beyond_the_last_one_is_for_fencing_alone() -> None:
+def test_the_epoch_after_the_last_one_only_fences() -> None:
     coordinator, producer = at_epoch(EXHAUSTED_EPOCH)
     coordinator.add(producer, ("t", 0))
     coordinator.elapse(TIMEOUT_MS)
@@ -121,7 +121,7 @@ def test_the_epoch_beyond_the_last_one_is_for_fencing_alone() -> None:
     assert (response.error_code, response.producer_id >= 101, response.producer_epoch) == (0, True, 0)
 
 
-def test_old_producers_may_use_the_last_epoch_too() -> None:
+def test_producers_of_old_versions_may_use_the_last_epoch_too() -> None:
     coordinator, producer = at_epoch(EXHAUSTED_EPOCH, version=0)
     coordinator.add(producer, ("t", 0), version=0)
     assert coordinator.end(producer, version=4) == producer
@@ -136,7 +136,7 @@ def test_a_repeated_request_for_the_last_epoch_gets_it_again() -> None:
         assert (response.producer_id, response.producer_epoch) == (100, EXHAUSTED_EPOCH)
 
 
-def test_a_repeated_end_that_led_to_the_last_epoch_is_done_already() -> None:
+def test_a_repeated_end_that_led_to_the_last_epoch_succeeds() -> None:
     coordinator, producer = at_epoch(EXHAUSTED_EPOCH - 1)
     coordinator.add(producer, ("t", 0))
     after = coordinator.end(producer)
@@ -149,7 +149,7 @@ def test_a_repeated_end_that_led_to_the_last_epoch_is_done_already() -> None:
     assert coordinator.metadata.next_producer_epoch == 0
 
 
-def test_after_a_change_of_id_only_the_last_epoch_of_the_old_one_may_be_named() -> None:
+def test_after_a_change_of_the_producer_id_only_the_last_epoch_of_the_old_id_is_accepted() -> None:
     coordinator, producer = at_epoch(EXHAUSTED_EPOCH)
     changed = coordinator.init(producer)
     for stranger in (Producer(100, EXHAUSTED_EPOCH - 1), Producer(999, EXHAUSTED_EPOCH)):
@@ -160,7 +160,7 @@ def test_after_a_change_of_id_only_the_last_epoch_of_the_old_one_may_be_named() 
 # --- partitions ------------------------------------------------------------------------------------------------------
 
 
-def test_partitions_are_added_once_and_known_one_by_one() -> None:
+def test_partitions_are_added_once_and_verified_separately() -> None:
     coordinator = Coordinator()
     producer = coordinator.initialized()
     coordinator.add(producer, ("t", 0))
@@ -179,7 +179,7 @@ def test_partitions_are_added_once_and_known_one_by_one() -> None:
     ]
 
 
-def test_an_empty_id_is_refused() -> None:
+def test_an_empty_id_is_rejected() -> None:
     coordinator, producer = Coordinator(), Producer(5, 0)
     shard, run = coordinator.shard, coordinator.run
     end = EndRequest(producer, True, True, 2)
@@ -192,7 +192,7 @@ def test_an_empty_id_is_refused() -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_decision_survives_restarts_until_all_partitions_know(committed: bool) -> None:
+def test_a_decision_survives_restarts_until_all_markers_are_written(committed: bool) -> None:
     coordinator = Coordinator()
     producer = coordinator.initialized()
     coordinator.add(producer, ("t", 0), ("t", 2))
@@ -212,7 +212,7 @@ def test_a_decision_survives_restarts_until_all_partitions_know(committed: bool)
     assert coordinator.tasks == []
 
 
-def test_markers_are_tried_again_with_growing_delays() -> None:
+def test_markers_are_retried_with_growing_delays() -> None:
     coordinator = Coordinator()
     producer = coordinator.initialized()
     coordinator.add(producer, ("t", 0))
@@ -229,7 +229,7 @@ def test_markers_are_tried_again_with_growing_delays() -> None:
     assert coordinator.state is TransactionState.COMPLETE_COMMIT
 
 
-def test_the_outcome_of_an_older_task_is_of_no_interest() -> None:
+def test_the_outcome_of_an_older_task_is_ignored() -> None:
     coordinator = Coordinator()
     producer = coordinator.initialized()
     coordinator.add(producer, ("t", 0))
@@ -242,7 +242,7 @@ def test_the_outcome_of_an_older_task_is_of_no_interest() -> None:
     assert coordinator.state is TransactionState.PREPARE_COMMIT
 
 
-def test_an_abort_of_nothing_has_nobody_to_tell() -> None:
+def test_an_abort_without_a_transaction_writes_no_marker() -> None:
     coordinator = Coordinator()
     producer = coordinator.initialized()
     assert coordinator.end(producer, committed=False) == (100, 1)
@@ -277,7 +277,7 @@ def test_the_deadline_survives_a_restart_and_ends_with_the_transaction() -> None
     assert timeout_key(ID) not in coordinator.timers
 
 
-def test_a_timer_that_comes_too_early_or_too_late_changes_nothing() -> None:
+def test_a_timer_that_fires_too_early_or_too_late_changes_nothing() -> None:
     coordinator = Coordinator()
 
     def fire_all() -> None:
@@ -299,13 +299,13 @@ def test_a_timer_that_comes_too_early_or_too_late_changes_nothing() -> None:
     assert (coordinator.state, coordinator.timers, coordinator.tasks) == (TransactionState.COMPLETE_COMMIT, {}, [])
 
 
-def test_the_first_look_for_unused_ids_is_an_interval_after_the_start() -> None:
+def test_the_first_check_for_unused_ids_is_an_interval_after_the_start() -> None:
     coordinator = Coordinator(transaction_remove_expired_transaction_cleanup_interval_ms="5000")
     coordinator.restart()
     assert coordinator.timers == {EXPIRATION_KEY: NOW_MS + 5_000}
 
 
-def test_ids_are_forgotten_when_they_were_not_used_for_long() -> None:
+def test_unused_ids_expire() -> None:
     coordinator = Coordinator()
     coordinator.restart()
     producer = coordinator.initialized()
@@ -317,7 +317,7 @@ def test_ids_are_forgotten_when_they_were_not_used_for_long() -> None:
     assert coordinator.initialized() == (101, 0)
 
 
-def test_an_id_with_a_transaction_is_never_forgotten() -> None:
+def test_an_id_with_an_open_transaction_never_expires() -> None:
     coordinator = Coordinator(transaction_max_timeout_ms=str(2**31 - 1))
     coordinator.restart()
     coordinator.init(timeout_ms=2**31 - 1)
@@ -326,7 +326,7 @@ def test_an_id_with_a_transaction_is_never_forgotten() -> None:
     assert coordinator.state is TransactionState.ONGOING
 
 
-def test_many_expired_ids_go_in_portions() -> None:
+def test_many_ids_expire_in_several_rounds() -> None:
     coordinator = Coordinator(transactional_id_expiration_ms="1000")
     coordinator.restart()
     metadata = at_epoch(0)[0].metadata
@@ -353,8 +353,8 @@ def test_the_feature_decides_the_version_of_records(feature: int, value_version:
     assert isinstance(empty, TransactionLogValue)
     assert isinstance(ongoing, TransactionLogValue)
     assert empty.transaction_partitions is None
-    found = [(one.topic, one.partition_ids) for one in ongoing.transaction_partitions or ()]
-    assert found == [("a", [2, 3]), ("b", [1])]
+    partitions = [(topic.topic, topic.partition_ids) for topic in ongoing.transaction_partitions or ()]
+    assert partitions == [("a", [2, 3]), ("b", [1])]
 
 
 def test_describe_and_list() -> None:
@@ -363,9 +363,10 @@ def test_describe_and_list() -> None:
     coordinator.init(transactional_id="other")
     coordinator.add(producer, ("t", 1), ("t", 0))
     shard = coordinator.shard
-    found, absent, unnamed = coordinator.run(lambda context: shard.describe_transactions(context, [ID, "no", ""]))
-    assert (found.transaction_state, found.producer_id, found.transaction_timeout_ms) == ("Ongoing", 100, TIMEOUT_MS)
-    assert [(topic.topic, topic.partitions) for topic in found.topics] == [("t", [0, 1])]
+    ongoing, absent, unnamed = coordinator.run(lambda context: shard.describe_transactions(context, [ID, "no", ""]))
+    assert (ongoing.transaction_state, ongoing.producer_id) == ("Ongoing", 100)
+    assert ongoing.transaction_timeout_ms == TIMEOUT_MS
+    assert [(topic.topic, topic.partitions) for topic in ongoing.topics] == [("t", [0, 1])]
     assert absent.error_code == Errors.TRANSACTIONAL_ID_NOT_FOUND
     assert unnamed.error_code == Errors.INVALID_REQUEST
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Crashes between any two steps of a transaction: in the end it is committed everywhere or nowhere.
 
-The three parties are the real ones: a transaction shard whose unsynced records a crash takes, a group shard, and the
-partitions of a topic on a file system in memory. Everything in between is done here, one step at a time.
+Three real parties take part: a transaction shard, which loses its unsynced records in a crash; a group shard; and the
+partitions of a topic on a file system in memory. The tests run the steps between them, one step at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OFFSETS_TOPIC = "__consumer_offsets"
 
 
 class World:
-    """Transactions are numbered; each writes its number wherever it writes."""
+    """One producer and its broker. Transactions are numbered, and each writes its number as record and offset."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -34,7 +34,8 @@ class World:
         self.cluster = Cluster(image_of({TOPIC: PARTITIONS}))
         self.groups = GroupContext({"t3": 3})
         self.synced = 0
-        self.told: set[tuple[str, int]] = set()
+        self.marked: set[tuple[str, int]] = set()
+        """The partitions that have the marker of the present transaction."""
         self.number = 0
         self.written: set[tuple[str, int]] = set()
         self.all_written: dict[int, set[tuple[str, int]]] = {}
@@ -44,7 +45,7 @@ class World:
         self.producer = Producer(-1, -1)
         self.init()
 
-    # The producer. What it is refused ends its transaction: it begins again with a new epoch.
+    # The producer. A rejected request ends its transaction: it starts again with a new epoch.
 
     def init(self) -> None:
         for _ in range(4):
@@ -67,7 +68,7 @@ class World:
         self.sequences = {}
 
     def add(self, topic: str, partition: int) -> bool:
-        """Whether the coordinator agrees."""
+        """Adds a partition; returns False if the coordinator rejects it."""
         try:
             self.coordinator.add(self.producer, (topic, partition), version=2 if self.version >= 5 else 0)
         except KafkaError as error:
@@ -89,7 +90,7 @@ class World:
             self.written.add((TOPIC, partition))
 
     def last_sequences(self, partition: int) -> dict[int, int]:
-        """A producer that keeps its epoch also keeps counting."""
+        """Returns the next sequence number of a producer that keeps its epoch and therefore its sequence."""
         for entry in self.cluster.store.active_producers(TOPIC, partition, self.cluster.now_ms):
             if entry.producer_id == self.producer.producer_id and entry.producer_epoch == self.producer.producer_epoch:
                 return {partition: entry.last_sequence + 1}
@@ -118,34 +119,34 @@ class World:
         self.synced = len(self.coordinator.log)
 
     def sync_end(self) -> None:
-        """The answer to EndTxn leaves."""
+        """Makes the log durable, so that the response to EndTxn is sent."""
         self.sync()
         if self.coordinator.state.wire_name in ("PrepareCommit", "CompleteCommit"):
             self.acknowledged |= {number for number in self.asked_to_commit if number == self.number - 1}
 
     def task(self) -> Task | None:
-        """The work that may be done: its decision is durable."""
+        """Returns the task that may run, whose decision is durable; None if there is none."""
         return (
             self.coordinator.tasks[0] if self.coordinator.tasks and self.synced == len(self.coordinator.log) else None
         )
 
-    def tell(self) -> None:
-        """Tells one partition, or the coordinator that all of them know."""
+    def write_next_marker(self) -> None:
+        """Writes the marker of the next partition; completes the task if all partitions have it."""
         task = self.task()
         if task is None:
             return
         work = task.work
         assert isinstance(work, WriteMarkers)
         places = [(topic, number) for topic, numbers in sorted(work.partitions.items()) for number in sorted(numbers)]
-        left = [place for place in places if place not in self.told]
+        left = [place for place in places if place not in self.marked]
         if left:
-            self.tell_one(work, *left[0])
-            self.told.add(left[0])
+            self.write_marker(work, *left[0])
+            self.marked.add(left[0])
         else:
-            self.told.clear()
+            self.marked.clear()
             self.coordinator.complete()
 
-    def tell_one(self, work: WriteMarkers, topic: str, partition: int) -> None:
+    def write_marker(self, work: WriteMarkers, topic: str, partition: int) -> None:
         if topic == OFFSETS_TOPIC:
             self.groups.run(
                 lambda context: self.groups.shard.end_transaction(context, work.producer, 7, committed=work.committed)
@@ -157,12 +158,12 @@ class World:
     def finish(self) -> None:
         self.sync_end()
         while self.task() is not None:
-            self.tell()
+            self.write_next_marker()
             self.sync()
 
     def crash(self) -> None:
         del self.coordinator.log[self.synced :]
-        self.told.clear()
+        self.marked.clear()
         self.coordinator.restart()
         self.synced = len(self.coordinator.log)
         self.cluster.crash()
@@ -173,23 +174,23 @@ class World:
     def time_out(self) -> None:
         self.coordinator.elapse(TIMEOUT_MS)
 
-    # What is there in the end.
+    # The final state.
 
     def visible(self) -> dict[int, set[tuple[str, int]]]:
-        """Where readers of committed data find each transaction."""
-        found: dict[int, set[tuple[str, int]]] = {}
+        """Returns transaction -> partitions in which read_committed consumers see it."""
+        partitions: dict[int, set[tuple[str, int]]] = {}
         for partition in range(PARTITIONS):
             for number in self.committed_values(partition):
-                found.setdefault(number, set()).add((TOPIC, partition))
-        return found
+                partitions.setdefault(number, set()).add((TOPIC, partition))
+        return partitions
 
     def committed_values(self, partition: int) -> list[int]:
-        wanted = FetchPartition(TOPIC, b"", partition, 0, 1 << 20, -1, -1)
+        request = FetchPartition(TOPIC, b"", partition, 0, 1 << 20, -1, -1)
         read = self.cluster.store.read(
-            wanted, max_bytes=1 << 20, whole_first_batch=True, read_committed=True, now_ms=self.cluster.now_ms
+            request, max_bytes=1 << 20, whole_first_batch=True, read_committed=True, now_ms=self.cluster.now_ms
         )
-        assert read.last_stable_offset == read.high_watermark, "a transaction hangs"
-        starts = {(one.producer_id, one.first_offset) for one in read.aborted_transactions or ()}
+        assert read.last_stable_offset == read.high_watermark, "a transaction is still open"
+        starts = {(aborted.producer_id, aborted.first_offset) for aborted in read.aborted_transactions or ()}
         aborting: set[int] = set()
         numbers = []
         for position, header in iter_headers(read.records):
@@ -202,7 +203,7 @@ class World:
         return numbers
 
 
-BY_ITSELF = ["sync", "tell", "tell", "tell", "crash", "crash", "time", "init", "finish"]
+BY_ITSELF = ["sync", "marker", "marker", "marker", "crash", "crash", "time", "init", "finish"]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, PARTITIONS - 1)),
@@ -228,8 +229,8 @@ def test_a_transaction_is_committed_everywhere_or_nowhere(steps: list[tuple[str,
                 world.end(bool(argument))
             case "sync":
                 world.sync_end()
-            case "tell":
-                world.tell()
+            case "marker":
+                world.write_next_marker()
             case "crash":
                 world.crash()
             case "time":

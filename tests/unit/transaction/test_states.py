@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every request in every state, with the answers that Kafka 4.3.1 gave to the same dialogues."""
+"""Every request in every state, with the responses of Kafka 4.3.1 to the same dialogues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNKNOWN = Errors.INVALID_PRODUCER_ID_MAPPING
 
 
 def in_state(state: TransactionState, version: int) -> tuple[Coordinator, Producer]:
-    """A coordinator with a transactional id in this state, and its producer; `version` is that of EndTxn."""
+    """Returns a coordinator with a transactional id in this state, and its producer. `version` is that of EndTxn."""
     coordinator = Coordinator()
     producer = coordinator.initialized()
     if state is not EMPTY:
@@ -65,7 +65,7 @@ REQUESTS: dict[str, Callable[[Coordinator, Producer], object]] = {
     "commit by newer": lambda c, p: c.end(Producer(p.producer_id, p.producer_epoch + 1)),
     "commit by other id": lambda c, p: c.end(Producer(p.producer_id + 1, p.producer_epoch)),
 }
-# One column per state, in the order of STATES. With EndTxn v5 "older" is who has not seen the answer to its EndTxn.
+# One column per state, in the order of STATES. With EndTxn v5 "older" is a producer that missed the response to EndTxn.
 BUMPING: dict[str, tuple[Errors, ...]] = {
     "init": (OK, CONCURRENT, CONCURRENT, CONCURRENT, OK, OK),
     "init with producer": (OK, CONCURRENT, CONCURRENT, CONCURRENT, OK, OK),
@@ -107,17 +107,17 @@ def test_requests_of_producers_whose_epoch_is_bumped(name: str, state: Transacti
 @pytest.mark.parametrize("name", OLD_REQUESTS)
 def test_end_of_producers_that_keep_their_epoch(name: str, state: TransactionState) -> None:
     coordinator, producer = in_state(state, 4)
-    asked = {"older": older(producer), "newer": Producer(producer.producer_id, producer.producer_epoch + 1)}
-    who = asked.get(name.split()[-1], producer)
+    producers = {"older": older(producer), "newer": Producer(producer.producer_id, producer.producer_epoch + 1)}
+    sender = producers.get(name.split()[-1], producer)
     if name.endswith("other id"):
-        who = Producer(producer.producer_id + 1, producer.producer_epoch)
-    error = error_of(lambda: coordinator.end(who, committed=name.startswith("commit"), version=4))
+        sender = Producer(producer.producer_id + 1, producer.producer_epoch)
+    error = error_of(lambda: coordinator.end(sender, committed=name.startswith("commit"), version=4))
     assert error is OLD_REQUESTS[name][STATES.index(state)]
     if error is OK and state is not ONGOING:
         assert coordinator.state is state
 
 
-def test_what_is_not_known() -> None:
+def test_an_unknown_transactional_id_is_rejected() -> None:
     coordinator = Coordinator()
     producer = Producer(5, 0)
     assert error_of(lambda: coordinator.add(producer, ("t", 0))) is UNKNOWN
@@ -135,7 +135,7 @@ def test_timeouts_out_of_range(timeout_ms: int) -> None:
         assert error_of(lambda: coordinator.init(timeout_ms=limit_ms)) is OK  # noqa: B023
 
 
-def test_the_table_of_states_has_no_way_into_a_passing_state() -> None:
+def test_the_table_of_states_has_no_transition_into_states_that_are_never_stored() -> None:
     assert set(LEGAL_PREDECESSORS) == set(STATES)
     assert [state.wire_name for state in TransactionState] == [
         "Empty",
@@ -150,7 +150,7 @@ def test_the_table_of_states_has_no_way_into_a_passing_state() -> None:
 
 
 OWN, OTHER = 5, 4
-"""The producer id, and one that it may have had before."""
+"""The producer id, and an older producer id."""
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ OWN, OTHER = 5, 4
         (COMPLETE_COMMIT, 1, 0, OTHER, NO_PRODUCER_EPOCH),
     ],
 )
-def test_which_epoch_a_producer_may_still_name(
+def test_which_older_epoch_a_producer_may_still_send(
     state: TransactionState, version: int, epoch: int, previous_producer_id: int, expected: int
 ) -> None:
     metadata = TransactionMetadata(

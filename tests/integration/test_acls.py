@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ACLs survive kill -9 once they are acknowledged, and a change holds on every worker before its response."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+from tests.integration.wire import WireClient
+from tests.support.authorizing_process import authorizing_process
+from tests.support.kcoord_process import KcoordProcess
+
+VERSION = 3
+CHANGES = 12
+
+
+def create(
+    port: int,
+    name: str,
+    resource_type: ResourceType = ResourceType.TOPIC,
+    principal: str = "User:alice",
+    operation: AclOperation = AclOperation.READ,
+) -> list[int]:
+    acl = Acl(resource_type, name, PatternType.LITERAL, principal, "*", operation, PermissionType.ALLOW)
+    creation = CreateAclsRequest.AclCreation(
+        resource_type=acl.resource_type,
+        resource_name=acl.resource_name,
+        resource_pattern_type=acl.pattern_type,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission_type,
+    )
+    with WireClient(port) as client:
+        response = client.call(CreateAclsRequest(creations=[creation]), VERSION, CreateAclsResponse)
+    return [result.error_code for result in response.results]
+
+
+def delete(port: int, name: str) -> int:
+    """Deletes the ACLs of a topic; returns their number."""
+    entry = DeleteAclsRequest.DeleteAclsFilter(
+        resource_type_filter=ResourceType.TOPIC,
+        resource_name_filter=name,
+        pattern_type_filter=PatternType.ANY,
+        principal_filter=None,
+        host_filter=None,
+        operation=AclOperation.ANY,
+        permission_type=PermissionType.ANY,
+    )
+    with WireClient(port) as client:
+        response = client.call(DeleteAclsRequest(filters=[entry]), VERSION, DeleteAclsResponse)
+    (result,) = response.filter_results
+    assert result.error_code == 0
+    return len(result.matching_acls)
+
+
+def names(port: int) -> list[str]:
+    """Returns the names of the resources that have ACLs, as one broker describes them."""
+    request = DescribeAclsRequest(
+        resource_type_filter=ResourceType.ANY,
+        resource_name_filter=None,
+        pattern_type_filter=PatternType.ANY,
+        principal_filter=None,
+        host_filter=None,
+        operation=AclOperation.ANY,
+        permission_type=PermissionType.ANY,
+    )
+    with WireClient(port) as client:
+        response = client.call(request, VERSION, DescribeAclsResponse)
+    assert (response.error_code, response.error_message) == (0, "")
+    return [resource.resource_name for resource in response.resources]
+
+
+def test_acknowledged_changes_survive_kill_9(tmp_path: Path) -> None:
+    broker = authorizing_process(tmp_path).start()
+    try:
+        for name in ("a", "b", "c"):
+            assert create(broker.port, name) == [0]
+        assert delete(broker.port, "b") == 1
+        broker.kill()
+        broker.start()
+        assert names(broker.port) == ["a", "c"]
+    finally:
+        broker.kill()
+
+
+def test_a_change_holds_on_all_workers_before_its_response(tmp_path: Path) -> None:
+    broker = authorizing_process(tmp_path, group_coordinator_threads="2").start()
+    try:
+        check_changes(broker)
+        broker.restart()
+        assert {tuple(names(port)) for port in broker.ports} == {("t1",)}
+    finally:
+        broker.kill()
+
+
+def check_changes(broker: KcoordProcess) -> None:
+    """Creates and deletes ACLs at each worker in turn, and describes them at the other one at once."""
+    assert len(broker.ports) == 2
+    for change in range(CHANGES):
+        here, other = broker.ports if change % 2 else broker.ports[::-1]
+        assert create(here, "t0") == [0]
+        assert names(other) == names(here) == ["t0"]
+        assert delete(other, "t0") == 1
+        assert names(here) == names(other) == []
+    assert create(broker.ports[1], "t1") == [0]
+
+
+def topic_error(client: WireClient) -> int:
+    """Returns the error of Metadata for the topic `t`."""
+    topics = [MetadataRequest.MetadataRequestTopic(name="t")]
+    request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+    return client.call(request, 12, MetadataResponse).topics[0].error_code
+
+
+def test_a_revoked_right_holds_for_the_next_request_on_every_worker(tmp_path: Path) -> None:
+    broker = authorizing_process(tmp_path, group_coordinator_threads="2").start()
+    try:
+        for operation in (AclOperation.ALTER, AclOperation.DESCRIBE):
+            assert create(broker.port, "kafka-cluster", ResourceType.CLUSTER, "User:ANONYMOUS", operation) == [0]
+        broker.overrides["super.users"] = "User:admin"
+        broker.restart()
+        hidden, missing = Errors.TOPIC_AUTHORIZATION_FAILED, Errors.UNKNOWN_TOPIC_OR_PARTITION
+        with WireClient(broker.ports[0]) as first, WireClient(broker.ports[1]) as second:
+            for change in range(CHANGES):
+                here, other = broker.ports if change % 2 else broker.ports[::-1]
+                assert [topic_error(client) for client in (first, second, first, second)] == [hidden] * 4
+                assert create(here, "t", principal="User:ANONYMOUS") == [0]
+                assert [topic_error(client) for client in (second, first, second, first)] == [missing] * 4
+                assert delete(other, "t") == 1
+    finally:
+        broker.kill()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client quotas: rates against a simple oracle, which quota counts, and who shares its rate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcoord.metadata.image import QuotaEntity
+from kcoord.server.client_quotas import ByteRateQuota, QuotaLimits, Rate
+
+WINDOWS = 11
+WINDOW_MS = 1000
+KEY = "producer_byte_rate"
+
+
+def oracle_throttle_ms(events: list[tuple[int, int]], limit: float, now_ms: int) -> int:
+    """Computes the throttle time from all events, (time, amount), without forgetting any."""
+    windows: list[list[tuple[int, int]]] = []
+    for at_ms, amount in events:
+        if not windows or at_ms - windows[-1][0][0] >= WINDOW_MS:
+            windows.append([])
+        windows[-1].append((at_ms, amount))
+    kept = [window for window in windows if now_ms - window[-1][0] < WINDOWS * WINDOW_MS]
+    if not kept:
+        return 0
+    elapsed_ms = now_ms - kept[0][0][0]
+    elapsed_ms = max(elapsed_ms, (WINDOWS - 1) * WINDOW_MS + elapsed_ms % WINDOW_MS)
+    excess = sum(amount for window in kept for _, amount in window) - limit * elapsed_ms / 1000
+    return int(excess * 1000 / limit + 0.5) if excess > 0 else 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 5000)), min_size=1, max_size=60), st.integers(1, 2000))
+def test_a_rate_measures_as_the_oracle(steps: list[tuple[int, int]], limit: int) -> None:
+    rate, events, now_ms = Rate(WINDOWS, WINDOW_MS), [], 1_000_000
+    for pause_ms, amount in steps:
+        now_ms += pause_ms
+        events.append((now_ms, amount))
+        rate.record(amount, now_ms)
+        # The two sums round differently.
+        assert abs(rate.throttle_ms(limit, now_ms) - oracle_throttle_ms(events, limit, now_ms)) <= 1
+
+
+def test_what_is_taken_back_does_not_count() -> None:
+    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota.change_limits({(("user", "alice"),): {KEY: 100.0}})
+    assert quota.record("alice", "app", 1100, 0) == 1000
+    quota.take_back("alice", "app", 1100, 0)
+    assert quota.record("alice", "app", 1000, 0) == 0
+    assert quota.largest_burst("alice", "app") == 1000
+    assert quota.largest_burst("bob", "app") is None
+
+
+LEVELS: list[tuple[QuotaEntity, tuple[str | None, str | None]]] = [
+    ((("client-id", "app"), ("user", "alice")), ("alice", "app")),
+    ((("client-id", None), ("user", "alice")), ("alice", "app")),
+    ((("user", "alice"),), ("alice", None)),
+    ((("client-id", "app"), ("user", None)), ("alice", "app")),
+    ((("client-id", None), ("user", None)), ("alice", "app")),
+    ((("user", None),), ("alice", None)),
+    ((("client-id", "app"),), (None, "app")),
+    ((("client-id", None),), (None, "app")),
+]
+"""The entities in the order in which Kafka looks for the quota of a client, and who shares the rate."""
+
+
+@pytest.mark.parametrize("first", range(len(LEVELS)))
+def test_the_most_specific_quota_counts(first: int) -> None:
+    quotas = {entity: {KEY: float(level + 1)} for level, (entity, _) in enumerate(LEVELS) if level >= first}
+    assert QuotaLimits(quotas, KEY).of("alice", "app") == (first + 1, LEVELS[first][1])
+    assert QuotaLimits(quotas, "consumer_byte_rate").of("alice", "app") is None
+
+
+def test_clients_of_one_user_share_the_quota_of_the_user() -> None:
+    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota.change_limits({(("user", None),): {KEY: 100.0}})
+    assert quota.record("alice", "a", 1000, 0) == 0
+    assert quota.record("bob", "a", 1000, 0) == 0
+    assert quota.record("alice", "b", 100, 0) == 1000
+
+
+def test_rates_of_idle_clients_are_dropped() -> None:
+    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota.change_limits({(("client-id", None),): {KEY: 100.0}})
+    for number in range(10_000):
+        quota.record("alice", f"app{number}", 1, number * 100)
+    assert len(quota._rates) <= 2000
+
+
+def test_new_quotas_keep_the_rates_and_clients_without_a_quota_are_free() -> None:
+    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota.change_limits({(("user", "alice"),): {KEY: 100.0}})
+    assert quota.record("alice", "app", 1000, 0) == 0
+    assert quota.record("bob", "app", 1 << 40, 0) == 0
+    quota.change_limits({(("user", "alice"),): {KEY: 50.0}})
+    assert quota.record("alice", "app", 0, 0) == 10_000

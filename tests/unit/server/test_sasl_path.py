@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SASL on the path of a connection: what is served before, during and after a login, for every cut of the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise, permutations
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcoord.config import BrokerConfig
+from kcoord.security.plain import PlainUsers
+from kcoord.security.sasl import SaslSettings
+from kcoord.server.api.api_table import ANONYMOUS, Api, ApiTable, RequestContext
+from kcoord.server.net.connection import Connections, KafkaConnection
+from kcoord.server.net.connection_limits import ConnectionLimits
+from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.framing import FrameReader, encode_request
+from kcoord_protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
+from tests.unit.server.test_connection import FakeTransport
+
+VERSIONS = encode_request(ApiKey.API_VERSIONS, 0, 1, "c", ApiVersionsRequest().encode(0))
+SHAKE = encode_request(ApiKey.SASL_HANDSHAKE, 1, 2, "c", SaslHandshakeRequest(mechanism="PLAIN").encode(1))
+LIST = encode_request(ApiKey.LIST_GROUPS, 3, 4, "c", ListGroupsRequest().encode(3))
+
+
+def token(data: bytes) -> bytes:
+    body = SaslAuthenticateRequest(auth_bytes=data).encode(2)
+    return encode_request(ApiKey.SASL_AUTHENTICATE, 2, 3, "c", body)
+
+
+RIGHT, WRONG = token(b"\0alice\0right"), token(b"\0alice\0wrong")
+SETTINGS = SaslSettings(
+    ("PLAIN", "SCRAM-SHA-256"), PlainUsers({"alice": "right"}), lambda *_: None, {}, 200, 100, lambda: "nonce", b"key"
+)
+
+
+class Listener:
+    """The settings of a listener with SASL, and an API that notes the principals of its requests."""
+
+    def __init__(self, settings: SaslSettings = SETTINGS) -> None:
+        self.now_ms = 0
+        self.principals: list[str] = []
+        table = ApiTable(
+            [
+                Api(ApiKey.LIST_GROUPS, range(3, 6), self._list, self._fail),
+                Api(ApiKey.API_VERSIONS, range(0, 1), self._versions, self._fail),
+            ]
+        )
+        broker = SimpleNamespace(apis=table, groups=None, authorizer=None, now_ms=lambda: self.now_ms)
+        self.settings = PathSettings(cast("Any", broker), "USERS", 1000, 500, False, None, sasl=lambda: settings)
+
+    def _list(self, broker: object, context: RequestContext, request: object) -> ListGroupsResponse:
+        self.principals.append(context.principal)
+        return ListGroupsResponse()
+
+    def _versions(self, broker: object, context: RequestContext, request: object) -> ApiVersionsResponse:
+        assert context.client is not None and context.principal == ANONYMOUS
+        context.client.identify("", "", context.client.form)
+        return ApiVersionsResponse()
+
+    def _fail(self, request: object, error: KafkaError, version: int) -> ListGroupsResponse:
+        return ListGroupsResponse(error_code=error.error)
+
+    def path(self) -> RequestPath:
+        return RequestPath(self.settings, lambda: None, "192.0.2.7", 4711)
+
+
+def ids(data: bytes) -> list[int]:
+    """Returns the correlation ids of responses."""
+    return [int.from_bytes(frame[:4], "big") for frame in FrameReader(10_000).feed(data)]
+
+
+@given(st.lists(st.integers(0, len(VERSIONS + SHAKE + RIGHT + LIST) - 1)))
+def test_every_cut_of_the_bytes_gives_the_same_responses(cuts: list[int]) -> None:
+    listener = Listener()
+    data, path, output = VERSIONS + SHAKE + RIGHT + LIST, listener.path(), b""
+    places = [0, *sorted(set(cuts)), len(data)]
+    for begin, end in pairwise(places):
+        path.receive(data[begin:end])
+        output += path.take_output()
+    assert (ids(output), listener.principals, path.close_reason) == ([1, 2, 3, 4], ["User:alice"], None)
+    assert path.client.principal == "User:alice"
+
+
+@pytest.mark.parametrize("order", list(permutations((VERSIONS, SHAKE, RIGHT, LIST))), ids=range(24))
+def test_no_other_order_of_frames_is_served(order: tuple[bytes, ...]) -> None:
+    listener = Listener()
+    path = listener.path()
+    path.receive(b"".join(order))
+    is_right = order.index(SHAKE) + 1 == order.index(RIGHT) and order.index(RIGHT) < order.index(LIST)
+    # ApiVersions is served before the handshake and after the login.
+    if is_right:
+        assert (path.close_reason, listener.principals) == (None, ["User:alice"])
+    else:
+        assert path.close_reason is not None and listener.principals == []
+        assert path.is_stopped and path.take_farewell() == b""
+
+
+def test_a_failed_login_is_answered_by_the_farewell_and_stops_the_path() -> None:
+    listener = Listener()
+    path = listener.path()
+    path.receive(SHAKE + WRONG + RIGHT + LIST)
+    assert path.is_stopped and path.is_muted
+    assert (
+        path.close_reason == "the authentication with PLAIN failed: Authentication failed: Invalid username or password"
+    )
+    assert (path.close_delay_ms, ids(path.take_output())) == (100, [2])
+    farewell = path.take_farewell()
+    assert ids(farewell) == [3] and b"Invalid username or password" in farewell
+    assert path.take_farewell() == b""
+    assert (listener.principals, path.client.principal) == ([], ANONYMOUS)
+
+
+def test_the_limit_of_a_frame_grows_with_the_login() -> None:
+    path = Listener().path()
+    path.receive((201).to_bytes(4, "big"))
+    assert path.close_reason is not None and "201 bytes" in path.close_reason
+    path = Listener().path()
+    path.receive(SHAKE + RIGHT)
+    path.receive((500).to_bytes(4, "big") + LIST[4:8])
+    assert path.close_reason is None
+    path = Listener().path()
+    path.receive(SHAKE + RIGHT)
+    path.receive((501).to_bytes(4, "big") + LIST[4:8])
+    assert path.close_reason is not None
+
+
+def test_a_client_without_a_session_limit_meets_no_authentication_any_more() -> None:
+    path = Listener().path()
+    path.receive(SHAKE + RIGHT)
+    assert path._enter == path._process
+    limited = Listener(replace(SETTINGS, max_reauth_ms={"PLAIN": 10})).path()
+    limited.receive(SHAKE + RIGHT)
+    assert limited._enter != limited._process
+
+
+def test_a_session_ends_and_can_be_renewed() -> None:
+    listener = Listener(replace(SETTINGS, max_reauth_ms={"PLAIN": 1000}))
+    path = listener.path()
+    path.receive(SHAKE + RIGHT + LIST)
+    listener.now_ms = 1001
+    path.receive(SHAKE)
+    path.receive(RIGHT + LIST)
+    assert (path.close_reason, listener.principals, ids(path.take_output())) == (
+        None,
+        ["User:alice"] * 2,
+        [2, 3, 4] * 2,
+    )
+    listener.now_ms = 2002
+    path.receive(LIST)
+    assert path.close_reason == "the session has expired, see connections.max.reauth.ms"
+    assert (len(listener.principals), path.close_delay_ms, path.take_output()) == (2, 0, b"")
+
+
+def test_requests_during_a_renewal_are_not_served() -> None:
+    listener = Listener(replace(SETTINGS, max_reauth_ms={"PLAIN": 1000}))
+    path = listener.path()
+    path.receive(SHAKE + RIGHT + SHAKE + LIST)
+    assert path.close_reason is not None and listener.principals == []
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+class Owner(Connections):
+    """The connections of a listener, which keep their reports."""
+
+    def __init__(self, listener: Listener) -> None:
+        limits = ConnectionLimits(BrokerConfig.from_properties({}))
+        super().__init__(limits, partial(RequestPath, listener.settings), max_unread_bytes=1000)
+        self.reports: list[str] = []
+
+    def report(self, text: str) -> None:
+        self.reports.append(text)
+
+
+def connect(settings: SaslSettings) -> tuple[Owner, KafkaConnection, FakeTransport]:
+    owner, transport = Owner(Listener(settings)), FakeTransport()
+    connection = owner.open()
+    connection.connection_made(transport)
+    return owner, connection, transport
+
+
+async def test_a_failed_login_closes_after_the_delay() -> None:
+    owner, connection, transport = connect(SETTINGS)
+    with mock.patch.object(asyncio.get_running_loop(), "call_later") as call_later:
+        connection.data_received(SHAKE + WRONG)
+    call_later.assert_called_once_with(0.1, connection.close)
+    await asyncio.sleep(0)
+    assert (ids(b"".join(transport.writes)), transport.closed, transport.reading) == ([2], False, False)
+    assert owner.reports == [
+        "192.0.2.7:4711: closing, the authentication with PLAIN failed: "
+        "Authentication failed: Invalid username or password"
+    ]
+    connection.data_received(RIGHT + LIST)
+    connection.close()
+    assert (ids(b"".join(transport.writes)), transport.closed) == ([2, 3], True)
+
+
+async def test_without_a_delay_the_connection_closes_at_once() -> None:
+    _, connection, transport = connect(replace(SETTINGS, failure_delay_ms=0))
+    connection.data_received(SHAKE + WRONG)
+    assert (ids(b"".join(transport.writes)), transport.closed) == ([2, 3], True)
+
+
+async def test_a_client_that_leaves_during_the_delay_gets_nothing() -> None:
+    owner, connection, transport = connect(SETTINGS)
+    with mock.patch.object(asyncio.get_running_loop(), "call_later"):
+        connection.data_received(SHAKE + WRONG)
+    connection.connection_lost(None)
+    connection.close()
+    assert (len(owner), transport.writes) == (0, [])
