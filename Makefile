@@ -6,6 +6,8 @@ SHARED ?= ../shared
 ARGS ?=
 KILLS ?= 1000
 ROUNDS ?= 10
+REQUESTS ?= 100000
+SOAK_TESTS := tests/soak tests/fuzz/test_decoder.py tests/fuzz/test_live.py tests/integration/lake/test_many_keys.py
 IMAGE ?= kcoord:dev
 SEED ?= 0
 STATES ?= 1000000
@@ -18,10 +20,8 @@ FUZZ := $(VENV)/.fuzz-stamp
 DOCS := $(VENV)/.docs-stamp
 MERMAID := docs/javascripts/mermaid.min.js
 VALE := $(VENV)/bin/vale
-# Texts that are written in plain English already. The other packages of kcoord and their tests join as they are rewritten.
-PROSE := README.md CONTRIBUTING.md CHANGELOG.md docs schemas/README.md protocol bench examples \
-	$(addprefix kcoord/,cli config logtools metadata metrics pipeline testing topics pytest_plugin.py) \
-	$(addprefix tests/,docs fuzz integration protocol soak support)
+# Texts whose language is checked.
+PROSE := README.md CONTRIBUTING.md CHANGELOG.md docs schemas/README.md protocol bench examples kcoord tests
 MKDOCS := env NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Byte code ahead of time: a start must not pay for it where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
@@ -31,8 +31,12 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 
 export KCOORD_SHARED := $(abspath $(SHARED))
 
+# Facts recorded from Apache Kafka are not part of the sources. $(call needs,PATH,WITHOUT) ends a target that reads them.
+needs = @test -e "$(SHARED)/$(1)" || { printf '%s\n' "make $@ reads $(1) in a folder of facts recorded from Apache Kafka." \
+	"$(SHARED)/$(1) does not exist. Set SHARED=FOLDER if you have the folder elsewhere." "Without it: $(2)." >&2; exit 1; }
+
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports shape prose format generate generate-check simulate model-check soak fuzz mutate conformance transcripts vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports shape spelling prose format generate generate-check simulate model-check soak fuzz mutate conformance transcripts vectors schemas-check bench bench-check bench-peers \
 	docker docker-test docs docs-serve lock env clean
 
 help: ## this list
@@ -42,19 +46,22 @@ run: $(RUN) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARG
 	@$(COMPILE)
 	@exec env -u KCOORD_SHARED $(BIN)/kcoord serve $(ARGS)
 
-test: $(DEV) ## all tests (WORKERS=2 processes; ARGS="tests/unit -k offsets" for some)
+test: $(DEV) ## all tests (WORKERS=2 processes; ARGS="tests/unit -k offsets" for some; without SHARED=../shared some are skipped)
+	@$(COMPILE)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-clients: $(DEV) ## Kafka's Java client (Maven) and franz-go (Go's module proxy) in groups (ARGS=java or ARGS=go for one)
 	$(BIN)/python -m tests.clients $(ARGS)
 
-peersuite: $(DEV) ## Kafka 4.3.1's own integration tests against kcoord, an hour (ARGS="--suite wire --classes JoinGroup"; needs SHARED=../shared)
+peersuite: $(DEV) ## Kafka 4.3.1's own integration tests against kcoord, an hour (ARGS="--suite wire --classes JoinGroup"; needs SHARED=../shared; without: make test-clients)
+	$(call needs,peersuite/run.sh,make test-clients runs Kafka's Java client against kcoord)
 	$(BIN)/python -m tests.conformance.peersuite $(ARGS)
 
-transcripts: $(DEV) ## the transcripts of tests/transcripts on Apache Kafka, five minutes (ARGS="tests/transcripts/classic/rejoin.txt" for some; needs SHARED=../shared)
+transcripts: $(DEV) ## the transcripts of tests/transcripts on Apache Kafka, five minutes (ARGS="tests/transcripts/classic/rejoin.txt" for some; needs SHARED=../shared; without: make test ARGS=tests/transcripts)
+	$(call needs,anchors/kafka/run.sh,make test ARGS=tests/transcripts plays them on kcoord)
 	$(BIN)/python -m tests.transcripts.kafka $(ARGS)
 
-check: lint types imports generate-check shape prose ## everything but tests: lint, types, rings, generated files, shape
+check: lint types imports generate-check shape spelling prose ## everything but tests: lint, types, rings, generated files, shape, language
 
 lint: $(DEV) ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -69,6 +76,9 @@ imports: $(DEV) ## the rings of docs/architecture.md
 shape: $(DEV) ## files that a heartbeat passes, functions that only forward, modules per folder, import circles; fail above the limits
 	$(BIN)/python -m tests.shape
 
+spelling: $(DEV) ## misspelt words in code and texts, found by codespell
+	$(BIN)/codespell
+
 prose: ## words of docs/styles in documents, docstrings and comments, found by Vale (needs Go to build it; skipped without)
 	@command -v go >/dev/null || { echo "make prose needs Go: skipped" >&2; test -z "$$KCOORD_REQUIRE_ALL"; }
 	@! command -v go >/dev/null || { $(MAKE) --no-print-directory $(VALE) && $(VALE) --config docs/.vale.ini --output line $(PROSE); }
@@ -77,12 +87,14 @@ format: $(DEV) ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(DEV) ## write generated files again: types of the messages and of the configuration, docs/configuration.md, the pipeline's tables
+generate: $(DEV) ## write generated files again: types of the messages and of the configuration, reference pages of keys, APIs, rights, metrics and tables
 	$(BIN)/python -m kcoord_protocol.stubs
 	$(BIN)/python docs/make_configuration.py
 	$(BIN)/python docs/make_pipeline_tables.py
 	$(BIN)/python docs/make_lake_tables.py
 	$(BIN)/python docs/make_apis.py
+	$(BIN)/python docs/make_acls.py
+	$(BIN)/python docs/make_metrics.py
 
 generate-check: $(DEV) ## fail where a generated file is not what its source says
 	$(BIN)/python -m kcoord_protocol.stubs --check
@@ -90,9 +102,13 @@ generate-check: $(DEV) ## fail where a generated file is not what its source say
 	$(BIN)/python docs/make_pipeline_tables.py --check
 	$(BIN)/python docs/make_lake_tables.py --check
 	$(BIN)/python docs/make_apis.py --check
+	$(BIN)/python docs/make_acls.py --check
+	$(BIN)/python docs/make_metrics.py --check
 
-soak: $(DEV) ## real faults under real clients: kill -9 1000 times, the others 10 times; half an hour (KILLS=1000 ROUNDS=10; KCOORD_SOAK_SEED=... repeats)
-	KCOORD_SOAK_KILLS=$(KILLS) KCOORD_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/soak $(ARGS)
+soak: $(DEV) ## long forms of tests: kill -9 1000 times, other real faults 10 times, more hostile requests; half an hour (KILLS=1000 ROUNDS=10 REQUESTS=100000; KCOORD_SOAK_SEED=... repeats)
+	KCOORD_SOAK_KILLS=$(KILLS) KCOORD_SOAK_ROUNDS=$(ROUNDS) KCOORD_FUZZ_REQUESTS=$(REQUESTS) \
+		KCOORD_FUZZ_INPUTS=2000000 KCOORD_LAKE_KEYS=1010000 \
+		$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 $(SOAK_TESTS) $(ARGS)
 
 fuzz: $(FUZZ) ## coverage-guided fuzzing of the decoders with atheris, a minute each (ARGS="requests --seconds 600 --keep"; Linux on x86-64)
 	$(BIN)/python -m tests.fuzz.guided $(ARGS)
@@ -106,13 +122,16 @@ simulate: $(RUN) ## the deterministic simulation on all cores until stopped (SEE
 model-check: $(RUN) ## all states of small groups, a million of them (STATES=1000000)
 	$(BIN)/kcoord model-check --states $(STATES) --processes 2 $(ARGS)
 
-conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 and 4.4.0 against a fresh kcoord (needs SHARED=../shared)
+conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 and 4.4.0 against a fresh kcoord (needs SHARED=../shared; without: make test ARGS=tests/transcripts)
+	$(call needs,conformance/golden.py,make test ARGS=tests/transcripts plays dialogues whose responses are compared with Kafka's)
 	$(BIN)/python -m pytest -q tests/conformance $(ARGS)
 
-vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka 4.3.1's and 4.4.0's serializers (needs SHARED=../shared)
+vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka 4.3.1's and 4.4.0's serializers (needs SHARED=../shared; without: make test ARGS=tests/protocol)
+	$(call needs,kafka-facts-4.4.0/vectors.jsonl.gz,make test ARGS=tests/protocol tests the codec)
 	$(BIN)/python -m kcoord_protocol.vectors $(SHARED)/kafka-facts/vectors.jsonl.gz $(SHARED)/kafka-facts-4.4.0/vectors.jsonl.gz
 
-schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.4.0 (needs SHARED=../shared)
+schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.4.0 (needs SHARED=../shared; without: make test ARGS=tests/protocol)
+	$(call needs,tools/check_schemas.py,make test ARGS=tests/protocol/test_schema_files.py checks the schemas themselves)
 	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas $(SHARED)/kafka-facts-4.4.0
 
 bench: $(DEV) ## figures of docs/performance.md, about 15 minutes (ARGS="requests storm --json FILE" for some)
@@ -123,7 +142,8 @@ bench-check: $(RUN) ## fail where a request costs far more CPU than it should, a
 	@$(COMPILE)
 	$(BIN)/python -m bench.check
 
-bench-peers: $(RUN) ## Kafka and kfake beside kcoord, half an hour or more (ARGS="--only kfake"; needs SHARED=../shared)
+bench-peers: $(RUN) ## Kafka and kfake beside kcoord, half an hour or more (ARGS="--only kfake"; needs SHARED=../shared; without: make bench)
+	$(call needs,bench/run-anchors.sh,make bench measures kcoord alone)
 	@$(COMPILE)
 	$(BIN)/python -m bench.peers $(ARGS)
 
@@ -136,7 +156,7 @@ docs-serve: $(DOCS) $(MERMAID) ## show the documentation site on 127.0.0.1:8000 
 docker: ## build the image (BASE_IMAGE=python:3.13-slim-bookworm IMAGE=kcoord:dev)
 	docker build --build-arg BASE_IMAGE=$(BASE_IMAGE) --tag $(IMAGE) --file docker/Dockerfile .
 
-docker-test: $(DEV) ## build the image and use it with a real client (starts a Docker daemon where it may)
+docker-test: $(DEV) ## build the image and use it with a real client (needs Docker; without it, a script of SHARED=../shared may start it)
 	$(BIN)/python -m tests.docker.container $(IMAGE)
 
 lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock

@@ -11,8 +11,10 @@ from kcoord.pipeline.lake.tables import TABLES, LakeTable
 TARGET = Path(__file__).with_name("lake-tables.md")
 HEAD = """# Tables of the lake
 
+For analysts who query a lake. Every table with its columns, keys and units.
+
 Types are Spark's; timestamps are UTC. `now` is the newest timestamp in the lake, unless a job was given `--now`.
-[pipeline.md](pipeline.md) lists the tables of each job. `make generate` writes this file.
+[The data pipeline](pipeline.md) lists the tables of each job. `make generate` writes this file.
 """
 
 

@@ -14,6 +14,8 @@ TARGET = Path(__file__).with_name("pipeline-tables.md")
 
 HEAD = """# Tables of the data source
 
+For analysts who query a log. Every table with its columns and units.
+
 `spark.read.format("kcoord").option("table", NAME)` reads a table. Types are Spark's. Timestamps are UTC; their type
 has microseconds, but the log has only milliseconds. Columns in bold are never null. `make generate` writes this file.
 """
