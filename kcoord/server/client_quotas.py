@@ -24,8 +24,7 @@ from kcoord.metadata.client_quotas import CLIENT_ID, CONSUMER_BYTE_RATE, PRODUCE
 from kcoord.metadata.image import QuotaEntity, quota_entity
 
 if TYPE_CHECKING:
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.server.broker import Broker
+    pass
 
 Sharers: TypeAlias = tuple[str | None, str | None]
 """The user and the client id that share a rate; None if a rate counts all of them."""
@@ -171,15 +170,3 @@ class ClientQuotas:
         self.applied = quotas
         self.produce.change_limits(quotas)
         self.fetch.change_limits(quotas)
-
-
-def follow_quotas(broker: Broker, image: MetadataImage) -> None:
-    """Makes the quotas of an image the broker's. Without any, the broker has no `ClientQuotas`."""
-    if not image.client_quotas:
-        broker.quotas = None
-        return
-    if broker.quotas is None:
-        config = broker.config
-        broker.quotas = ClientQuotas(config.quota_window_num, config.quota_window_size_seconds * 1000)
-    if broker.quotas.applied is not image.client_quotas:
-        broker.quotas.apply(image.client_quotas)

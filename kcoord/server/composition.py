@@ -143,11 +143,18 @@ def _authorizer(config: BrokerConfig, image: MetadataImage) -> Authorizer | None
 
 
 def _follow_quotas(broker: Broker, image: MetadataImage) -> None:
-    if image.client_quotas or broker.quotas is not None:
+    """Makes the quotas of an image the broker's. A broker without quotas has no `ClientQuotas`."""
+    if not image.client_quotas:
+        broker.quotas = None
+        return
+    if broker.quotas is None:
         # Most brokers have no quotas, so their start does not import this module.
-        from kcoord.server.client_quotas import follow_quotas
+        from kcoord.server.client_quotas import ClientQuotas
 
-        follow_quotas(broker, image)
+        config = broker.config
+        broker.quotas = ClientQuotas(config.quota_window_num, config.quota_window_size_seconds * 1000)
+    if broker.quotas.applied is not image.client_quotas:
+        broker.quotas.apply(image.client_quotas)
 
 
 def load_metadata(config: BrokerConfig, folder: DataFolder, now_ms: int) -> ShardSet[MetadataMachine]:
