@@ -65,7 +65,7 @@ def set_fenced(data: str, broker_id: int, *, fenced: bool, timeout_seconds: floa
     from kcoord_protocol.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
     message = BrokerHeartbeatRequest(broker_id=broker_id, want_fence=fenced)
-    request = PeerRequest(_CORRELATION_ID, message.api_key, 0, "kcoord-workers", "", message.encode(0))
+    request = PeerRequest(_CORRELATION_ID, message.api_key, 0, "kcoord-workers", "", "", message.encode(0))
     with _connect(data, timeout_seconds) as connection:
         connection.sendall(request.encode())
         reader = FrameReader(MAX_FRAME_BYTES)

@@ -22,6 +22,8 @@ class BrokerAttributes:
     connections_max_idle_ms: int
     connections_max_reauth_ms: int
     controller_listener_names: list[str]
+    controller_quota_window_num: int
+    controller_quota_window_size_seconds: int
     default_replication_factor: int
     delete_topic_enable: bool
     fetch_max_bytes: int

@@ -31,12 +31,14 @@ ENTITY_TYPES: Final = frozenset((USER, CLIENT_ID, IP))
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
-ENFORCED_KEYS: Final = frozenset((PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE))
-_CLIENT_KEYS: Final = ENFORCED_KEYS | {"request_percentage", "controller_mutation_rate"}
+CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
+ENFORCED_KEYS: Final = frozenset((PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONTROLLER_MUTATION_RATE))
+_CLIENT_KEYS: Final = ENFORCED_KEYS | {"request_percentage"}
 _IP_KEYS: Final = frozenset(("connection_creation_rate",))
 
 _FRACTION: Final = 1e-6
-_MAX_VALUE: Final = 2.0**63
+_MAX_VALUES: Final = {PRODUCER_BYTE_RATE: (2.0**63, "a LONG"), CONSUMER_BYTE_RATE: (2.0**63, "a LONG")}
+"""The largest values of the keys that have an integer, and the names of their types. Other keys may have a fraction."""
 
 AlterEntry = AlterClientQuotasRequest.EntryData
 AlterResult = AlterClientQuotasResponse.EntryData
@@ -138,8 +140,11 @@ def _check_value(keys: frozenset[str], key: str, value: float) -> None:
         raise KafkaError(Errors.INVALID_REQUEST, f"Quota {key} must be a finite number")
     if value <= 0:
         raise KafkaError(Errors.INVALID_REQUEST, f"Quota {key} must be greater than 0")
-    if value > _MAX_VALUE:
-        raise KafkaError(Errors.INVALID_REQUEST, f"Proposed value for {key} is too large for a LONG.")
+    if key not in _MAX_VALUES:
+        return
+    max_value, type_name = _MAX_VALUES[key]
+    if value > max_value:
+        raise KafkaError(Errors.INVALID_REQUEST, f"Proposed value for {key} is too large for {type_name}.")
     if value % 1.0 > _FRACTION:
         raise KafkaError(Errors.INVALID_REQUEST, f"{key} cannot be a fractional value.")
 

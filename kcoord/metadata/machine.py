@@ -146,12 +146,12 @@ class MetadataMachine:
         self, context: OperationContext, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
     ) -> CoordinatorResult[CreateTopicsResponse]:
         """Creates topics. `topic_ids` are new random ids, at least one per topic of the request."""
-        return topics.TopicOperations(self.image, self._config, context.now_ms).create_topics(request, topic_ids)
+        return topics.TopicOperations(self.image, self._config, context).create_topics(request, topic_ids)
 
     def create_partitions(
         self, context: OperationContext, request: CreatePartitionsRequest
     ) -> CoordinatorResult[CreatePartitionsResponse]:
-        return topics.TopicOperations(self.image, self._config, context.now_ms).create_partitions(request)
+        return topics.TopicOperations(self.image, self._config, context).create_partitions(request)
 
     def delete_topics(
         self, context: OperationContext, request: DeleteTopicsRequest

@@ -45,12 +45,13 @@ FIRST_VERSION_WITH_TOPIC_STATES: Final = 6
 class TopicOperations:
     """The operations of one request on an image. Collects the records of all topics of the request."""
 
-    def __init__(self, image: MetadataImage, config: BrokerConfig, now_ms: int) -> None:
+    def __init__(self, image: MetadataImage, config: BrokerConfig, context: OperationContext) -> None:
         self._image = image
         self._config = config
+        self._context = context
         self._records: list[CoordinatorRecord] = []
         # KIP-1327 compares creation times. If the clock goes back, a new partition must not get an older time.
-        self._creation_time_ms = max(now_ms, image.last_creation_time_ms)
+        self._creation_time_ms = max(context.now_ms, image.last_creation_time_ms)
         self._placement = Placement(image.brokers, config.node_id)
         self._colliding = {collision_form(name): name for name in image.topics if may_collide(name)}
 
@@ -84,6 +85,7 @@ class TopicOperations:
         self._check_new_name(topic.name)
         configs = self._checked_configs(topic)
         assignment = self._assignment(topic)
+        _count_partitions(self._context, len(assignment))
         self._records.append(records.new_topic_record(topic.name, topic_id))
         self._records += records.new_config_records(TOPIC_RESOURCE, topic.name, {}, configs)
         self._add_partitions(topic_id, 0, assignment)
@@ -247,6 +249,7 @@ class TopicOperations:
             for broker_ids in assignment:
                 self._placement.check_replicas(broker_ids)
                 _check_size(broker_ids, topic.partitions[0].replicas)
+        _count_partitions(self._context, added)
         self._add_partitions(topic.id, current, assignment)
 
 
@@ -280,6 +283,7 @@ def delete_topics(
                 raise KafkaError(
                     Errors.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
                 )
+            _count_partitions(context, len(topic.partitions))
             result.records.append(records.new_remove_topic_record(topic.id))
         except KafkaError as error:
             answer.error_code, answer.error_message = error.error, error.message
@@ -312,6 +316,12 @@ def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopi
     if topic is None:
         raise KafkaError(Errors.UNKNOWN_TOPIC_ID, Errors.UNKNOWN_TOPIC_ID.description)
     return topic
+
+
+def _count_partitions(context: OperationContext, count: int) -> None:
+    """Counts created or deleted partitions (KIP-599). Raises THROTTLING_QUOTA_EXCEEDED if the quota forbids them."""
+    if context.count_partitions is not None:
+        context.count_partitions(count)
 
 
 def _check_size(broker_ids: Sequence[int], previous: Sequence[int]) -> None:

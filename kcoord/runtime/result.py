@@ -137,6 +137,8 @@ class OperationContext:
     api_version: int = 0
     client_id: str = ""
     client_host: str = ""
+    principal: str = ""
+    """The principal of the client; empty if the broker itself needs the operation."""
     candidate_id: str = ""
     """A fresh random identifier (22 characters of URL-safe base64) that an operation may use, for example as member id.
     """
@@ -146,6 +148,11 @@ class OperationContext:
     """The latest creation time that a new group may have (KIP-1327, `group.creation_limits`)."""
     describable: DescribableTopics | None = field(default=None, compare=False, repr=False)
     """The topics that a regular expression of the client may match; None if it may match all topics."""
+    count_partitions: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
+    """Counts the partitions of a topic that is changed against the quota of the client; None if it has no quota.
+
+    Raises KafkaError if the quota forbids the change.
+    """
 
 
 @dataclass(slots=True)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client quotas: how many bytes per second clients may produce and fetch (KIP-13, KIP-55, KIP-219).
+"""Client quotas: what clients may use per second (KIP-13, KIP-55, KIP-219, KIP-599).
 
-Theory of operation. A request is never refused. The broker measures the rate of a client over the last
-`quota.window.num` windows of `quota.window.size.seconds`. If a request raises the rate above the quota, its response
-leaves at once and says in throttle_time_ms after which time the rate is back at the quota. The broker reads no further
-request of the connection during that time (`RequestPath`). A response to Fetch is then empty, and does not count.
+Theory of operation. The broker measures the rate of a client over the last `quota.window.num` windows of
+`quota.window.size.seconds`. If a request raises the rate above the quota, its response leaves at once and says in
+throttle_time_ms after which time the rate is back at the quota. The broker reads no further request of the connection
+during that time (`RequestPath`). A response to Fetch is then empty, and does not count.
+
+Partitions that clients create and delete use tokens of a bucket instead (`kcoord.server.mutation_quota`).
 
 The most specific quota counts, in Kafka's order (`QuotaLimits.of`). Who shares a rate follows from that quota: all
 connections with the same user and client id, all clients of a user, or all users of a client id.
@@ -16,15 +18,22 @@ quotas has no `ClientQuotas`. Nothing here reads a clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from math import inf
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from kcoord.metadata.client_quotas import CLIENT_ID, CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, USER
+from kcoord.metadata.client_quotas import (
+    CLIENT_ID,
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    PRODUCER_BYTE_RATE,
+    USER,
+)
 from kcoord.metadata.image import QuotaEntity, quota_entity
 
 if TYPE_CHECKING:
-    pass
+    from kcoord.config import BrokerConfig
 
 Sharers: TypeAlias = tuple[str | None, str | None]
 """The user and the client id that share a rate; None if a rate counts all of them."""
@@ -83,6 +92,37 @@ class Rate:
         return int((per_second - limit) / limit * elapsed_ms + 0.5)
 
 
+class TokenBucket:
+    """Tokens that come back at a rate per second, as Kafka's TokenBucket counts them (KIP-599).
+
+    A new bucket is full: it has the tokens of `burst_seconds`. Below zero, the client owes tokens.
+    """
+
+    __slots__ = ("_burst_seconds", "_counted_ms", "_rate", "_tokens")
+
+    def __init__(self, burst_seconds: float) -> None:
+        self._burst_seconds = burst_seconds
+        self._tokens = inf
+        self._rate = 0.0
+        self._counted_ms = 0
+
+    def tokens(self, rate: float, now_ms: int) -> float:
+        """Returns the tokens that are left. Those of the time since the last call came back at `rate`."""
+        returned = rate * (now_ms - self._counted_ms) / 1000
+        self._tokens = min(rate * self._burst_seconds, self._tokens + returned)
+        self._rate, self._counted_ms = rate, now_ms
+        return self._tokens
+
+    def spend(self, count: int, rate: float, now_ms: int) -> float:
+        """Takes tokens out, also more than there are. Returns the tokens that are left."""
+        self._tokens = self.tokens(rate, now_ms) - count
+        return self._tokens
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Returns whether the bucket is full, as a new one."""
+        return self.tokens(self._rate, now_ms) >= self._rate * self._burst_seconds
+
+
 class QuotaLimits:
     """The quotas of one key, by entity."""
 
@@ -109,64 +149,92 @@ class QuotaLimits:
         return None
 
 
-class ByteRateQuota:
-    """The rates of all clients for one key, and their limits."""
+class Meter(Protocol):
+    """What measures the use of clients that share a quota."""
 
-    def __init__(self, key: str, windows: int, window_ms: int) -> None:
+    def is_idle(self, now_ms: int) -> bool:
+        """Returns whether a new meter would measure the same."""
+
+
+M = TypeVar("M", bound=Meter)
+
+
+class Quota(Generic[M]):
+    """The limits of one key, and the meters of all clients that have a limit."""
+
+    def __init__(self, key: str, new_meter: Callable[[], M]) -> None:
         self._key = key
-        self._windows = windows
-        self._window_ms = window_ms
+        self._new_meter = new_meter
         self._limits = QuotaLimits({}, key)
-        self._rates: dict[Sharers, Rate] = {}
+        self._meters: dict[Sharers, M] = {}
         self._sweep_at = _FIRST_SWEEP
 
     def change_limits(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
-        """Uses these quotas from now on. Rates that were measured so far are kept."""
+        """Uses these quotas from now on. What was measured so far is kept."""
         self._limits = QuotaLimits(quotas, self._key)
 
-    def has_limit(self, user: str, client_id: str) -> bool:
-        return self._limits.of(user, client_id) is not None
-
-    def largest_burst(self, user: str, client_id: str) -> int | None:
-        """Returns the most bytes that a client without recent requests may use at once, None if it has no quota."""
+    def limit_of(self, user: str, client_id: str) -> float | None:
+        """Returns the limit of a client, None if it has none."""
         limit = self._limits.of(user, client_id)
-        return None if limit is None else int(limit[0] * (self._windows - 1) * self._window_ms / 1000)
+        return None if limit is None else limit[0]
 
-    def record(self, user: str, client_id: str, amount: int, now_ms: int) -> int:
-        """Counts an amount. Returns for how many milliseconds to throttle the client, 0 within its quota."""
+    def meter_of(self, user: str, client_id: str, now_ms: int) -> tuple[float, M] | None:
+        """Returns the limit and the meter of a client, None if it has no limit.
+
+        Clients choose their ids, so the meters of idle clients are dropped.
+        """
         limit = self._limits.of(user, client_id)
         if limit is None:
+            return None
+        meter = self._meters.get(limit[1])
+        if meter is None:
+            if len(self._meters) >= self._sweep_at:
+                self._meters = {key: kept for key, kept in self._meters.items() if not kept.is_idle(now_ms)}
+                self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._meters))
+            meter = self._meters[limit[1]] = self._new_meter()
+        return limit[0], meter
+
+
+class RateQuota(Quota[Rate]):
+    """The quota of an amount per second."""
+
+    def __init__(self, key: str, windows: int, window_ms: int) -> None:
+        super().__init__(key, lambda: Rate(windows, window_ms))
+        self._burst_seconds = (windows - 1) * window_ms / 1000
+
+    def largest_burst(self, user: str, client_id: str) -> int | None:
+        """Returns the largest amount that a client without recent requests may use at once, None without a quota."""
+        limit = self.limit_of(user, client_id)
+        return None if limit is None else int(limit * self._burst_seconds)
+
+    def record(self, user: str, client_id: str, amount: float, now_ms: int) -> int:
+        """Counts an amount. Returns for how many milliseconds to throttle the client, 0 within its quota."""
+        metered = self.meter_of(user, client_id, now_ms)
+        if metered is None:
             return 0
-        rate = self._rate(limit[1], now_ms)
+        limit, rate = metered
         rate.record(amount, now_ms)
-        return rate.throttle_ms(limit[0], now_ms)
+        return rate.throttle_ms(limit, now_ms)
 
-    def take_back(self, user: str, client_id: str, amount: int, now_ms: int) -> None:
+    def take_back(self, user: str, client_id: str, amount: float, now_ms: int) -> None:
         """Takes back an amount that `record` has counted at the same time."""
-        limit = self._limits.of(user, client_id)
-        if limit is not None:
-            self._rate(limit[1], now_ms).record(-amount, now_ms)
-
-    def _rate(self, sharers: Sharers, now_ms: int) -> Rate:
-        """Returns the rate of these clients. Clients choose their ids, so the rates of idle ones are dropped."""
-        rate = self._rates.get(sharers)
-        if rate is None:
-            if len(self._rates) >= self._sweep_at:
-                self._rates = {key: kept for key, kept in self._rates.items() if not kept.is_idle(now_ms)}
-                self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._rates))
-            rate = self._rates[sharers] = Rate(self._windows, self._window_ms)
-        return rate
+        metered = self.meter_of(user, client_id, now_ms)
+        if metered is not None:
+            metered[1].record(-amount, now_ms)
 
 
 class ClientQuotas:
     """The client quotas of a broker."""
 
-    def __init__(self, windows: int, window_ms: int) -> None:
-        self.produce = ByteRateQuota(PRODUCER_BYTE_RATE, windows, window_ms)
-        self.fetch = ByteRateQuota(CONSUMER_BYTE_RATE, windows, window_ms)
+    def __init__(self, config: BrokerConfig) -> None:
+        windows, window_ms = config.quota_window_num, config.quota_window_size_seconds * 1000
+        self.produce = RateQuota(PRODUCER_BYTE_RATE, windows, window_ms)
+        self.fetch = RateQuota(CONSUMER_BYTE_RATE, windows, window_ms)
+        burst_seconds = config.controller_quota_window_num * config.controller_quota_window_size_seconds
+        self.mutations = Quota(CONTROLLER_MUTATION_RATE, lambda: TokenBucket(burst_seconds))
         self.applied: Mapping[QuotaEntity, Mapping[str, float]] = {}
 
     def apply(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
         self.applied = quotas
-        self.produce.change_limits(quotas)
-        self.fetch.change_limits(quotas)
+        for quota in (self.produce, self.fetch, self.mutations):
+            quota.change_limits(quotas)

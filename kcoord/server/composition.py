@@ -151,8 +151,7 @@ def _follow_quotas(broker: Broker, image: MetadataImage) -> None:
         # Most brokers have no quotas, so their start does not import this module.
         from kcoord.server.client_quotas import ClientQuotas
 
-        config = broker.config
-        broker.quotas = ClientQuotas(config.quota_window_num, config.quota_window_size_seconds * 1000)
+        broker.quotas = ClientQuotas(broker.config)
     if broker.quotas.applied is not image.client_quotas:
         broker.quotas.apply(image.client_quotas)
 

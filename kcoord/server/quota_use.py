@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def throttle_of_produce(quotas: ClientQuotas, context: RequestContext, request: ProduceRequest) -> int:
     """Counts a request. Returns for how many milliseconds to throttle its client."""
-    user = _user_of(context)
-    if not quotas.produce.has_limit(user, context.client_id):
+    user = context.user
+    if quotas.produce.limit_of(user, context.client_id) is None:
         return 0
     size = len(request.encode(context.api_version))
     return quotas.produce.record(user, context.client_id, size, context.now_ms)
@@ -31,7 +31,7 @@ def throttle_of_fetch(
     A request gets at most as many bytes as a client without recent requests may fetch at once. A response above that
     would be withheld each time.
     """
-    user, client_id = _user_of(context), context.client_id
+    user, client_id = context.user, context.client_id
     burst = quotas.fetch.largest_burst(user, client_id)
     if burst is None or replica_id(request, context.api_version) >= 0:
         return None
@@ -48,7 +48,3 @@ def throttle_of_fetch(
         return throttle_ms
 
     return throttle
-
-
-def _user_of(context: RequestContext) -> str:
-    return context.principal.partition(":")[2]

@@ -13,6 +13,8 @@ from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     UnregisterBrokerRequest,
@@ -23,6 +25,7 @@ from tests.integration.test_fencing import NODES, accepts, cluster, fence, leade
 from tests.integration.test_workers import TIMEOUT_SECONDS, create, metadata, settings
 from tests.integration.wire import WireClient
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.quotas import alter_quota
 from tests.support.waiting import wait_until
 
 SAFE_DOWNGRADE = 2
@@ -58,6 +61,18 @@ def test_levels_are_the_same_at_every_worker(broker: KcoordProcess) -> None:
             after = levels(client)
         assert after[0] == before[0]
         assert after[1] >= before[1]
+
+
+def test_all_workers_count_partitions_in_one_bucket(broker: KcoordProcess) -> None:
+    """The bucket has 110 tokens. Each worker sends the client's requests, with its name, to the first."""
+    alter_quota(broker.address, {"user": "ANONYMOUS"}, controller_mutation_rate=10.0)
+    topics = []
+    for port in broker.ports:
+        with WireClient(port) as client:
+            topic = CreateTopicsRequest.CreatableTopic(name=f"t{port}", num_partitions=100, replication_factor=1)
+            created = client.call(CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7, CreateTopicsResponse)
+            topics += [(topic.error_code, created.throttle_time_ms > 0) for topic in created.topics]
+    assert topics == [(0, False), (0, False), (Errors.THROTTLING_QUOTA_EXCEEDED, True)]
 
 
 def quorum(port: int) -> DescribeQuorumResponse.PartitionData:

@@ -157,6 +157,11 @@ class RequestContext:
         self.client = client
         self.rights = rights
 
+    @property
+    def user(self) -> str:
+        """The name of the user that quotas are for: the principal without its type."""
+        return self.principal.partition(":")[2]
+
     def client_facts(self) -> ClientFacts:
         """Returns the facts about the client for telemetry; always the same object for a connection."""
         from kcoord.server.observe.client_telemetry import ClientFacts
@@ -176,6 +181,7 @@ class RequestContext:
             api_version=self.api_version,
             client_id=self.client_id,
             client_host=self.client_host,
+            principal=self.principal,
             candidate_id=candidate_id,
             token=next(reply_tokens),
         )

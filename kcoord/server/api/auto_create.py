@@ -11,6 +11,7 @@ from kcoord.metadata.topics import auto_create_request
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
+from kcoord.server.mutation_quota import MutationQuota, operation_context
 from kcoord.server.replies import map_reply
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
@@ -23,7 +24,15 @@ _FINE: Final = (Errors.NONE, Errors.TOPIC_ALREADY_EXISTS)
 
 
 def auto_create(broker: Broker, context: RequestContext, names: list[str]) -> asyncio.Future[dict[str, int]]:
-    """Creates topics. The future has the error codes of the topics that could not be created."""
+    """Creates topics that a client names. The future has the error codes of the topics that could not be created.
+
+    A topic that the client's quota forbids is unknown, as in Kafka: clients ask for it again.
+    """
+    quota = MutationQuota.of(broker, context, strict_since=0)
+    return _create(broker, operation_context(context, quota), names)
+
+
+def _create(broker: Broker, operation: OperationContext, names: list[str]) -> asyncio.Future[dict[str, int]]:
     topic_ids = broker.uuids.take_topic_ids(len(names))
 
     def create(
@@ -31,10 +40,8 @@ def auto_create(broker: Broker, context: RequestContext, names: list[str]) -> as
     ) -> CoordinatorResult[CreateTopicsResponse]:
         return machine.create_topics(context, request, topic_ids)
 
-    operation_context = context.operation_context()
-    operation_context.api_version = CREATE_TOPICS_VERSION
-    request = auto_create_request(broker.config, names)
-    return map_reply(broker.metadata.call(create, request, operation_context), _failures)
+    operation.api_version = CREATE_TOPICS_VERSION
+    return map_reply(broker.metadata.call(create, auto_create_request(broker.config, names), operation), _failures)
 
 
 def ensure_internal_topic(broker: Broker, context: RequestContext, name: str) -> asyncio.Future[None]:
@@ -47,8 +54,11 @@ def ensure_internal_topic(broker: Broker, context: RequestContext, name: str) ->
         if failures:
             raise KafkaError(Errors.COORDINATOR_NOT_AVAILABLE, f"{name} cannot be created.")
 
+    operation = context.operation_context()
+    # The broker needs the topic, so its partitions count against no quota.
+    operation.principal = ""
     try:
-        created = auto_create(broker, context, [name])
+        created = _create(broker, operation, [name])
     except KafkaError as error:
         raise _unavailable(error) from None
     return map_reply(created, check, _refuse)
@@ -63,4 +73,10 @@ def _unavailable(error: KafkaError) -> KafkaError:
 
 
 def _failures(outcome: CreateTopicsResponse) -> dict[str, int]:
-    return {topic.name: topic.error_code for topic in outcome.topics if topic.error_code not in _FINE}
+    return {
+        topic.name: Errors.UNKNOWN_TOPIC_OR_PARTITION
+        if topic.error_code == Errors.THROTTLING_QUOTA_EXCEEDED
+        else topic.error_code
+        for topic in outcome.topics
+        if topic.error_code not in _FINE
+    }

@@ -122,6 +122,7 @@ class MetadataFollower:
                 context.api_version,
                 client_id=context.client_id,
                 client_host=context.client_host,
+                principal=context.principal,
             )
         except KafkaError as error:
             raise KafkaError(Errors.NOT_CONTROLLER, f"The controller cannot be reached: {error.message}") from None

@@ -10,7 +10,7 @@ controller opens one more connection to the controller, to follow the metadata l
 
 A frame is its length in 4 bytes, as in Kafka, then one byte for the kind, then the content:
 
-    REQUEST    asker to server           a request of Kafka's protocol, with the id and the host of the client
+    REQUEST    asker to server           a request of Kafka's protocol, with id, host and principal of the client
     RESPONSE   server to asker           the response, by correlation id
     FOLLOW     follower to controller    offset to send from, broker id; perhaps the latest creation time of its groups
     BATCHES    controller to follower    the end offset of the metadata log, and some batches
@@ -53,7 +53,7 @@ class FrameKind(IntEnum):
 
 
 _LENGTH: Final = Struct(">i")
-_REQUEST: Final = Struct(">Bihhhh")
+_REQUEST: Final = Struct(">Bihhhhi")
 _RESPONSE: Final = Struct(">Bi")
 _OFFSET: Final = Struct(">Bq")
 _TIME: Final = Struct(">q")
@@ -69,24 +69,29 @@ class PeerRequest:
     version: int
     client_id: str
     client_host: str
+    principal: str
+    """The principal of the client; empty if the worker makes the request itself."""
     body: bytes
 
     def encode(self) -> bytes:
         """Returns the frame with its length."""
-        client_id, client_host = self.client_id.encode(), self.client_host.encode()
+        names = [name.encode() for name in (self.client_id, self.client_host, self.principal)]
         head = _REQUEST.pack(
-            FrameKind.REQUEST, self.correlation_id, self.api_key, self.version, len(client_id), len(client_host)
+            FrameKind.REQUEST, self.correlation_id, self.api_key, self.version, *(len(name) for name in names)
         )
-        return _framed(head + client_id + client_host + self.body)
+        return _framed(b"".join((head, *names, self.body)))
 
     @classmethod
     def decode(cls, frame: bytes) -> PeerRequest:
         """Reads a frame without its length."""
-        _, correlation_id, api_key, version, id_length, host_length = _REQUEST.unpack_from(frame)
-        host_at = _REQUEST.size + id_length
-        body_at = host_at + host_length
-        client_id, client_host = frame[_REQUEST.size : host_at].decode(), frame[host_at:body_at].decode()
-        return cls(correlation_id, api_key, version, client_id, client_host, frame[body_at:])
+        _, correlation_id, api_key, version, *lengths = _REQUEST.unpack_from(frame)
+        names = []
+        position = _REQUEST.size
+        for length in lengths:
+            names.append(frame[position : position + length].decode())
+            position += length
+        client_id, client_host, principal = names
+        return cls(correlation_id, api_key, version, client_id, client_host, principal, frame[position:])
 
 
 def encode_response(correlation_id: int, body: bytes) -> bytes:

@@ -99,7 +99,14 @@ class Peers:
         self._correlation_ids = itertools.count(1)
 
     def ask(
-        self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""
+        self,
+        broker_id: int,
+        request: Message,
+        version: int,
+        *,
+        client_id: str = "",
+        client_host: str = "",
+        principal: str = "",
     ) -> asyncio.Future[Message]:
         """Sends a request to another worker.
 
@@ -111,6 +118,7 @@ class Peers:
             version,
             client_id,
             client_host,
+            principal,
             request.encode(version),
         )
         return self._spawn(self._ask(broker_id, peer_request))

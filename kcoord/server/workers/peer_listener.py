@@ -13,7 +13,7 @@ import socket
 from functools import partial
 from typing import Final, cast
 
-from kcoord.server.api.api_table import ANONYMOUS, Api, BoundApi, RequestContext
+from kcoord.server.api.api_table import Api, BoundApi, RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_service import Follower
 from kcoord.server.workers.metadata_followers import MetadataFollowers
@@ -56,8 +56,6 @@ PEER_APIS: Final = {
 
 AllocateProducerIds and BrokerHeartbeat are not open to clients. `kcoord workers` sends BrokerHeartbeat.
 """
-
-_PEER = ANONYMOUS
 
 
 class PeerListener:
@@ -153,7 +151,7 @@ class _PeerServerConnection(asyncio.Protocol):
             peer_request.client_id,
             peer_request.client_host,
             "",
-            _PEER,
+            peer_request.principal,
             broker.now_ms(),
             rights=None,
         )

@@ -74,6 +74,12 @@ async def test_quotas_are_set_changed_and_removed(cluster: Cluster) -> None:
     assert cluster.image.client_quotas == {}
 
 
+async def test_a_rate_of_partitions_may_be_a_fraction(cluster: Cluster) -> None:
+    assert await alter(cluster, entry(ALICE, controller_mutation_rate=1e30)) == [(0, None)]
+    assert await alter(cluster, entry(ALICE, controller_mutation_rate=0.25)) == [(0, None)]
+    assert cluster.image.client_quotas == {ALICE: {"controller_mutation_rate": 0.25}}
+
+
 async def test_a_change_that_changes_nothing_makes_no_record(cluster: Cluster) -> None:
     await alter(cluster, entry(ALICE, producer_byte_rate=1000.0))
     image = cluster.image
@@ -112,12 +118,13 @@ async def test_entities_succeed_and_fail_one_by_one(cluster: Cluster) -> None:
         (
             entry(ALICE, request_percentage=1.0),
             "This broker does not enforce the quota request_percentage. "
-            "Use one of consumer_byte_rate, producer_byte_rate.",
+            "Use one of consumer_byte_rate, controller_mutation_rate, producer_byte_rate.",
         ),
+        (entry(ALICE, controller_mutation_rate=0.0), "Quota controller_mutation_rate must be greater than 0"),
         (
             entry((("ip", None),), connection_creation_rate=1.0),
             "This broker does not enforce the quota connection_creation_rate. "
-            "Use one of consumer_byte_rate, producer_byte_rate.",
+            "Use one of consumer_byte_rate, controller_mutation_rate, producer_byte_rate.",
         ),
     ],
 )

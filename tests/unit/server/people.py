@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
@@ -105,11 +106,17 @@ class Person:
         return answer.decode(await self.answer_bytes(request, version), version)
 
 
+@dataclass(slots=True)
+class Clock:
+    now_ms: int = NOW_MS
+
+
 class Cluster:
     """The broker. `ADMIN` is a super user."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, clock: Clock) -> None:
         self.broker = broker
+        self.clock = clock
         self.admin = Person(broker, ADMIN)
         self._acls: dict[Acl, bytes] = {}
         self._ids = itertools.count(1)
@@ -165,13 +172,14 @@ async def running_cluster(**settings: str) -> AsyncIterator[Cluster]:
     """Runs a broker that allows nothing but what ACLs allow."""
     config = BrokerConfig.from_properties(SETTINGS | {key.replace("_", "."): value for key, value in settings.items()})
     uuids = RandomUuids(Random(0).randbytes)
-    environment = Environment(asyncio.get_running_loop(), lambda: NOW_MS, uuids=uuids)
+    clock = Clock()
+    environment = Environment(asyncio.get_running_loop(), lambda: clock.now_ms, uuids=uuids)
     folder = DataFolder(config, NOW_MS, MemoryFileSystem(), uuids=environment.uuids)
     broker = compose(config, environment, folder)
     process = Process(broker, environment, folder)
     await process.start()
     try:
-        cluster = Cluster(broker)
+        cluster = Cluster(broker, clock)
         await cluster.start_coordinators()
         yield cluster
     finally:

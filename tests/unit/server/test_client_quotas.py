@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.metadata.image import QuotaEntity
-from kcoord.server.client_quotas import ByteRateQuota, QuotaLimits, Rate
+from kcoord.server.client_quotas import QuotaLimits, Rate, RateQuota, TokenBucket
 
 WINDOWS = 11
 WINDOW_MS = 1000
@@ -42,8 +42,31 @@ def test_a_rate_measures_as_the_oracle(steps: list[tuple[int, int]], limit: int)
         assert abs(rate.throttle_ms(limit, now_ms) - oracle_throttle_ms(events, limit, now_ms)) <= 1
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20_000), st.integers(0, 40), st.sampled_from([0.5, 3.0, 10.0])),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_a_bucket_has_the_tokens_of_the_oracle(steps: list[tuple[int, int, float]]) -> None:
+    """The oracle counts in thousandths of a token, one millisecond after the other."""
+    bucket, now_ms = TokenBucket(WINDOWS), 1_700_000_000_000
+    left: float | None = None
+    for pause_ms, count, rate in steps:
+        now_ms += pause_ms
+        full = rate * WINDOWS * 1000
+        left = full if left is None else min(left, full)
+        for _ in range(pause_ms):
+            left = min(left + rate, full)
+        assert bucket.tokens(rate, now_ms) == pytest.approx(left / 1000)
+        assert bucket.is_idle(now_ms) is (bucket.tokens(rate, now_ms) == rate * WINDOWS)
+        left -= count * 1000
+        assert bucket.spend(count, rate, now_ms) == pytest.approx(left / 1000)
+
+
 def test_what_is_taken_back_does_not_count() -> None:
-    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota = RateQuota(KEY, WINDOWS, WINDOW_MS)
     quota.change_limits({(("user", "alice"),): {KEY: 100.0}})
     assert quota.record("alice", "app", 1100, 0) == 1000
     quota.take_back("alice", "app", 1100, 0)
@@ -73,7 +96,7 @@ def test_the_most_specific_quota_counts(first: int) -> None:
 
 
 def test_clients_of_one_user_share_the_quota_of_the_user() -> None:
-    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota = RateQuota(KEY, WINDOWS, WINDOW_MS)
     quota.change_limits({(("user", None),): {KEY: 100.0}})
     assert quota.record("alice", "a", 1000, 0) == 0
     assert quota.record("bob", "a", 1000, 0) == 0
@@ -81,15 +104,15 @@ def test_clients_of_one_user_share_the_quota_of_the_user() -> None:
 
 
 def test_rates_of_idle_clients_are_dropped() -> None:
-    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota = RateQuota(KEY, WINDOWS, WINDOW_MS)
     quota.change_limits({(("client-id", None),): {KEY: 100.0}})
     for number in range(10_000):
         quota.record("alice", f"app{number}", 1, number * 100)
-    assert len(quota._rates) <= 2000
+    assert len(quota._meters) <= 2000
 
 
 def test_new_quotas_keep_the_rates_and_clients_without_a_quota_are_free() -> None:
-    quota = ByteRateQuota(KEY, WINDOWS, WINDOW_MS)
+    quota = RateQuota(KEY, WINDOWS, WINDOW_MS)
     quota.change_limits({(("user", "alice"),): {KEY: 100.0}})
     assert quota.record("alice", "app", 1000, 0) == 0
     assert quota.record("bob", "app", 1 << 40, 0) == 0

@@ -153,7 +153,7 @@ def create(service: MetadataService, name: str) -> asyncio.Future[CreateTopicsRe
 
 
 def test_frames() -> None:
-    request = PeerRequest(7, 19, 7, "clïent", "/127.0.0.1", b"body")
+    request = PeerRequest(7, 19, 7, "clïent", "/127.0.0.1", "User:älice", b"body")
     frame = request.encode()
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     assert kind_of(frame[4:]) is FrameKind.REQUEST

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kcoord.metadata.collect import once
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
+from kcoord.server.mutation_quota import MutationQuota, operation_context, throttled
 from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -16,6 +19,7 @@ from kcoord_protocol.messages import CreatePartitionsRequest, CreatePartitionsRe
 
 API_KEY = ApiKey.CREATE_PARTITIONS
 VERSIONS = range(0, 4)
+_STRICT_QUOTA_SINCE_VERSION: Final = 3
 
 Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
@@ -36,8 +40,14 @@ def handle(
         request.topics = [topic for topic in request.topics if topic.name not in not_allowed]
         if not request.topics:
             return CreatePartitionsResponse(results=refused)
-    reply = broker.metadata.call(MetadataMachine.create_partitions, request, context.operation_context())
-    return map_reply(reply, lambda response: CreatePartitionsResponse(results=response.results + refused))
+    quota = MutationQuota.of(broker, context, _STRICT_QUOTA_SINCE_VERSION)
+
+    def complete(response: CreatePartitionsResponse) -> CreatePartitionsResponse:
+        response.results += refused
+        return throttled(context, quota, response)
+
+    reply = broker.metadata.call(MetadataMachine.create_partitions, request, operation_context(context, quota))
+    return map_reply(reply, complete)
 
 
 def error_response(request: CreatePartitionsRequest, error: KafkaError, version: int) -> CreatePartitionsResponse:

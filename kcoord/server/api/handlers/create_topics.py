@@ -15,6 +15,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
+from kcoord.server.mutation_quota import MutationQuota, operation_context, throttled
 from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -24,6 +25,7 @@ from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 
 API_KEY = ApiKey.CREATE_TOPICS
 VERSIONS = range(2, 8)
+_STRICT_QUOTA_SINCE_VERSION: Final = 6
 
 Result = CreateTopicsResponse.CreatableTopicResult
 
@@ -42,6 +44,7 @@ def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest
         if not request.topics:
             return CreateTopicsResponse(topics=refused)
     topic_ids = broker.uuids.take_topic_ids(len(request.topics))
+    quota = MutationQuota.of(broker, context, _STRICT_QUOTA_SINCE_VERSION)
 
     def create(
         machine: MetadataMachine, context: OperationContext, request: CreateTopicsRequest
@@ -52,9 +55,9 @@ def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest
         if context.rights is not None:
             _hide_configs(context.rights, response)
             response.topics += refused
-        return response
+        return throttled(context, quota, response)
 
-    return map_reply(broker.metadata.call(create, request, context.operation_context()), complete)
+    return map_reply(broker.metadata.call(create, request, operation_context(context, quota)), complete)
 
 
 def _creatable(rights: Rights, names: set[str]) -> set[str]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kcoord.metadata.collect import once
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
@@ -11,6 +13,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights, denied
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
+from kcoord.server.mutation_quota import MutationQuota, operation_context, throttled
 from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -20,6 +23,7 @@ from kcoord_protocol.uuid import ZERO_UUID
 
 API_KEY = ApiKey.DELETE_TOPICS
 VERSIONS = range(1, 7)
+_STRICT_QUOTA_SINCE_VERSION: Final = 5
 
 Result = DeleteTopicsResponse.DeletableTopicResult
 Key = tuple[str | None, bytes]
@@ -39,8 +43,14 @@ def handle(broker: Broker, context: RequestContext, request: DeleteTopicsRequest
         request.topic_names = [name for name in request.topic_names if (name, ZERO_UUID) not in refusals]
         if not request.topics and not request.topic_names:
             return DeleteTopicsResponse(responses=refused)
-    reply = broker.metadata.call(MetadataMachine.delete_topics, request, context.operation_context())
-    return map_reply(reply, lambda response: DeleteTopicsResponse(responses=response.responses + refused))
+    quota = MutationQuota.of(broker, context, _STRICT_QUOTA_SINCE_VERSION)
+
+    def complete(response: DeleteTopicsResponse) -> DeleteTopicsResponse:
+        response.responses += refused
+        return throttled(context, quota, response)
+
+    reply = broker.metadata.call(MetadataMachine.delete_topics, request, operation_context(context, quota))
+    return map_reply(reply, complete)
 
 
 def _refusals(rights: Rights, image: MetadataImage, keys: set[Key]) -> dict[Key, Result]:
