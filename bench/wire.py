@@ -31,14 +31,23 @@ TIMEOUT_SECONDS = 120.0
 class Connection:
     """A blocking connection. `call` sends one request and waits for its response."""
 
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None, session: ssl.SSLSession | None = None) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
-            self._socket = tls.wrap_socket(self._socket)
+            self._socket = tls.wrap_socket(self._socket, session=session)
         self._correlation_id = 0
         self._read = b""
         self._position = 0
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """The TLS session that another connection can resume, if the server has sent a ticket."""
+        return self._socket.session if isinstance(self._socket, ssl.SSLSocket) else None
+
+    @property
+    def is_resumed(self) -> bool:
+        return isinstance(self._socket, ssl.SSLSocket) and bool(self._socket.session_reused)
 
     def fileno(self) -> int:
         return self._socket.fileno()

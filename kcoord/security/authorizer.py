@@ -28,9 +28,10 @@ the ACLs of one principal with this name or a prefix of it, and not on the numbe
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import Final, Generic, Self, TypeAlias, TypeVar
 
 from kcoord.metadata.host_ranges import Network, parse_range
@@ -51,6 +52,10 @@ LONGEST_CACHED: Final = 256
 K = TypeVar("K")
 T = TypeVar("T")
 
+_Ranges: TypeAlias = dict[tuple[int, int], dict[int, tuple[str, ...]]]
+"""(bits of an address, prefix length) -> prefix -> the ranges with that prefix, as the ACLs write them."""
+
+_ALL_RESOURCES: Final = (PatternType.LITERAL, WILDCARD)
 _IMPLIED_BY: Final[Mapping[AclOperation, frozenset[AclOperation]]] = {
     AclOperation.DESCRIBE: frozenset({AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER}),
     AclOperation.DESCRIBE_CONFIGS: frozenset({AclOperation.ALTER_CONFIGS}),
@@ -85,8 +90,8 @@ class _Patterns(Generic[T]):
         self.prefixes: dict[str, T] = {}
         self._lengths: dict[int, int] = {}
 
-    def copy(self) -> _Patterns[T]:
-        copy: _Patterns[T] = _Patterns()
+    def copy(self) -> Self:
+        copy = type(self)()
         copy.literals = dict(self.literals)
         copy.prefixes = dict(self.prefixes)
         copy._lengths = dict(self._lengths)
@@ -119,8 +124,51 @@ class _Patterns(Generic[T]):
                 yield value
 
 
-_Section: TypeAlias = _Patterns[tuple[Acl, ...]]
-"""The ACLs for one resource type, principal and host."""
+class _Section(_Patterns[tuple[Acl, ...]]):
+    """The ACLs for one resource type, principal and host.
+
+    `allowing` has the patterns with an ACL that allows, by its operation, unless another ACL for the pattern denies
+    that operation. A dict is an ordered set here. So a decision about any resource of a type reads neither the ACLs
+    that deny nor those of other operations.
+    """
+
+    __slots__ = ("allowing",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowing: dict[AclOperation, dict[tuple[PatternType, str], None]] = {}
+
+    def copy(self) -> Self:
+        copy = super().copy()
+        copy.allowing = {operation: dict(patterns) for operation, patterns in self.allowing.items()}
+        return copy
+
+    def put(self, acl: Acl, value: tuple[Acl, ...]) -> None:
+        super().put(acl, value)
+        pattern = (acl.pattern_type, acl.resource_name)
+        for operation in {acl.operation, *(present.operation for present in value)}:
+            patterns = self.allowing.setdefault(operation, {})
+            if _allows(value, operation) and not _denies(value, operation):
+                patterns[pattern] = None
+            else:
+                patterns.pop(pattern, None)
+
+    def allows(self, operation: AclOperation) -> Iterator[tuple[PatternType, str]]:
+        """Yields the patterns with an ACL that allows the operation."""
+        yield from self.allowing.get(operation, ())
+        yield from self.allowing.get(AclOperation.ALL, ())
+
+    def denies_all_of(self, pattern_type: PatternType, name: str, operation: AclOperation) -> bool:
+        """Returns whether an ACL denies the operation on all resources that the pattern matches, by Kafka's rules."""
+        if pattern_type is not PatternType.PREFIXED and _denies(self.literals.get(name, ()), operation):
+            return True
+        size = len(name)
+        return any(
+            length <= size and _denies(self.prefixes.get(name[:length], ()), operation) for length in self._lengths
+        )
+
+
+P = TypeVar("P", _Patterns[int], _Section)
 
 
 class Authorizer:
@@ -181,17 +229,19 @@ class Authorizer:
         own_counts: dict[ResourceType, _Patterns[int]] = {}
         for is_added, changed in ((False, removed), (True, added)):
             for acl in changed:
-                section = _own(self._sections, own, (acl.resource_type, acl.principal, canonical_host(acl.host)))
+                section = _own(
+                    self._sections, own, (acl.resource_type, acl.principal, canonical_host(acl.host)), _Section
+                )
                 present = section.get(acl, ())
                 section.put(acl, (*present, acl) if is_added else _without(present, acl))
                 # Only `allow_everyone` asks for the patterns of all principals.
                 if self._allow_everyone:
-                    count = _own(self._counts, own_counts, acl.resource_type)
+                    count = _own(self._counts, own_counts, acl.resource_type, _Patterns[int])
                     count.put(acl, count.get(acl, 0) + (1 if is_added else -1))
         for key, section in own.items():
             if not section.literals and not section.prefixes:
                 del self._sections[key]
-        self._ranges = _ranges(host for _, _, host in self._sections) if self._matches_cidr else {}
+        self._ranges = _ranges({host for _, _, host in self._sections}) if self._matches_cidr else {}
         self._hosts: dict[str, tuple[str, ...]] = {}
         self._decisions: dict[tuple[str, str, AclOperation, ResourceType, str], bool] = {}
         self._by_type: dict[tuple[str, str, AclOperation, ResourceType], bool] = {}
@@ -258,23 +308,14 @@ class Authorizer:
         # Kafka asks for a resource of this name, so that super users, and everyone without ACLs, are allowed.
         if self.rule_of(principal, host, operation, resource_type, "hardcode").is_allowed:
             return True
-        literals: dict[PermissionType, set[str]] = {PermissionType.ALLOW: set(), PermissionType.DENY: set()}
-        prefixes: dict[PermissionType, set[str]] = {PermissionType.ALLOW: set(), PermissionType.DENY: set()}
-        for section in self._sections_of(principal, host, resource_type):
-            for names, patterns in ((literals, section.literals), (prefixes, section.prefixes)):
-                for name, acls in patterns.items():
-                    for acl in acls:
-                        if acl.operation in (operation, AclOperation.ALL) and acl.permission_type in names:
-                            names[acl.permission_type].add(name)
-        if WILDCARD in literals[PermissionType.DENY]:
+        sections = list(self._sections_of(principal, host, resource_type))
+        if any(_denies(section.literals.get(WILDCARD, ()), operation) for section in sections):
             return False
-        if WILDCARD in literals[PermissionType.ALLOW]:
-            return True
-        lengths = sorted({len(prefix) for prefix in prefixes[PermissionType.DENY]})
-        candidates = (literals[PermissionType.ALLOW] - literals[PermissionType.DENY]) | prefixes[PermissionType.ALLOW]
+        # Kafka lets no prefix that is denied weaken an ACL that allows all resources.
         return any(
-            not any(name[:length] in prefixes[PermissionType.DENY] for length in lengths if length <= len(name))
-            for name in candidates
+            pattern == _ALL_RESOURCES or not any(denying.denies_all_of(*pattern, operation) for denying in sections)
+            for section in sections
+            for pattern in section.allows(operation)
         )
 
     def _sections_of(self, principal: str, host: str, resource_type: ResourceType) -> Iterator[_Section]:
@@ -293,15 +334,21 @@ class Authorizer:
 
     def _matching_hosts(self, host: str) -> tuple[str, ...]:
         """Returns the hosts of ACLs that match a host."""
-        ranges: tuple[str, ...] = ()
-        if self._ranges:
-            try:
-                address = ipaddress.ip_address(canonical_host(host))
-                ranges = tuple(text for text, network in self._ranges.items() if address in network)
-            except ValueError:
-                # The simulation and tests have hosts that are no addresses.
-                ranges = ()
-        return (canonical_host(host), WILDCARD, *ranges)
+        own = canonical_host(host)
+        return (own, WILDCARD, *self._ranges_with(own)) if self._ranges else (own, WILDCARD)
+
+    def _ranges_with(self, host: str) -> Iterator[str]:
+        """Yields the ranges that contain the host. The number of prefix lengths counts here, not that of ranges."""
+        try:
+            # The zone of a link-local address does not count.
+            packed = inet_pton(AF_INET6, host.partition("%")[0]) if ":" in host else inet_pton(AF_INET, host)
+        except OSError:
+            # The simulation and tests have hosts that are no addresses.
+            return
+        number, bits = int.from_bytes(packed, "big"), 8 * len(packed)
+        for (range_bits, length), texts in self._ranges.items():
+            if range_bits == bits:
+                yield from texts.get(number >> (bits - length), ())
 
     def _has_pattern(self, resource_type: ResourceType, name: str) -> bool:
         counts = self._counts.get(resource_type)
@@ -319,10 +366,16 @@ def canonical_host(host: str) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def _ranges(hosts: Iterable[str]) -> dict[str, Network]:
+def _ranges(hosts: Iterable[str]) -> _Ranges:
     """Returns the hosts that are ranges. A range that cannot be parsed matches no address, as in Kafka."""
-    networks = {host: _network(host) for host in set(hosts) if "/" in host}
-    return {host: network for host, network in networks.items() if network is not None}
+    ranges: _Ranges = {}
+    for host in hosts:
+        if "/" in host and (network := _network(host)) is not None:
+            bits, length = network.max_prefixlen, network.prefixlen
+            texts = ranges.setdefault((bits, length), {})
+            prefix = int(network.network_address) >> (bits - length)
+            texts[prefix] = (*texts.get(prefix, ()), host)
+    return ranges
 
 
 @lru_cache(maxsize=16_384)
@@ -333,12 +386,12 @@ def _network(text: str) -> Network | None:
         return None
 
 
-def _own(patterns: dict[K, _Patterns[T]], own: dict[K, _Patterns[T]], key: K) -> _Patterns[T]:
+def _own(patterns: dict[K, P], own: dict[K, P], key: K, new: Callable[[], P]) -> P:
     """Returns the patterns for a change. They are copied before the first, since another authorizer may have them."""
     value = own.get(key)
     if value is None:
         shared = patterns.get(key)
-        value = own[key] = patterns[key] = _Patterns() if shared is None else shared.copy()
+        value = own[key] = patterns[key] = new() if shared is None else shared.copy()
     return value
 
 
@@ -358,6 +411,16 @@ def _covers(acl: Acl, operation: AclOperation) -> bool:
     if acl.operation in (operation, AclOperation.ALL):
         return True
     return acl.permission_type is PermissionType.ALLOW and acl.operation in _IMPLIED_BY.get(operation, _NONE)
+
+
+def _allows(acls: Iterable[Acl], operation: AclOperation) -> bool:
+    return any(acl.permission_type is PermissionType.ALLOW and acl.operation is operation for acl in acls)
+
+
+def _denies(acls: Iterable[Acl], operation: AclOperation) -> bool:
+    return any(
+        acl.permission_type is PermissionType.DENY and acl.operation in (operation, AclOperation.ALL) for acl in acls
+    )
 
 
 def _position(acl: Acl) -> tuple[bool, int, int, str, str, int]:

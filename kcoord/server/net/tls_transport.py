@@ -32,7 +32,8 @@ from typing import cast
 from kcoord.server.certificates import ListenerCertificates
 from kcoord.server.net.connection import KafkaConnection
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 16 * 1024
+"""The longest record of TLS. A read never returns more than one record, and a longer buffer only costs memory."""
 _NO_TLS = ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER")
 """OpenSSL's reasons if the first bytes of a client are of another protocol."""
 
@@ -119,11 +120,16 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def _decrypt(self, tls: ssl.SSLObject) -> None:
         """Passes on what can be decrypted. Closes the socket after the client's last record."""
-        read, parts, is_over = tls.read, [], False
+        parts, is_over = [], False
         try:
-            while part := read(_READ_BYTES):
+            while part := tls.read(_READ_BYTES):
                 parts.append(part)
-            is_over = True
+                # Most input is a whole number of records. A read that finds nothing raises, which costs as much as the
+                # decryption of a heartbeat.
+                if not self._incoming.pending and not tls.pending():
+                    break
+            else:
+                is_over = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
@@ -143,11 +149,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypts and sends bytes. The connection writes nothing before the handshake is over."""
-        if self._tls is not None and not self._socket.is_closing():
+        if self._tls is None or self._socket.is_closing():
+            return
+        try:
+            self._tls.write(data)
+        except ssl.SSLError:
             # After an error of the client nothing can be encrypted, and the socket is closed soon.
-            with suppress(ssl.SSLError):
-                self._tls.write(data)
-            self._send()
+            return
+        self._send()
 
     def pause_reading(self) -> None:
         self._is_reading_paused = True
