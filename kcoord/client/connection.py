@@ -12,11 +12,17 @@ with DisconnectException. The request that timed out fails with TimeoutException
 broker executed such a request.
 
 If the caller of a request is cancelled, its place in the queue stays, and its response is dropped.
+
+A SASL session may have an end (`connections.max.reauth.ms` of the broker, or the end of a token). The first request
+after 85 to 95 % of its life then waits until the client has authenticated again, on the same connection (KIP-368).
+The requests that follow wait behind it, so they keep their order. If the re-authentication fails, the connection ends.
+The next attempt opens another one, whose authentication raises the error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 from collections import deque
 from dataclasses import dataclass
@@ -26,16 +32,22 @@ from kcoord.client.api_versions import ApiVersions, Kip1327Revision
 from kcoord.client.errors import DisconnectException, TimeoutException
 from kcoord.client.results import error_of
 from kcoord.client.security import Security
+from kcoord.client.tasks import spawn
 from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, Errors, FramingError, KafkaError
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.message import Message
-from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse, SaslAuthenticateResponse
 
 Response = TypeVar("Response", bound=Message)
 
 _MAX_CORRELATION_ID: Final = 0x7FFF_FFFF
+_RENEWAL_SHARE: Final = 0.85
+_RENEWAL_JITTER: Final = 0.1
+"""Kafka's clients authenticate again at a random time between 85 and 95 % of a session."""
+_SHORTEST_RENEWAL_MS: Final = 1000
+"""Brokers accept a re-authentication at most once a second."""
 
 
 @dataclass(slots=True)
@@ -81,6 +93,8 @@ class Connection(asyncio.Protocol):
         self._failure: DisconnectException | TimeoutException | None = None
         self._writable = asyncio.Event()
         self._closed = asyncio.Event()
+        self._session: _Session | None = None
+        """None if the client has no SASL session, or one without an end."""
 
     # Called by asyncio.
 
@@ -140,6 +154,13 @@ class Connection(asyncio.Protocol):
         """Sends a request in exactly this version. Returns the response."""
         body = request.encode(version)
         await self._writable.wait()
+        if self._session is not None:
+            await self._session.wait_for_turn()
+        return await self._exchange(request, response, version, body, timeout_ms)
+
+    async def _exchange(
+        self, request: Message, response: type[Response], version: int, body: bytes, timeout_ms: int | None = None
+    ) -> Response:
         waiting = self._send(request.api_key, version, body)
         frame = await self._receive(waiting, timeout_ms or self._request_timeout_ms, request.message_name)
         try:
@@ -150,11 +171,27 @@ class Connection(asyncio.Protocol):
             assert self._failure is not None
             raise self._failure from error
 
+    async def call_in_login(self, request: Message, response: type[Response]) -> Response:
+        """Sends a request of the authentication, which no other request may delay. Returns the response."""
+        version = self.versions.choose(type(request))
+        body = request.encode(version)
+        await self._writable.wait()
+        return await self._exchange(request, response, version, body)
+
+    async def authenticate(self, security: Security) -> None:
+        """Authenticates the client, and from now on again before each end of its session."""
+        session = _Session(self, security)
+        await session.authenticate()
+        if session.has_end:
+            self._session = session
+
     async def send_unanswered(self, request: Message, *, highest: int | None = None) -> None:
         """Sends a request that has no response: a Produce with acks=0."""
         version = self.versions.choose(type(request), 0, highest)
         body = request.encode(version)
         await self._writable.wait()
+        if self._session is not None:
+            await self._session.wait_for_turn()
         self._write(request.api_key, version, body)
 
     async def negotiate(self, expected: ExpectedBroker | None = None) -> None:
@@ -188,6 +225,10 @@ class Connection(asyncio.Protocol):
         body = frame[4:]
         error = int.from_bytes(body[:2], "big", signed=True)
         return ApiVersionsResponse.decode(body, 0 if error == Errors.UNSUPPORTED_VERSION else version)
+
+    def end(self, reason: str) -> None:
+        """Ends the connection because of a failure. Requests in flight fail with DisconnectException."""
+        self._fail(DisconnectException(f"{self.address}: {reason}"))
 
     async def close(self) -> None:
         """Closes the connection. Requests in flight fail with DisconnectException."""
@@ -251,6 +292,59 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
 
+class _Session:
+    """The SASL session of a connection, which has to be renewed before its end. It is the sender of its requests."""
+
+    def __init__(self, connection: Connection, security: Security) -> None:
+        self._connection = connection
+        self._security = security
+        self._lifetime_ms = 0
+        self._renew_at: float | None = None
+        """The time of the event loop at which the session should be renewed, None if it has no end."""
+        self._renewal: asyncio.Task[None] | None = None
+        self._turns = asyncio.Lock()
+
+    @property
+    def has_end(self) -> bool:
+        return self._renew_at is not None
+
+    async def call(self, request: Message, response: type[Response]) -> Response:
+        answer = await self._connection.call_in_login(request, response)
+        if isinstance(answer, SaslAuthenticateResponse):
+            self._lifetime_ms = answer.session_lifetime_ms
+        return answer
+
+    async def authenticate(self) -> None:
+        """Begins or renews the session."""
+        self._lifetime_ms = 0
+        await self._security.authenticate(self)
+        lifetime_ms = self._lifetime_ms
+        share = _RENEWAL_SHARE + _RENEWAL_JITTER * random.random()
+        wait_ms = max(lifetime_ms * share, min(lifetime_ms, _SHORTEST_RENEWAL_MS))
+        self._renew_at = asyncio.get_running_loop().time() + wait_ms / 1000 if lifetime_ms > 0 else None
+
+    async def wait_for_turn(self) -> None:
+        """Returns when the next request may be sent, in the order of the calls. Renews the session if that is due.
+
+        If the caller is cancelled, the renewal continues, because half an authentication would end the connection.
+        """
+        # An asyncio.Lock is fair: a later caller never passes one that waits.
+        async with self._turns:
+            is_due = self._renew_at is not None and asyncio.get_running_loop().time() >= self._renew_at
+            if is_due and self._renewal is None:
+                self._renewal = spawn(self._renew(), "kcoord re-authentication")
+            if self._renewal is not None:
+                await asyncio.shield(self._renewal)
+
+    async def _renew(self) -> None:
+        try:
+            await self.authenticate()
+        except Exception as error:
+            self._connection.end(f"the re-authentication failed: {error}")
+        finally:
+            self._renewal = None
+
+
 async def open_connection(
     host: str,
     port: int,
@@ -286,7 +380,7 @@ async def open_connection(
     try:
         await connection.negotiate(expected)
         if security is not None:
-            await security.authenticate(connection)
+            await connection.authenticate(security)
     except BaseException:
         await connection.close()
         raise

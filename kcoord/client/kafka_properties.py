@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Final, NamedTuple
 
 from kcoord.client.security import Security
-from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, USED_KEYS, security_of
+from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, is_used, security_of
 
 _SECURITY_PREFIXES: Final = ("ssl.", "sasl.")
 _CLASS_PREFIX: Final = "org.apache.kafka.common.serialization."
@@ -72,7 +72,7 @@ def _notes(properties: Mapping[str, str], setting_names: Set[str], *, is_plain: 
             continue
         elif key.startswith(_SECURITY_PREFIXES) and is_plain:
             yield f"{key} has no effect here: connections are plain, {SECURITY_PROTOCOL} is {PLAINTEXT}"
-        elif key in USED_KEYS:
+        elif is_used(key, properties):
             continue
         elif key in _REASONS:
             yield f"{key} has no effect here: {_REASONS[key]}"

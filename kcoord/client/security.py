@@ -15,7 +15,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class RequestSender(Protocol):
-    """Sends the requests of an authentication, on a connection that has only negotiated its versions."""
+    """Sends the requests of an authentication before all other requests of the connection."""
 
     async def call(self, request: Message, response: type[Response]) -> Response:
         """Sends a request in the highest common version. Returns the response."""
@@ -32,6 +32,7 @@ class Security(Protocol):
     async def authenticate(self, sender: RequestSender) -> None:
         """Authenticates the client (SaslHandshake, SaslAuthenticate) before any other request.
 
-        An exception closes the connection.
+        It is called for each new connection. If the broker gives the session an end, it is called again on the same
+        connection before that end. An exception closes the connection.
         """
         ...

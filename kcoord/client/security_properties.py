@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS and SASL from Kafka's properties: `security.protocol`, and the `ssl.*` and `sasl.*` keys.
 
-Keys and certificates are those that a broker reads: PEM and PKCS12. The mechanisms are PLAIN and SCRAM. A property that
-this client does not support raises ConfigException. So a connection is never less secure than the properties say.
+Keys and certificates are those that a broker reads: PEM and PKCS12. The mechanisms are PLAIN, SCRAM and OAUTHBEARER. A
+property that this client does not support raises ConfigException. So a connection is never less secure than the
+properties say.
 """
 
 from __future__ import annotations
 
 import secrets
 import ssl
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kcoord.client.errors import ConfigException
 from kcoord.client.scram import ScramExchange
@@ -24,6 +26,9 @@ from kcoord_protocol.messages import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
+
+if TYPE_CHECKING:
+    from kcoord.client.oauthbearer import BearerLogin
 
 SECURITY_PROTOCOL: Final = "security.protocol"
 PLAINTEXT: Final = "PLAINTEXT"
@@ -46,10 +51,35 @@ USED_KEYS: Final = frozenset(
         "sasl.jaas.config",
     }
 )
+BEARER_KEYS: Final = frozenset(
+    {
+        "sasl.login.callback.handler.class",
+        "sasl.login.connect.timeout.ms",
+        "sasl.login.read.timeout.ms",
+        "sasl.login.refresh.buffer.seconds",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+        "sasl.login.retry.backoff.max.ms",
+        "sasl.login.retry.backoff.ms",
+        "sasl.oauthbearer.client.credentials.client.id",
+        "sasl.oauthbearer.client.credentials.client.secret",
+        "sasl.oauthbearer.header.urlencode",
+        "sasl.oauthbearer.jwt.retriever.class",
+        "sasl.oauthbearer.jwt.validator.class",
+        "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.token.endpoint.url",
+    }
+)
+"""The further keys of OAUTHBEARER."""
 _PROTOCOLS: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _PLAIN: Final = "PLAIN"
+_OAUTHBEARER: Final = "OAUTHBEARER"
 _JAVAS_MECHANISM: Final = "GSSAPI"
 _NONCE_BYTES: Final = 18
+
+Send: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+"""Sends one message of the mechanism. Returns the broker's message, or raises its error."""
 
 
 def security_of(properties: Mapping[str, str]) -> Security | None:
@@ -63,19 +93,29 @@ def security_of(properties: Mapping[str, str]) -> Security | None:
     return PropertiesSecurity(context, _login_of(properties) if protocol.startswith("SASL") else None)
 
 
-class _Login:
-    """A user and password, and the SASL mechanism to use."""
+class _PasswordLogin:
+    """A login with user and password, by PLAIN or SCRAM."""
 
     def __init__(self, mechanism: str, user: str, password: str) -> None:
         self.mechanism = mechanism
-        self.user = user
-        self.password = password
+        self._user = user
+        self._password = password
+
+    async def log_in(self, send: Send) -> None:
+        if self.mechanism == _PLAIN:
+            await send(f"\0{self._user}\0{self._password}".encode())
+            return
+        exchange = ScramExchange(self.mechanism, self._user, self._password, secrets.token_urlsafe(_NONCE_BYTES))
+        try:
+            exchange.verify(await send(exchange.final(await send(exchange.first()))))
+        except ScramError as error:
+            raise KafkaError(Errors.SASL_AUTHENTICATION_FAILED, f"{self.mechanism}: {error}") from error
 
 
 class PropertiesSecurity:
     """A `Security` with TLS if there is a context, and with SASL if there is a login."""
 
-    def __init__(self, context: ssl.SSLContext | None, login: _Login | None) -> None:
+    def __init__(self, context: ssl.SSLContext | None, login: _PasswordLogin | BearerLogin | None) -> None:
         self._context = context
         self._login = login
 
@@ -90,15 +130,7 @@ class PropertiesSecurity:
         if shake.error_code:
             offered = ", ".join(shake.mechanisms)
             raise KafkaError(Errors(shake.error_code), f"sasl.mechanism={login.mechanism}: the broker offers {offered}")
-        if login.mechanism == _PLAIN:
-            await _exchange(sender, f"\0{login.user}\0{login.password}".encode())
-            return
-        nonce = secrets.token_urlsafe(_NONCE_BYTES)
-        exchange = ScramExchange(login.mechanism, login.user, login.password, nonce)
-        try:
-            exchange.verify(await _exchange(sender, exchange.final(await _exchange(sender, exchange.first()))))
-        except ScramError as error:
-            raise KafkaError(Errors.SASL_AUTHENTICATION_FAILED, f"{login.mechanism}: {error}") from error
+        await login.log_in(partial(_exchange, sender))
 
 
 async def _exchange(sender: RequestSender, message: bytes) -> bytes:
@@ -125,14 +157,26 @@ def _ssl_context(properties: Mapping[str, str]) -> ssl.SSLContext:
 # --- SASL -------------------------------------------------------------------------------------------------------------
 
 
-def _login_of(properties: Mapping[str, str]) -> _Login:
+def _login_of(properties: Mapping[str, str]) -> _PasswordLogin | BearerLogin:
     mechanism = properties.get("sasl.mechanism", _JAVAS_MECHANISM)
-    if mechanism != _PLAIN and mechanism not in HASHES:
-        raise ConfigException(f"sasl.mechanism: {mechanism!r} is not one of {', '.join((_PLAIN, *HASHES))}")
+    mechanisms = (_PLAIN, *HASHES, _OAUTHBEARER)
+    if mechanism not in mechanisms:
+        raise ConfigException(f"sasl.mechanism: {mechanism!r} is not one of {', '.join(mechanisms)}")
     try:
-        options = parse_login_module(properties.get("sasl.jaas.config", "")).options
+        module = parse_login_module(properties.get("sasl.jaas.config", ""))
     except JaasError as error:
         raise ConfigException(f"sasl.jaas.config: {error}") from error
+    if mechanism == _OAUTHBEARER:
+        # Most clients do not load what tokens need.
+        from kcoord.client.oauthbearer import bearer_login_of
+
+        return bearer_login_of(properties, module)
+    options = module.options
     if "username" not in options or "password" not in options:
         raise ConfigException('sasl.jaas.config: must have a login module with username="..." and password="..."')
-    return _Login(mechanism, options["username"], options["password"])
+    return _PasswordLogin(mechanism, options["username"], options["password"])
+
+
+def is_used(key: str, properties: Mapping[str, str]) -> bool:
+    """Returns whether `security_of` uses a key of these properties."""
+    return key in USED_KEYS or (key in BEARER_KEYS and properties.get("sasl.mechanism") == _OAUTHBEARER)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OAUTHBEARER with real clients and an identity provider that the tests start: its keys are served over https."""
+"""OAUTHBEARER with real clients and an identity provider that the tests start: it issues tokens over https."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import ssl
 import time
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs
 
 import aiokafka
 import aiokafka.abc
@@ -22,6 +25,12 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from kcoord.cli import main
+from kcoord.client import Consumer as KcoordConsumer
+from kcoord.client import ConsumerConfig, ProducerConfig
+from kcoord.client import Producer as KcoordProducer
+from kcoord.client.oauthbearer import ALLOWED_FILES, ALLOWED_URLS
+from kcoord.security.jaas import BEARER_MODULE
 from tests.integration.conftest import SERVER
 from tests.support.certificates import Authority
 from tests.support.kafka_jars import KafkaJars
@@ -33,21 +42,48 @@ ISSUER = "https://issuer.example"
 TOKEN_SECONDS = 300
 
 
+CLIENT = ("alice", "apple-pie")
+
+
 class IdentityProvider:
-    """Signs tokens, and serves its public keys over https on a free port."""
+    """Signs tokens, and serves them and its public keys over https on a free port.
+
+    A client gets a token of `token_seconds` for the right secret. `requested` has the scopes of these requests, and
+    `failures` the statuses of the next ones.
+    """
 
     def __init__(self, authority: Authority, folder: Path) -> None:
         self._keys: dict[str, rsa.RSAPrivateKey] = {}
         self.asked = 0
+        self.token_seconds = float(TOKEN_SECONDS)
+        self.requested: list[str] = []
+        self.failures: list[int] = []
         self.rotate("first")
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 provider.asked += 1
-                body = json.dumps({"keys": [jwk(key, kid=name) for name, key in provider._keys.items()]}).encode()
-                self.send_response(200)
+                self._answer(200, {"keys": [jwk(key, kid=name) for name, key in provider._keys.items()]})
+
+            def do_POST(self) -> None:
+                fields = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode(), strict_parsing=True)
+                assert fields.pop("grant_type") == ["client_credentials"]
+                provider.requested.append(" ".join(fields.pop("scope", [])))
+                expected = f"Basic {base64.b64encode(':'.join(CLIENT).encode()).decode()}"
+                if provider.failures:
+                    self._answer(provider.failures.pop(0), {})
+                elif self.headers["Authorization"] != expected:
+                    self._answer(401, {"error": "invalid_client", "error_description": "who are you?"})
+                else:
+                    self._answer(200, {"access_token": provider.token(CLIENT[0], provider.token_seconds)})
+
+            def _answer(self, status: int, document: object) -> None:
+                body = json.dumps(document).encode()
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
+                if status == 302:
+                    self.send_header("Location", provider.token_url)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -64,6 +100,10 @@ class IdentityProvider:
     @property
     def url(self) -> str:
         return f"https://localhost:{self._server.server_port}/keys"
+
+    @property
+    def token_url(self) -> str:
+        return f"https://localhost:{self._server.server_port}/token?tenant=x"
 
     def rotate(self, name: str) -> None:
         """Signs with another key from now on. The older keys stay valid."""
@@ -109,6 +149,22 @@ class BearerBroker(KcoordProcess):
     def close(self) -> None:
         self.kill()
         self.provider.close()
+
+    def properties(self, secret: str = CLIENT[1]) -> dict[str, str]:
+        """Returns the properties of Kafka's tools and of kcoord.client, which ask the provider for tokens."""
+        authority = f'ssl.truststore.type="PEM" ssl.truststore.location="{self.authority_file}"'
+        return {
+            "security.protocol": "SASL_SSL",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": self.authority_file,
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.jaas.config": f'{BEARER_MODULE} required extension_traceId="7" {authority};',
+            "sasl.login.callback.handler.class": BEARER_MODULE.replace("LoginModule", "LoginCallbackHandler"),
+            "sasl.oauthbearer.token.endpoint.url": self.provider.token_url,
+            "sasl.oauthbearer.client.credentials.client.id": CLIENT[0],
+            "sasl.oauthbearer.client.credentials.client.secret": secret,
+            "sasl.oauthbearer.scope": "read write",
+        }
 
     def confluent(self, new_token: Callable[[], str] | None = None, **more: str) -> dict[str, Any]:
         make = new_token or self.provider.token
@@ -179,6 +235,77 @@ async def test_aiokafka(broker: BearerBroker) -> None:
     reading = {"group_id": "aiokafka", "auto_offset_reset": "earliest"}
     async with aiokafka.AIOKafkaConsumer("aiokafka", **reading, **settings) as consumer:
         assert (await consumer.getone()).value == b"x"
+
+
+@pytest.fixture
+def allowed(broker: BearerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOWED_URLS, broker.provider.token_url)
+
+
+def write_properties(path: Path, properties: dict[str, str]) -> str:
+    path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    return str(path)
+
+
+@pytest.mark.usefixtures("allowed")
+async def test_kcoord_client(broker: BearerBroker) -> None:
+    """The first request of a token fails. Then three tokens of two seconds last for three sessions on a connection."""
+    provider = broker.provider
+    servers = {"bootstrap.servers": broker.address}
+    provider.requested, provider.failures, provider.token_seconds = [], [503], 2.0
+    try:
+        notes: list[str] = []
+        config = ProducerConfig.from_properties({**broker.properties(), **servers}, notes.append)
+        reading = {"group.id": "kcoord", "auto.offset.reset": "earliest", **servers}
+        consumer_config = ConsumerConfig.from_properties({**broker.properties(), **reading})
+        consumer_config.security = config.security
+        sent: list[bytes] = []
+        received: list[bytes | None] = []
+        async with KcoordProducer(config) as producer, KcoordConsumer(consumer_config) as consumer, asyncio.timeout(30):
+            consumer.subscribe(["kcoord-client"])
+            while len(provider.requested) < 4 or len(received) < len(sent):
+                if len(provider.requested) < 4:
+                    sent.append(str(len(sent)).encode())
+                    await producer.send_and_wait("kcoord-client", sent[-1])
+                received += [record.value for record in await consumer.poll(100)]
+                await asyncio.sleep(0.02)
+        assert received == sent
+        assert not notes
+        assert set(provider.requested) == {"read write"}
+        assert "closing" not in broker.log
+    finally:
+        provider.token_seconds = TOKEN_SECONDS
+
+
+@pytest.mark.usefixtures("allowed")
+def test_commands_with_their_properties_file(
+    broker: BearerBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "client.properties"
+    common = ("--bootstrap-server", broker.address, "--command-config", str(file))
+    write_properties(file, broker.properties())
+    assert main(["topics", "--create", "--topic", "commands", *common]) == 0
+    assert main(["groups", "expiry", *common]) == 0
+    assert main(["health", *common]) == 0
+    capsys.readouterr()
+    write_properties(file, broker.properties("wrong"))
+    assert main(["topics", "--list", *common]) == 1
+    assert main(["health", *common]) == 1
+    errors = capsys.readouterr().err
+    assert errors.count("status 401, invalid_client - who are you?") == 2 and "wrong" not in errors
+    write_properties(file, broker.properties())
+    broker.provider.failures = [302]
+    assert main(["topics", "--list", *common]) == 1, "a redirect would get the secret"
+    assert "status 302" in capsys.readouterr().err
+    monkeypatch.delenv(ALLOWED_URLS)
+    assert main(["topics", "--list", *common]) == 1
+    assert f"{broker.provider.token_url} is not allowed" in capsys.readouterr().err
+    token_file = tmp_path / "token"
+    token_file.write_text(broker.provider.token())
+    monkeypatch.setenv(ALLOWED_FILES, str(token_file))
+    write_properties(file, {**broker.properties(), "sasl.oauthbearer.token.endpoint.url": token_file.as_uri()})
+    assert main(["topics", "--describe", "--topic", "commands", *common]) == 0
+    assert "Topic: commands" in capsys.readouterr().out
 
 
 @pytest.mark.java
