@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord configs`: show and change the settings of topics, brokers, groups, users and client metrics subscriptions.
+"""`kcoord configs`: show and change the settings of topics, brokers, groups, users, clients, ips and client metrics.
 
-Options and output lines are those of kafka-configs.sh. `--delete` is that of kafka-client-metrics.sh.
+Options and output lines are those of kafka-configs.sh. `--delete` is that of kafka-client-metrics.sh. The first
+`--entity-name` or `--entity-default` is for the first `--entity-type`, and so on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from kcoord.cli.options import parse_options
 from kcoord.cli.output import print_json
+from kcoord.cli.quota_configs import CLIENTS, IPS, USERS, alter_entity, describe_entities
+from kcoord.cli.quota_configs import ENTITY_TYPES as QUOTA_TYPES
 from kcoord.cli.session import (
     EXIT_FAILED,
     CommandError,
@@ -23,7 +26,6 @@ from kcoord.cli.session import (
     run_with_admin,
     split_list,
 )
-from kcoord.cli.user_configs import alter_users, describe_users
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import (
     AlterConfigOp,
@@ -42,8 +44,7 @@ ENTITY_TYPES = {
     "client-metrics": ConfigResourceType.CLIENT_METRICS,
 }
 _TYPE_NAMES = {kind: name for name, kind in ENTITY_TYPES.items()}
-USERS = "users"
-"""The settings of users are SCRAM credentials. They have no ConfigResourceType."""
+_TYPES_WITH_DEFAULT = ("brokers", *QUOTA_TYPES)
 SHORT_FORMS = {
     "--topic": "topics",
     "--group": "groups",
@@ -51,6 +52,11 @@ SHORT_FORMS = {
     "--broker-defaults": "brokers",
     "--client-metrics": "client-metrics",
     "--user": USERS,
+    "--user-defaults": USERS,
+    "--client": CLIENTS,
+    "--client-defaults": CLIENTS,
+    "--ip": IPS,
+    "--ip-defaults": IPS,
 }
 _DYNAMIC_SOURCES = {
     ConfigResourceType.TOPIC: (ConfigSource.DYNAMIC_TOPIC_CONFIG,),
@@ -82,13 +88,31 @@ def make_parser() -> argparse.ArgumentParser:
     actions.add_argument("--describe", action="store_true", help="show dynamic settings, or all settings with --all")
     actions.add_argument("--alter", action="store_true", help="change settings, either all changes or none")
     actions.add_argument("--delete", action="store_true", help="delete a client metrics subscription")
-    parser.add_argument("--entity-type", choices=(*ENTITY_TYPES, USERS))
     parser.add_argument(
-        "--entity-name", metavar="NAME", help="a topic, a broker's id, a group, a user, or a subscription"
+        "--entity-type",
+        action="append",
+        dest="entity_types",
+        default=[],
+        choices=(*ENTITY_TYPES, *QUOTA_TYPES),
+        help="users and clients go together, for the clients of a user",
     )
-    parser.add_argument("--entity-default", action="store_true", help="the default of all brokers")
+    parser.add_argument(
+        "--entity-name",
+        action="append",
+        dest="entity_names",
+        default=[],
+        metavar="NAME",
+        help="a topic, a broker's id, a group, a user, a client id, an ip address, or a subscription",
+    )
+    parser.add_argument(
+        "--entity-default",
+        action="append_const",
+        const="",
+        dest="entity_names",
+        help=f"the default of all {', '.join(_TYPES_WITH_DEFAULT)}",
+    )
     for option, entity_type in SHORT_FORMS.items():
-        is_default = option == "--broker-defaults"
+        is_default = option.endswith("-defaults")
         parser.add_argument(
             option,
             action=_Entity,
@@ -115,21 +139,30 @@ class _Entity(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        if namespace.entity_type is not None:
-            parser.error(f"{option_string}: only one entity is allowed")
-        namespace.entity_type = SHORT_FORMS[option_string or ""]
-        if option_string == "--broker-defaults":
-            namespace.entity_default = True
-        else:
-            namespace.entity_name = values
+        entity_type = SHORT_FORMS[option_string or ""]
+        types, names = namespace.entity_types, namespace.entity_names
+        if len(types) != len(names) or (types and {*types, entity_type} != {USERS, CLIENTS}):
+            parser.error(f"{option_string}: only a user and a client go together")
+        entities = [*zip(types, names, strict=True), (entity_type, values if isinstance(values, str) else "")]
+        # Kafka's tool has names before defaults, and clients before users, in whatever order the options come.
+        entities.sort(key=lambda entity: (entity[1] == "", entity[0] != CLIENTS))
+        namespace.entity_types = [entity_type for entity_type, _ in entities]
+        namespace.entity_names = [name for _, name in entities]
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
     """Returns why the options cannot be combined, or None if they can."""
-    if options.entity_type is None:
+    types, names = options.entity_types, options.entity_names
+    if not types:
         return f"--entity-type or one of {', '.join(SHORT_FORMS)} is needed"
-    if options.entity_default and (options.entity_type != "brokers" or options.entity_name is not None):
-        return "--entity-default goes with --entity-type brokers, without a name"
+    if len(types) > 1 and sorted(types) != [CLIENTS, USERS]:
+        return f"Only '{USERS}' and '{CLIENTS}' entity types may be specified together"
+    if len(names) > len(types):
+        return "there are more entity names than entity types"
+    if "" in names and types[0] not in _TYPES_WITH_DEFAULT:
+        return f"only the entity types {', '.join(_TYPES_WITH_DEFAULT)} have --entity-default"
+    if options.all and types[0] in QUOTA_TYPES:
+        return f"--all does not go with --entity-type {types[0]}"
     changes = [options.add_config, options.add_config_file, options.delete_config]
     if options.describe:
         return "--describe changes nothing" if any(change is not None for change in changes) else None
@@ -137,8 +170,8 @@ def find_problem(options: argparse.Namespace) -> str | None:
         return _find_delete_problem(options, is_changing=any(change is not None for change in changes))
     if options.all:
         return "--all goes with --describe"
-    if options.entity_name is None and not options.entity_default:
-        return "--alter needs --entity-name or --entity-default"
+    if len(names) < len(types):
+        return "--alter needs --entity-name or --entity-default for each --entity-type"
     if not any(changes):
         return "--alter needs --add-config, --add-config-file or --delete-config"
     if options.add_config is not None and options.add_config_file is not None:
@@ -147,12 +180,12 @@ def find_problem(options: argparse.Namespace) -> str | None:
         parse_assignments(options.add_config or "")
     except ValueError as error:
         # The settings of users contain passwords, which no error repeats.
-        return "--add-config is not KEY=VALUE,..." if options.entity_type == USERS else str(error)
+        return "--add-config is not KEY=VALUE,..." if USERS in types else str(error)
     return None
 
 
 def _find_delete_problem(options: argparse.Namespace, *, is_changing: bool) -> str | None:
-    if options.entity_type != "client-metrics" or options.entity_name is None:
+    if options.entity_types != ["client-metrics"] or not options.entity_names:
         return "--delete goes with --entity-type client-metrics and --entity-name"
     if is_changing or options.all:
         return "--delete allows only --entity-type and --entity-name"
@@ -180,19 +213,19 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
     both = sorted(settings.keys() & set(removed))
     if both:
         raise CommandError(f"{both[0]} cannot be set and deleted at the same time")
-    name = options.entity_name or ""
-    if options.entity_type == USERS:
-        changed = await alter_users(admin, name, settings, removed)
-        title = f"config for user {name}"
+    kind, name = options.entity_types[0], options.entity_names[0]
+    if kind in QUOTA_TYPES:
+        changed = await alter_entity(admin, options.entity_types, options.entity_names, settings, removed)
+        title = f"config for {kind.removesuffix('s')} {name}" if name else f"default config for {kind} in the cluster"
     else:
-        resource = ConfigResource(ENTITY_TYPES[options.entity_type], name)
+        resource = ConfigResource(ENTITY_TYPES[kind], name)
         changes = [AlterConfigOp(key, value) for key, value in settings.items()]
         changes += (AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in removed)
         (await admin.incremental_alter_configs({resource: changes})).all()
         changed = len(changes)
         title = title_of(resource, "config")
     if options.json:
-        print_json({"entity_type": options.entity_type, "entity_name": name, "changed": changed})
+        print_json({"entity_type": kind, "entity_name": name, "changed": changed})
     else:
         print(f"Completed updating {title}.")
     return 0
@@ -207,7 +240,7 @@ async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
     changes = [AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in keys]
     (await admin.incremental_alter_configs({resource: changes})).all()
     if options.json:
-        print_json({"entity_type": options.entity_type, "entity_name": resource.name, "deleted": len(changes)})
+        print_json({"entity_type": "client-metrics", "entity_name": resource.name, "deleted": len(changes)})
     else:
         print(f"Deleted client metrics config for {resource.name}.")
     return 0
@@ -228,10 +261,10 @@ def _kind(resource: ConfigResource) -> str:
 
 
 async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
-    if options.entity_type == USERS:
-        return await describe_users(admin, options)
+    if options.entity_types[0] in QUOTA_TYPES:
+        return await describe_entities(admin, options.entity_types, options.entity_names, json=options.json)
     resources = await _resources(admin, options)
-    if options.entity_type == "client-metrics" and options.entity_name is not None:
+    if options.entity_types == ["client-metrics"] and options.entity_names:
         await _require_subscription(admin, resources[0])
     results = await admin.describe_configs(resources, include_synonyms=True)
     shown = {
@@ -253,10 +286,10 @@ async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
 
 async def _resources(admin: AdminClient, options: argparse.Namespace) -> list[ConfigResource]:
     """Returns the named resource, or all resources of the type."""
-    kind = ENTITY_TYPES[options.entity_type]
+    kind = ENTITY_TYPES[options.entity_types[0]]
     names: Iterable[str]
-    if options.entity_name is not None or options.entity_default:
-        names = [options.entity_name or ""]
+    if options.entity_names:
+        names = options.entity_names
     elif kind is ConfigResourceType.CLIENT_METRICS:
         names = sorted(resource.name for resource in await admin.list_config_resources([kind]))
     elif kind is ConfigResourceType.TOPIC:

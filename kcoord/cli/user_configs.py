@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord configs --entity-type users`: SCRAM credentials of users, in the form of kafka-configs.sh.
+"""The SCRAM credentials of users for `kcoord configs`, in the form of kafka-configs.sh.
 
 `--add-config 'SCRAM-SHA-256=[iterations=8192,password=pw]'` sets a credential. Errors do not repeat the value.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from kcoord.cli.output import print_json
 from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, report_failure
@@ -21,7 +20,7 @@ from kcoord.client.admin.scram_credentials import (
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.scram_mechanisms import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism
 
-_MECHANISMS = {mechanism.mechanism_name: mechanism for mechanism in ScramMechanism}
+MECHANISMS = {mechanism.mechanism_name: mechanism for mechanism in ScramMechanism}
 _CREDENTIAL = re.compile(r"(?:iterations=(-?[0-9]{1,9}),)?password=(.*)", re.DOTALL)
 
 
@@ -36,9 +35,9 @@ async def alter_users(admin: AdminClient, user: str, settings: Mapping[str, str]
 
 
 def _mechanism(name: str) -> ScramMechanism:
-    mechanism = _MECHANISMS.get(name)
+    mechanism = MECHANISMS.get(name)
     if mechanism is None:
-        raise CommandError(f"{name}: the settings of a user are {', '.join(_MECHANISMS)}")
+        raise CommandError(f"{name}: the settings of a user are {', '.join(MECHANISMS)}")
     return mechanism
 
 
@@ -55,25 +54,29 @@ def _upsertion(user: str, name: str, value: str) -> UserScramCredentialUpsertion
     return UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, iterations), match[2])
 
 
-async def describe_users(admin: AdminClient, options: argparse.Namespace) -> int:
-    """Prints the credentials of one user or of all users. A user without credentials has no line, as in Kafka."""
-    results = await admin.describe_user_scram_credentials([] if options.entity_name is None else [options.entity_name])
+async def describe_users(
+    admin: AdminClient, users: Sequence[str], entries: list[dict[str, object]], *, json: bool
+) -> int:
+    """Prints the credentials of these users, or of all users. A user without credentials has no line, as in Kafka.
+
+    With `json`, `entries` come first in the list.
+    """
+    results = await admin.describe_user_scram_credentials(users)
     errors = {user: error for user, error in results.errors.items() if error.error is not Errors.RESOURCE_NOT_FOUND}
     configs = {
         user: {info.mechanism.mechanism_name: f"iterations={info.iterations}" for info in infos}
         for user, infos in sorted(results.values.items())
     }
-    if options.json:
-        print_json(
-            [
-                {
-                    "entity_type": "users",
-                    "entity_name": user,
-                    "configs": [{"name": name, "value": value} for name, value in config.items()],
-                }
-                for user, config in configs.items()
-            ]
-        )
+    if json:
+        credentials = [
+            {
+                "entity_type": "users",
+                "entity_name": user,
+                "configs": [{"name": name, "value": value} for name, value in config.items()],
+            }
+            for user, config in configs.items()
+        ]
+        print_json([*entries, *credentials])
     else:
         for user, config in configs.items():
             text = ", ".join(f"{name}={value}" for name, value in config.items())

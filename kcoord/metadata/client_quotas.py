@@ -33,8 +33,8 @@ PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 ENFORCED_KEYS: Final = frozenset((PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONTROLLER_MUTATION_RATE))
-_CLIENT_KEYS: Final = ENFORCED_KEYS | {"request_percentage"}
-_IP_KEYS: Final = frozenset(("connection_creation_rate",))
+CLIENT_KEYS: Final = ENFORCED_KEYS | {"request_percentage"}
+IP_KEYS: Final = frozenset(("connection_creation_rate",))
 
 _FRACTION: Final = 1e-6
 _MAX_VALUES: Final = {PRODUCER_BYTE_RATE: (2.0**63, "a LONG"), CONSUMER_BYTE_RATE: (2.0**63, "a LONG")}
@@ -127,7 +127,7 @@ def _keys_of(entity: QuotaEntity) -> frozenset[str]:
     if IP in types and len(types) > 1:
         text = "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId"
         raise KafkaError(Errors.INVALID_REQUEST, text)
-    return _IP_KEYS if IP in types else _CLIENT_KEYS
+    return IP_KEYS if IP in types else CLIENT_KEYS
 
 
 def _check_value(keys: frozenset[str], key: str, value: float) -> None:

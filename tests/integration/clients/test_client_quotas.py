@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client quotas: librdkafka's producer and consumer are slowed, and Kafka's kafka-configs sets and shows quotas."""
+"""Client quotas: librdkafka's producer and consumer are slowed; Kafka's kafka-configs and kcoord's show the same."""
 
 from __future__ import annotations
 
 import time
+from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from tests.support.command_line import CommandLine
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.quotas import alter_quota
@@ -71,18 +73,85 @@ def test_clients_above_their_quota_are_slowed(broker: KcoordProcess, name: str) 
     assert produce(broker, f"{name}-slow", "slow")[1] == 0
 
 
+ALTERATIONS = [
+    ("--entity-type users --entity-name alice", "config for user alice"),
+    ("--user-defaults", "default config for users in the cluster"),
+    ("--client app", "config for client app"),
+    ("--entity-type clients --entity-default", "default config for clients in the cluster"),
+    ("--user alice --client app", "config for client app"),
+    (
+        "--entity-type users --entity-name alice --entity-type clients --entity-default",
+        "config for user alice",
+    ),
+    ("--user-defaults --client app", "config for client app"),
+    ("--client-defaults --user bob", "config for user bob"),
+    ("--client-defaults --user-defaults", "default config for clients in the cluster"),
+]
+"""The options of an entity, and what Kafka's tool prints when it has changed it."""
+
+
 @pytest.mark.java
-def test_kafkas_tool_sets_and_shows_quotas(broker: KcoordProcess) -> None:
-    def configs(*arguments: str, check: bool = True) -> str:
+def test_kcoord_configs_shows_quotas_as_kafkas_tool(broker: KcoordProcess) -> None:
+    """Each tool sees the changes of the other. Kafka prints lines and values in no particular order."""
+    kcoord = CommandLine(broker.address)
+
+    def kafka(*arguments: str, check: bool = True) -> str:
         return KafkaJars().tool("configs", "--bootstrap-server", broker.address, *arguments, check=check)
 
-    entity = ("--entity-type", "users", "--entity-name", "alice", "--entity-type", "clients", "--entity-default")
-    configs("--alter", "--add-config", "producer_byte_rate=1024,consumer_byte_rate=2048", *entity)
-    shown = configs("--describe", *entity)
-    assert "user-principal 'alice', the default client-id are" in shown
-    assert "producer_byte_rate=1024.0" in shown
-    assert "consumer_byte_rate=2048.0" in shown
-    refused = configs("--alter", "--add-config", "request_percentage=10", *entity, check=False)
-    assert "This broker does not enforce the quota request_percentage." in refused
-    configs("--alter", "--delete-config", "producer_byte_rate,consumer_byte_rate", *entity)
-    assert "producer_byte_rate" not in configs("--describe", *entity)
+    def lines(output: str) -> set[tuple[str, frozenset[str]]]:
+        parts = (line.rpartition(" are ") for line in output.splitlines())
+        return {(entity, frozenset(values.split(", "))) for entity, _, values in parts}
+
+    values = "producer_byte_rate=12345678,consumer_byte_rate=2048,controller_mutation_rate=0.5"
+    for options, title in ALTERATIONS:
+        changed = kcoord.succeed("configs", "--alter", "--add-config", values, *options.split()).out
+        assert changed == f"Completed updating {title}.\n"
+    pair = ["--entity-type", "clients", "--entity-type", "users"]
+    for names, count in (([], 5), (["--entity-name", "app"], 2)):
+        ours = lines(kcoord.succeed("configs", "--describe", *pair, *names).out)
+        assert len(ours) == count
+        assert ours == lines(kafka("--describe", *pair, *names))
+    users = kcoord.succeed("configs", "--describe", "--entity-type", "users").out
+    assert lines(users) == lines(kafka("--describe", "--entity-type", "users"))
+    assert users.startswith("Quota configs for the default user-principal are consumer_byte_rate=2048.0, ")
+    assert "producer_byte_rate=1.2345678E7" in users
+    kafka("--alter", "--client", "app", "--user", "alice", "--delete-config", "producer_byte_rate,consumer_byte_rate")
+    described = kcoord.succeed("configs", "--describe", "--user", "alice", "--client", "app", "--json").json
+    assert described == [
+        {"entity": {"users": "alice", "clients": "app"}, "quotas": {"controller_mutation_rate": 0.5}},
+    ]
+    failed = kcoord.run("configs", "--alter", *ALTERATIONS[4][0].split(), "--delete-config", "producer_byte_rate")
+    assert (failed.code, failed.out) == (1, "")
+    assert "Invalid config(s): producer_byte_rate" in failed.err
+    for options, _ in ALTERATIONS:
+        arguments = ["--describe", *options.split(), "--json"]
+        (entity,) = kcoord.succeed("configs", *arguments).json
+        keys = ",".join(cast("dict[str, float]", entity["quotas"]))
+        kcoord.succeed("configs", "--alter", *options.split(), "--delete-config", keys)
+        assert kcoord.succeed("configs", *arguments).json == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--user alice --add-config nope=1", "Only quota and SCRAM credential configs can be added for 'users'"),
+        ("--client app --add-config SCRAM-SHA-256=x", "Only quota configs can be added for 'clients'"),
+        ("--user alice --client app --delete-config nope", "Only quota configs can be deleted for 'clients'"),
+        ("--ip 192.0.2.1 --add-config nope=1", "Only connection quota configs can be added for 'ips'"),
+        ("--user-defaults --delete-config SCRAM-SHA-256", "is not allowed with User SCRAM Credentials"),
+        (
+            "--user alice --add-config producer_byte_rate=1 --delete-config SCRAM-SHA-256",
+            "Cannot alter both quota and SCRAM credential configs simultaneously for 'users'",
+        ),
+        (
+            "--user alice --add-config producer_byte_rate=abc",
+            "Cannot parse quota configuration value for producer_byte_rate: abc",
+        ),
+        ("--user alice --add-config producer_byte_rate=0", "Quota producer_byte_rate must be greater than 0"),
+    ],
+)
+def test_changes_that_kcoord_configs_refuses(broker: KcoordProcess, arguments: str, text: str) -> None:
+    """The texts are those of Kafka's tool of 4.3.1."""
+    refused = CommandLine(broker.address).run("configs", "--alter", *arguments.split())
+    assert refused.code == 1
+    assert text in refused.err

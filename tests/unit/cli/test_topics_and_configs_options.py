@@ -7,6 +7,7 @@ import pytest
 
 from kcoord.cli import configs, topics
 from kcoord.cli.configs import parse_assignments
+from kcoord.cli.quota_configs import double_text
 from kcoord.cli.session import CommandError
 from kcoord.cli.topics import parse_configs, parse_replica_assignment
 from kcoord.client.admin.model import TopicListing
@@ -64,7 +65,16 @@ def test_topics_options(arguments: list[str], problem: str | None) -> None:
         (["--alter", "--user", "u", "--add-config", "SCRAM-SHA-256=[iterations=8192,password=x]"], None),
         (["--alter", "--user", "u", "--delete-config", "SCRAM-SHA-256"], None),
         (["--describe", "--entity-type", "users"], None),
-        (["--describe", "--entity-type", "users", "--entity-default"], "--entity-type brokers"),
+        (["--describe", "--entity-type", "users", "--entity-default"], None),
+        (["--describe", "--entity-type", "clients", "--entity-type", "users", "--entity-name", "c"], None),
+        (["--describe", "--entity-type", "ips"], None),
+        (["--alter", "--user", "u", "--client-defaults", "--delete-config", "a"], None),
+        (["--describe", "--entity-type", "users", "--entity-type", "users"], "may be specified together"),
+        (["--describe", "--entity-type", "users", "--entity-type", "ips"], "may be specified together"),
+        (["--describe", "--entity-type", "ips", "--entity-name", "a", "--entity-default"], "more entity names"),
+        (["--describe", "--entity-type", "users", "--all"], "--all does not go with --entity-type users"),
+        (["--alter", "--entity-type", "users", "--entity-type", "clients", "--entity-name", "u"], "for each"),
+        (["--alter", "--user", "u", "--add-config", "SCRAM-SHA-256"], "--add-config is not KEY=VALUE,..."),
         (["--delete", "--user", "u"], "--delete goes with --entity-type client-metrics"),
         (["--alter", *GROUP], "--alter needs --add-config"),
         (["--alter", "--entity-type", "groups", "--add-config", "a=1"], "needs --entity-name"),
@@ -72,7 +82,7 @@ def test_topics_options(arguments: list[str], problem: str | None) -> None:
         (["--alter", *GROUP, "--add-config", "a=1", "--add-config-file", "f"], "not both"),
         (["--alter", *GROUP, "--add-config", "a=1", "--all"], "--all goes with --describe"),
         (["--describe", *GROUP, "--add-config", "a=1"], "--describe changes nothing"),
-        (["--describe", "--entity-type", "topics", "--entity-default"], "--entity-type brokers"),
+        (["--describe", "--entity-type", "topics", "--entity-default"], "only the entity types brokers"),
         (["--describe", "--topic", "t"], None),
         (["--alter", "--broker-defaults", "--add-config", "a=1"], None),
         (["--describe"], "--entity-type or one of --topic"),
@@ -95,6 +105,12 @@ def test_configs_options(arguments: list[str], problem: str | None) -> None:
         (["--broker", "1"], ["--entity-type", "brokers", "--entity-name", "1"]),
         (["--broker-defaults"], ["--entity-type", "brokers", "--entity-default"]),
         (["--client-metrics", "m"], ["--entity-type", "client-metrics", "--entity-name", "m"]),
+        (["--user", "u"], ["--entity-type", "users", "--entity-name", "u"]),
+        (["--ip-defaults"], ["--entity-type", "ips", "--entity-default"]),
+        (
+            ["--user-defaults", "--client", "c"],
+            ["--entity-type", "clients", "--entity-name", "c", "--entity-type", "users", "--entity-default"],
+        ),
     ],
 )
 def test_short_forms(short: list[str], long: list[str]) -> None:
@@ -102,6 +118,12 @@ def test_short_forms(short: list[str], long: list[str]) -> None:
     assert parse(["--describe", *short]) == parse(["--describe", *long])
     with pytest.raises(SystemExit):
         parse(["--describe", *short, "--topic", "u"])
+
+
+def test_numbers_are_printed_as_java_prints_them() -> None:
+    """The texts are those of Java 17's Double.toString."""
+    texts = ["0.0", "0.001", "1.0E-4", "12.5", "1024.0", "9999999.5", "1.0E7", "1.048576E7", "1.0E10", "1.5E-7"]
+    assert [double_text(float(text)) for text in texts] == texts
 
 
 def test_values() -> None:
