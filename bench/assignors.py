@@ -10,6 +10,8 @@ from random import Random
 from bench.report import Report, Table
 from kcoord.coordinator.group.assignor import ASSIGNORS, Assignment, MemberSpec
 
+RACKS = ("a", "b", "c")
+"""Racks of members and of replicas; each partition has one replica. Only `uniform-rack` looks at them."""
 SIZES = [(1_000, 10_000, 100), (10_000, 100_000, 1_000), (1_000, 10_000, 1), (10_000, 100_000, 1)]
 ROUNDS = 3
 
@@ -23,7 +25,8 @@ def main(report: Report) -> None:
         counts = dict.fromkeys(topic_ids, partitions // topics)
         member_ids = [f"{number:08d}" for number in range(members + 1)]
         for name in ASSIGNORS:
-            specs = dict.fromkeys(member_ids[:-1], MemberSpec(subscribed_topic_ids=frozenset(topic_ids)))
+            alike = [MemberSpec(rack_id=rack, subscribed_topic_ids=frozenset(topic_ids)) for rack in RACKS]
+            specs = {member_id: alike[int(member_id) % 3] for member_id in member_ids[:-1]}
             first_ms, first = best(name, specs, counts)
             after = {member_id: spec_after(first, member_id, topic_ids) for member_id in member_ids}
             more_ms, more = best(name, after, counts)
@@ -55,13 +58,13 @@ def different_subscriptions(table: Table) -> None:
     for shape, subscriptions in kinds.items():
         for name in ASSIGNORS:
             specs = {
-                f"{number:08d}": MemberSpec(subscribed_topic_ids=subscriptions[number % len(subscriptions)])
+                f"{number:08d}": MemberSpec(None, RACKS[number % 3], subscriptions[number % len(subscriptions)])
                 for number in range(10_001)
             }
             late = specs.popitem()
             first_ms, first = best(name, specs, counts)
             after = {
-                member_id: MemberSpec(None, None, spec.subscribed_topic_ids, first[member_id])
+                member_id: MemberSpec(None, spec.rack_id, spec.subscribed_topic_ids, first[member_id])
                 for member_id, spec in specs.items()
             }
             more_ms, more = best(name, {**after, late[0]: late[1]}, counts)
@@ -71,16 +74,21 @@ def different_subscriptions(table: Table) -> None:
 
 def spec_after(assignment: Assignment, member_id: str, topic_ids: list[bytes]) -> MemberSpec:
     assigned = {topic_id: frozenset(partitions) for topic_id, partitions in assignment.get(member_id, {}).items()}
-    return MemberSpec(None, None, topic_ids, assigned)
+    return MemberSpec(None, RACKS[int(member_id) % 3], topic_ids, assigned)
+
+
+def partition_racks(topic_id: bytes, count: int) -> list[frozenset[str]]:
+    return [frozenset({RACKS[(topic_id[-1] + number) % 3]}) for number in range(count)]
 
 
 def best(name: str, specs: dict[str, MemberSpec], counts: dict[bytes, int]) -> tuple[float, Assignment]:
     shortest, assignment = float("inf"), {}
+    racks = {topic_id: partition_racks(topic_id, count) for topic_id, count in counts.items()}
     for _ in range(ROUNDS):
         gc.collect()
         gc.freeze()
         began = time.process_time()
-        assignment = ASSIGNORS[name].assign(specs, counts)
+        assignment = ASSIGNORS[name].assign(specs, counts, racks.__getitem__)
         shortest = min(shortest, time.process_time() - began)
         gc.unfreeze()
     return shortest * 1000, assignment

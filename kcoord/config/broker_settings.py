@@ -26,6 +26,7 @@ JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"
 KNOWN_CONSUMER_ASSIGNORS = {
     "uniform": "uniform",
     "range": "range",
+    "uniform-rack": "uniform-rack",
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
 }

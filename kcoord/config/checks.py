@@ -64,7 +64,8 @@ def _check_assignors(config: BrokerSettings) -> None:
     shown = ",".join(config.group_consumer_assignors)
     if "" in names:
         raise ConfigError(
-            f"Invalid value {shown} for configuration group.consumer.assignors: allowed assignors are uniform and range"
+            f"Invalid value {shown} for configuration group.consumer.assignors: allowed assignors are uniform, range "
+            "and uniform-rack"
         )
     if len(set(names)) != len(names):
         raise ConfigError(

@@ -153,7 +153,7 @@ _CONSUMER_GROUP: Final = (
     Column(
         "epoch_reason",
         pa.string(),
-        "Why the epoch was bumped: `join`, `leave`, `fenced`, `subscription`, `metadata`, `assignor` or "
+        "Why the epoch was bumped: `join`, `leave`, `fenced`, `subscription`, `metadata`, `assignor`, `rack` or "
         "`migration`. Only kcoord writes it.",
     ),
     Column("metadata_hash", pa.int64(), "Hash of the metadata of the subscribed topics."),

@@ -105,7 +105,7 @@ def test_heartbeat_interval_is_less_than_session_timeout() -> None:
 
 
 def test_assignors() -> None:
-    assert "uniform and range" in refused(group_consumer_assignors="uniform,best")
+    assert "uniform, range and uniform-rack" in refused(group_consumer_assignors="uniform,best")
     assert "twice" in refused(
         group_consumer_assignors="range,org.apache.kafka.coordinator.group.assignor.RangeAssignor"
     )

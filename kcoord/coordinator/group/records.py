@@ -48,6 +48,7 @@ class EpochReason(Enum):
     SUBSCRIPTION = "subscription"
     METADATA = "metadata"
     ASSIGNOR = "assignor"
+    RACK = "rack"
     MIGRATION = "migration"
 
 

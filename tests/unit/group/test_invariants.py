@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kcoord.coordinator.group import records
-from kcoord.coordinator.group.assignor import Assignment, MemberSpec
+from kcoord.coordinator.group.assignor import Assignment, MemberSpec, PartitionRacks
 from kcoord.coordinator.group.assignor.range import RangeAssignor
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import Rebalance
@@ -92,7 +92,9 @@ def test_a_member_does_not_revoke_what_it_is_assigned(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("partitions", [(), (0,), (0, 1, 2)])
 def test_a_target_has_every_partition_once(monkeypatch: pytest.MonkeyPatch, partitions: tuple[int, ...]) -> None:
-    def assign(_: RangeAssignor, members: Mapping[str, MemberSpec], counts: Mapping[bytes, int]) -> Assignment:
+    def assign(
+        _: RangeAssignor, members: Mapping[str, MemberSpec], counts: Mapping[bytes, int], _racks: PartitionRacks
+    ) -> Assignment:
         return {member_id: dict.fromkeys(counts, frozenset(partitions)) for member_id in members}
 
     context = GroupContext({"foo": 2})

@@ -11,12 +11,13 @@ from types import MappingProxyType
 from typing import Final
 
 from kcoord.coordinator.group.assignor.range import RangeAssignor
-from kcoord.coordinator.group.assignor.spec import Assignment, Assignor, MemberSpec
+from kcoord.coordinator.group.assignor.spec import Assignment, Assignor, MemberSpec, PartitionRacks
 from kcoord.coordinator.group.assignor.uniform import UniformAssignor
+from kcoord.coordinator.group.assignor.uniform_rack import UniformRackAssignor
 
 ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
-    {assignor.name: assignor for assignor in (UniformAssignor(), RangeAssignor())}
+    {assignor.name: assignor for assignor in (UniformAssignor(), RangeAssignor(), UniformRackAssignor())}
 )
-"""Assignors by name, in the default order of `group.consumer.assignors`; the first is the default."""
+"""The built-in assignors by name."""
 
-__all__ = ["ASSIGNORS", "Assignment", "Assignor", "MemberSpec"]
+__all__ = ["ASSIGNORS", "Assignment", "Assignor", "MemberSpec", "PartitionRacks"]

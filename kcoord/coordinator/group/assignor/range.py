@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec
+from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec, PartitionRacks, no_racks
 from kcoord.coordinator.group.assignor.uniform import subscriptions_of, topic_classes
 
 
@@ -20,11 +20,18 @@ class RangeAssignor:
 
     __slots__ = ()
 
+    needs_racks = False
+
     @property
     def name(self) -> str:
         return "range"
 
-    def assign(self, members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Assignment:
+    def assign(
+        self,
+        members: Mapping[str, MemberSpec],
+        partition_counts: Mapping[bytes, int],
+        partition_racks: PartitionRacks = no_racks,
+    ) -> Assignment:
         order = sorted(members, key=lambda member_id: _position(member_id, members[member_id]))
         place_of = {member_id: place for place, member_id in enumerate(order)}
         subscriptions = subscriptions_of(order, members)

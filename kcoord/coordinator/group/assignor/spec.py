@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -15,6 +15,15 @@ A claim is never changed after it was made, so members and targets may share it.
 
 Assignment: TypeAlias = dict[str, Claim]
 """Member id -> its new claim, for every member. A member that keeps all partitions may have the same object again."""
+
+
+PartitionRacks: TypeAlias = Callable[[bytes], Sequence[frozenset[str]]]
+"""Topic id -> the racks of the replicas of each partition."""
+
+
+def no_racks(_topic_id: bytes) -> Sequence[frozenset[str]]:
+    """The PartitionRacks of brokers without racks."""
+    return ()
 
 
 @dataclass(slots=True)
@@ -33,7 +42,16 @@ class Assignor(Protocol):
     @property
     def name(self) -> str: ...
 
-    def assign(self, members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Assignment:
+    @property
+    def needs_racks(self) -> bool:
+        """True if the assignment depends on `rack_id` and `partition_racks`."""
+
+    def assign(
+        self,
+        members: Mapping[str, MemberSpec],
+        partition_counts: Mapping[bytes, int],
+        partition_racks: PartitionRacks = no_racks,
+    ) -> Assignment:
         """Assigns each partition of each subscribed topic to exactly one subscriber.
 
         A subscribed topic that is not in `partition_counts` does not exist and is skipped.

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
-from kcoord.coordinator.group.assignor.spec import Assignment, Claim, MemberSpec
+from kcoord.coordinator.group.assignor.spec import Assignment, Claim, MemberSpec, PartitionRacks, no_racks
 
 
 @dataclass(slots=True)
@@ -290,11 +290,18 @@ class UniformAssignor:
 
     __slots__ = ()
 
+    needs_racks = False
+
     @property
     def name(self) -> str:
         return "uniform"
 
-    def assign(self, members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Assignment:
+    def assign(
+        self,
+        members: Mapping[str, MemberSpec],
+        partition_counts: Mapping[bytes, int],
+        partition_racks: PartitionRacks = no_racks,
+    ) -> Assignment:
         subscriptions = subscriptions_of(sorted(members), members)
         classes = topic_classes(subscriptions, partition_counts)
         claims = {member_id: member.assigned for member_id, member in members.items()}

@@ -159,6 +159,7 @@ class CurrentAssignmentBuilder:
 _US_PER_MEMBER: Final = 4.0
 _US_PER_PARTITION: Final = 0.5
 _HETEROGENEOUS_FACTOR: Final = 3
+_RACK_FACTOR: Final = 5
 _SHARE_OF_INTERVAL: Final = 100
 _LEAST_INLINE_US: Final = 1000
 """Rough costs, measured with `make bench ARGS=assignors`, and the limit for a computation inside a request.
@@ -219,7 +220,12 @@ class ComputedTarget:
 
 
 def takes_long(
-    group: ConsumerGroup, image: MetadataImage, updated: ConsumerGroupMember, interval_ms: int, inline_ms: int
+    group: ConsumerGroup,
+    assignor: str,
+    image: MetadataImage,
+    updated: ConsumerGroupMember,
+    interval_ms: int,
+    inline_ms: int,
 ) -> bool:
     """True if the target is to be computed in the background.
 
@@ -229,12 +235,14 @@ def takes_long(
     if group.assignment_epoch == 0:
         return False
     counts = partition_counts(image, group.subscribed_topic_names(changed=updated))
-    cost_us = _cost_us(len(group.members), counts, is_homogeneous=group.is_homogeneous)
+    cost_us = _cost_us(assignor, len(group.members), counts, is_homogeneous=group.is_homogeneous)
     return cost_us > min(inline_ms * 1000, max(interval_ms * 1000 // _SHARE_OF_INTERVAL, _LEAST_INLINE_US))
 
 
-def _cost_us(members: int, partition_counts: Mapping[bytes, int], *, is_homogeneous: bool) -> float:
+def _cost_us(assignor: str, members: int, partition_counts: Mapping[bytes, int], *, is_homogeneous: bool) -> float:
     cost_us = members * _US_PER_MEMBER + sum(partition_counts.values()) * _US_PER_PARTITION
+    if ASSIGNORS[assignor].needs_racks:
+        cost_us *= _RACK_FACTOR
     return cost_us if is_homogeneous else cost_us * _HETEROGENEOUS_FACTOR
 
 
@@ -270,7 +278,7 @@ def target_input(
         dict(group.resolved_regexes),
         image,
         counts,
-        _cost_us(len(members), counts, is_homogeneous=group.is_homogeneous),
+        _cost_us(assignor, len(members), counts, is_homogeneous=group.is_homogeneous),
     )
 
 
@@ -286,13 +294,27 @@ def _member_specs(work: TargetInput) -> dict[str, MemberSpec]:
     return specs
 
 
+def _partition_racks(image: MetadataImage, topic_id: bytes) -> Sequence[frozenset[str]]:
+    """Returns the racks of the replicas of each partition of an existing topic."""
+    racks = image.racks
+    # Most topics have few combinations of replicas; partitions with the same one share a set.
+    of_replicas: dict[tuple[int, ...], frozenset[str]] = {}
+    racks_of: list[frozenset[str]] = []
+    for partition in image.topics_by_id[topic_id].partitions:
+        replicas = tuple(partition.replicas)
+        if replicas not in of_replicas:
+            of_replicas[replicas] = frozenset(racks[replica] for replica in replicas if replica in racks)
+        racks_of.append(of_replicas[replicas])
+    return racks_of
+
+
 def compute(work: TargetInput) -> ComputedTarget:
     """Runs the assignor and returns the targets that changed.
 
     A member without a target record gets one even if its target is empty, as in Kafka.
     """
     specs = _member_specs(work)
-    assigned = ASSIGNORS[work.assignor].assign(specs, work.partition_counts)
+    assigned = ASSIGNORS[work.assignor].assign(specs, work.partition_counts, partial(_partition_racks, work.image))
     count = sum(map(len, chain.from_iterable(map(_claimed, assigned.values()))))
     assert count == sum(work.partition_counts.values()), (
         f"G-6: the target of group {work.group_id} assigns {count} partitions; its topics have "

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records, regex
+from kcoord.coordinator.group.assignor import ASSIGNORS
 from kcoord.coordinator.group.consumer.assignment import (
     ComputeTarget,
     CurrentAssignmentBuilder,
@@ -157,18 +158,21 @@ class MemberTransition:
         reason = EpochReason.SUBSCRIPTION if bump or regex_bump else None
         if reason is None and self._changes_assignor(member, updated):
             reason = EpochReason.ASSIGNOR
+        if reason is None and self._changes_rack(member, updated):
+            reason = EpochReason.RACK
         group_epoch = self._group_epoch(member, updated, reason)
         # 3. The target assignment, at most once per assignment interval.
         target_epoch, target = group.assignment_epoch, self._present_target(updated)
         interval_ms = self.settings.assignment_interval_ms
         if group_epoch > target_epoch and self.now_ms >= group.assignment_timestamp_ms + interval_ms:
+            assignor = group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
             if self.settings.assignor_offload_enable and takes_long(
-                group, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms
+                group, assignor, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms
             ):
                 key = TimerKey(GroupTimer.COMPUTE_TARGET, group.group_id)
                 self.tasks.append(Task(key, ComputeTarget(group.group_id)))
             else:
-                target_epoch, target = group_epoch, self._new_target(updated, group_epoch)
+                target_epoch, target = group_epoch, self._new_target(updated, assignor, group_epoch)
         # 4. The member's next step towards its target.
         return self._reconcile(updated, target_epoch, target, owned, bump or regex_changed)
 
@@ -226,6 +230,14 @@ class MemberTransition:
         present = self.group.preferred_server_assignor(assignors)
         return self.group.preferred_server_assignor(assignors, changed=updated) != present
 
+    def _changes_rack(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> bool:
+        """True if the member changes its rack and the group's assignor looks at racks. Kafka's assignors do not."""
+        if updated.rack_id == member.rack_id:
+            return False
+        return ASSIGNORS[
+            self.group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
+        ].needs_racks
+
     def _group_epoch(
         self, member: ConsumerGroupMember, updated: ConsumerGroupMember, reason: EpochReason | None
     ) -> int:
@@ -260,9 +272,8 @@ class MemberTransition:
         source = self.group.replaced_by(updated)
         return {} if source is None else self.group.target_assignment_of(source.member_id)
 
-    def _new_target(self, updated: ConsumerGroupMember, group_epoch: int) -> Assignment:
-        name = self.group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
-        work = target_input(self.group, group_epoch, name, self.image, updated)
+    def _new_target(self, updated: ConsumerGroupMember, assignor: str, group_epoch: int) -> Assignment:
+        work = target_input(self.group, group_epoch, assignor, self.image, updated)
         computed = compute(work)
         self.records += computed.records
         self.records.append(

@@ -18,6 +18,7 @@ REASONS: Final = {
     "subscription": "#8b6cc9",
     "metadata": "#3f83d4",
     "assignor": "#b8a13c",
+    "rack": "#4fb3bf",
     "migration": "#c95f9e",
     "rejoin": "#8a93a3",
 }
