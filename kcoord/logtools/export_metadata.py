@@ -14,6 +14,7 @@ from typing import Final
 
 from kcoord.metadata import records
 from kcoord.metadata.client_quotas import records_of_quotas
+from kcoord.metadata.delegation_tokens import records_of_tokens
 from kcoord.metadata.image import BROKER_RESOURCE, MetadataImage, PartitionImage
 from kcoord.metadata.scram import records_of_credentials
 from kcoord.runtime.result import CoordinatorRecord
@@ -47,6 +48,7 @@ class MetadataExport:
         for (resource_type, name), configs in sorted(image.configs.items()):
             made += self._configs(resource_type, name, configs)
         made += records_of_credentials(image)
+        made += records_of_tokens(image)
         for acl_id, acl in image.acls.items():
             made.append(records.new_acl_record(acl_id, acl))
             if "/" in acl.host:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first metadata log of an imported data folder. Its one broker leads every partition.
 
-Topic ids, partition counts, configs, SCRAM credentials, ACLs and the next producer id are kept. Leader epochs increase
-by 1. Creation times are -1 if the source did not record them (KIP-1327).
+Topic ids, partition counts, configs, SCRAM credentials, delegation tokens, ACLs and the next producer id are kept.
+Leader epochs increase by 1. Creation times are -1 if the source did not record them (KIP-1327).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kcoord.logtools.decode import shown_config
 from kcoord.logtools.topic_clues import GuessedTopic
 from kcoord.metadata import records
 from kcoord.metadata.client_quotas import records_of_quotas, unenforced_keys
+from kcoord.metadata.delegation_tokens import records_of_tokens
 from kcoord.metadata.image import (
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
@@ -59,6 +60,7 @@ class MetadataImport:
             made += (self._partition(topic.id, partition) for partition in topic.partitions)
         made += self._other_configs(image)
         made += records_of_credentials(image)
+        made += records_of_tokens(image)
         made += (records.new_acl_record(acl_id, acl) for acl_id, acl in image.acls.items())
         made += records_of_quotas(image)
         self.skipped.update(f"client quota {key}" for key in unenforced_keys(image))

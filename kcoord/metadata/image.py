@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE
+from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE, DelegationToken
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
@@ -21,12 +21,14 @@ from kcoord_protocol.messages import (
     BrokerRegistrationChangeRecord,
     ClientQuotaRecord,
     ConfigRecord,
+    DelegationTokenRecord,
     FeatureLevelRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveAccessControlEntryRecord,
+    RemoveDelegationTokenRecord,
     RemoveTopicRecord,
     RemoveUserScramCredentialRecord,
     TopicRecord,
@@ -135,6 +137,8 @@ class MetadataImage:
     """The ACLs by their id. An image shares this mapping with the image before it if no ACL has changed."""
     client_quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
     """The client quotas by entity and key. Shared with the image before it if no quota has changed."""
+    delegation_tokens: Mapping[str, DelegationToken] = field(default_factory=dict)
+    """The delegation tokens by id. Shared with the image before it if no token has changed."""
     racks: Mapping[int, str] = field(init=False, compare=False, repr=False)
     """The racks of the brokers that have one, by broker id."""
 
@@ -190,12 +194,14 @@ class ImageBuilder:
         "_client_quotas",
         "_configs",
         "_creation_time_ms",
+        "_delegation_tokens",
         "_features",
         "_image",
         "_next_producer_id",
         "_own_acls",
         "_own_configs",
         "_own_quotas",
+        "_own_tokens",
         "_own_topics",
         "_producer_ids",
         "_replayed",
@@ -219,6 +225,8 @@ class ImageBuilder:
         self._own_acls: dict[bytes, Acl] | None = None
         self._client_quotas = image.client_quotas
         self._own_quotas: dict[QuotaEntity, Mapping[str, float]] | None = None
+        self._delegation_tokens = image.delegation_tokens
+        self._own_tokens: dict[str, DelegationToken] | None = None
         self._own_topics: set[bytes] = set()
         self._own_configs: dict[tuple[int, str], dict[str, str]] = {}
         self._replayed = 0
@@ -262,6 +270,8 @@ class ImageBuilder:
                 self._set_acl(record.value)
             case ClientQuotaRecord() as quota:
                 self._set_client_quota(quota)
+            case DelegationTokenRecord() | RemoveDelegationTokenRecord():
+                self._set_delegation_token(record.value)
             case _:
                 return
 
@@ -282,6 +292,7 @@ class ImageBuilder:
             self._scram_credentials,
             self._acls,
             self._client_quotas,
+            self._delegation_tokens,
         )
 
     def _add_topic(self, record: TopicRecord) -> None:
@@ -412,6 +423,21 @@ class ImageBuilder:
             self._own_quotas[entity] = quotas
         else:
             self._own_quotas.pop(entity, None)
+
+    def _set_delegation_token(self, record: DelegationTokenRecord | RemoveDelegationTokenRecord) -> None:
+        if self._own_tokens is None:
+            self._delegation_tokens = self._own_tokens = dict(self._delegation_tokens)
+        if isinstance(record, RemoveDelegationTokenRecord):
+            self._own_tokens.pop(record.token_id, None)
+            return
+        self._own_tokens[record.token_id] = DelegationToken(
+            record.owner,
+            record.requester,
+            tuple(record.renewers),
+            record.issue_timestamp,
+            record.max_timestamp,
+            record.expiration_timestamp,
+        )
 
 
 def _broker_image(record: RegisterBrokerRecord) -> BrokerImage:

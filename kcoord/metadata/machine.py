@@ -14,7 +14,7 @@ The image is thus ahead of the disk. A crash loses records that were not durable
 response or their image. After a start, `replay` of the log rebuilds the image, and `register_brokers` then
 updates brokers, leaders and in-sync replicas.
 
-The machine has no timers and no background tasks.
+If delegation tokens are enabled, a timer removes the expired ones. The machine has no background tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ from kcoord.metadata import bootstrap, configs, features, fencing, reassignment,
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
 from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
-from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
+from kcoord.runtime.result import (
+    Cancel,
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Schedule,
+    Task,
+    TimerKey,
+    TimerKind,
+)
 
 if TYPE_CHECKING:
     from kcoord_protocol.messages import (
@@ -42,6 +51,8 @@ if TYPE_CHECKING:
         AlterUserScramCredentialsResponse,
         CreateAclsRequest,
         CreateAclsResponse,
+        CreateDelegationTokenRequest,
+        CreateDelegationTokenResponse,
         CreatePartitionsRequest,
         CreatePartitionsResponse,
         CreateTopicsRequest,
@@ -52,13 +63,26 @@ if TYPE_CHECKING:
         DeleteTopicsResponse,
         ElectLeadersRequest,
         ElectLeadersResponse,
+        ExpireDelegationTokenRequest,
+        ExpireDelegationTokenResponse,
         IncrementalAlterConfigsRequest,
         IncrementalAlterConfigsResponse,
+        RenewDelegationTokenRequest,
+        RenewDelegationTokenResponse,
         UpdateFeaturesRequest,
         UpdateFeaturesResponse,
     )
 
 PRODUCER_ID_BLOCK_SIZE: Final = 1000
+
+
+class MetadataTimer(TimerKind):
+    """The timers of the metadata machine."""
+
+    TOKEN_EXPIRY = "token-expiry"
+
+
+TOKEN_EXPIRY: Final = TimerKey(MetadataTimer.TOKEN_EXPIRY)
 
 
 @dataclass(slots=True)
@@ -91,10 +115,21 @@ class MetadataMachine:
         self._builder.replay(record)
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
-        return CoordinatorResult(None)
+        return CoordinatorResult(None, timers=self._expiry_timers(context.now_ms))
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
-        raise AssertionError(f"the metadata machine sets no timers: {key}")
+        """Removes the expired delegation tokens."""
+        assert key == TOKEN_EXPIRY, f"the metadata machine does not set this timer: {key}"
+        from kcoord.metadata import delegation_tokens
+
+        expired = delegation_tokens.expired_token_records(self.image, context.now_ms)
+        return CoordinatorResult(None, expired, self._expiry_timers(context.now_ms))
+
+    def _expiry_timers(self, now_ms: int) -> list[Schedule | Cancel]:
+        config = self._config
+        if not config.delegation_token_secret_key:
+            return []
+        return [Schedule(TOKEN_EXPIRY, now_ms + config.delegation_token_expiry_check_interval_ms)]
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
         raise AssertionError(f"the metadata machine starts no tasks: {task}")
@@ -210,6 +245,29 @@ class MetadataMachine:
         from kcoord.metadata import acl_changes
 
         return acl_changes.delete_acls(self.image, request)
+
+    def create_delegation_token(
+        self, context: OperationContext, request: CreateDelegationTokenRequest, token_id: str
+    ) -> CoordinatorResult[CreateDelegationTokenResponse]:
+        """Creates a delegation token of the client in `context`. `token_id` is a new random id."""
+        # Most clusters have no delegation tokens.
+        from kcoord.metadata import delegation_tokens
+
+        return delegation_tokens.create_delegation_token(self.image, self._config, context, request, token_id)
+
+    def renew_delegation_token(
+        self, context: OperationContext, request: RenewDelegationTokenRequest
+    ) -> CoordinatorResult[RenewDelegationTokenResponse]:
+        from kcoord.metadata import delegation_tokens
+
+        return delegation_tokens.renew_delegation_token(self.image, self._config, context, request)
+
+    def expire_delegation_token(
+        self, context: OperationContext, request: ExpireDelegationTokenRequest
+    ) -> CoordinatorResult[ExpireDelegationTokenResponse]:
+        from kcoord.metadata import delegation_tokens
+
+        return delegation_tokens.expire_delegation_token(self.image, self._config, context, request)
 
     def alter_client_quotas(
         self, context: OperationContext, request: AlterClientQuotasRequest

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kcoord.runtime.result import CoordinatorRecord
@@ -14,6 +14,7 @@ from kcoord_protocol.messages import (
     BrokerRegistrationChangeRecord,
     ClientQuotaRecord,
     ConfigRecord,
+    DelegationTokenRecord,
     FeatureLevelRecord,
     Message,
     PartitionChangeRecord,
@@ -21,6 +22,7 @@ from kcoord_protocol.messages import (
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveAccessControlEntryRecord,
+    RemoveDelegationTokenRecord,
     RemoveTopicRecord,
     RemoveUserScramCredentialRecord,
     TopicRecord,
@@ -77,6 +79,33 @@ class BrokerRegistration:
     endpoints: list[tuple[str, str, int, int]]
     rack: str | None
     log_dirs: list[bytes]
+
+
+@dataclass(slots=True, frozen=True)
+class DelegationToken:
+    """A delegation token (KIP-48). Principals are `Type:name`; times are in milliseconds since 1970."""
+
+    owner: str
+    """The principal as which the holder of the token logs in."""
+    requester: str
+    renewers: tuple[str, ...]
+    """Principals that may renew and expire the token, besides its owner."""
+    issue_ms: int
+    max_ms: int
+    """The latest possible expiry time."""
+    expiry_ms: int
+
+    def is_of(self, principal: str) -> bool:
+        """Returns whether the principal is the owner or a renewer."""
+        return principal == self.owner or principal in self.renewers
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Returns whether the token has expired. In the millisecond of its expiry time it is still valid."""
+        return min(self.max_ms, self.expiry_ms) < now_ms
+
+    def expiring(self, expiry_ms: int) -> DelegationToken:
+        """Returns the token with another expiry time, its maximum time at most."""
+        return replace(self, expiry_ms=min(self.max_ms, expiry_ms))
 
 
 def _record(value: Message, version: int = 0) -> CoordinatorRecord:
@@ -206,6 +235,24 @@ def new_scram_credential_record(
 
 def new_remove_scram_credential_record(mechanism: ScramMechanism, user: str) -> CoordinatorRecord:
     return _record(RemoveUserScramCredentialRecord(name=user, mechanism=mechanism))
+
+
+def new_delegation_token_record(token_id: str, token: DelegationToken) -> CoordinatorRecord:
+    """Creates a token, or replaces the token with this id."""
+    value = DelegationTokenRecord(
+        owner=token.owner,
+        requester=token.requester,
+        renewers=list(token.renewers),
+        issue_timestamp=token.issue_ms,
+        max_timestamp=token.max_ms,
+        expiration_timestamp=token.expiry_ms,
+        token_id=token_id,
+    )
+    return _record(value)
+
+
+def new_remove_delegation_token_record(token_id: str) -> CoordinatorRecord:
+    return _record(RemoveDelegationTokenRecord(token_id=token_id))
 
 
 def new_acl_record(acl_id: bytes, acl: Acl) -> CoordinatorRecord:

@@ -13,10 +13,10 @@ Theory of operation. It follows the states of Kafka's SaslServerAuthenticator:
 
 A frame that does not fit the state fails the authentication. So before COMPLETE a client reaches ApiVersions only.
 
-A session has an end if `connections.max.reauth.ms` is set, or if the credential (a token of OAUTHBEARER) has one. A
-SaslHandshake in the state COMPLETE then begins a re-authentication (KIP-368), at most once a second: back to
-AUTHENTICATE, with the same mechanism and the same principal as before. Requests are not served until it is complete.
-The first request after the end of a session fails, unless it begins a re-authentication.
+A session has an end if `connections.max.reauth.ms` is set, or if the credential has one: a token of OAUTHBEARER, or a
+delegation token. A SaslHandshake in the state COMPLETE then begins a re-authentication (KIP-368), at most once a
+second: back to AUTHENTICATE, with the same mechanism and the same principal as before. Requests are not served until it
+is complete. The first request after the end of a session fails, unless it begins a re-authentication.
 
 The texts for clients are those of Kafka. They never say whether a user exists. No text has a password or a user name.
 """
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.security.plain import PlainExchange, PlainUsers
 from kcoord.security.rejection import Rejection
-from kcoord.security.scram import CredentialLookup, ScramServerExchange
+from kcoord.security.scram import CredentialLookup, ScramServerExchange, TokenLogin
 from kcoord.security.scram_messages import ScramError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, Errors
@@ -75,6 +75,8 @@ class SaslSettings:
     decoy_key: bytes
     bearer: BearerSettings | None = None
     """None if OAUTHBEARER is not offered. Most listeners do not load what it needs."""
+    tokens: Callable[[str, str, int], TokenLogin | None] | None = None
+    """Returns the login of (mechanism, id of a delegation token) at a time. None if the broker has no such tokens."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,6 +117,8 @@ class SaslAuthenticator:
         self._reauthentication_began_ms: int | None = None
         self.principal: str | None = None
         self.session_end_ms: int | None = None
+        self.is_token_authenticated = False
+        """True if the client has logged in with a delegation token."""
 
     @property
     def is_complete(self) -> bool:
@@ -182,7 +186,14 @@ class SaslAuthenticator:
         if self._mechanism == OAUTHBEARER:
             assert settings.bearer is not None, "the listener offers OAUTHBEARER"
             return settings.bearer.new_exchange(now_ms)
-        return ScramServerExchange(self._mechanism, settings.credentials, settings.new_nonce(), settings.decoy_key)
+        tokens = settings.tokens
+        return ScramServerExchange(
+            self._mechanism,
+            settings.credentials,
+            settings.new_nonce(),
+            settings.decoy_key,
+            None if tokens is None else lambda mechanism, token_id: tokens(mechanism, token_id, now_ms),
+        )
 
     # --- the exchange -------------------------------------------------------------------------------------------------
 
@@ -241,6 +252,7 @@ class SaslAuthenticator:
         assert self._exchange is not None
         self.principal = f"User:{self._exchange.user}"
         credential_end_ms = self._exchange.credential_end_ms
+        self.is_token_authenticated = isinstance(self._exchange, ScramServerExchange) and self._exchange.is_token_login
         self._exchange = None
         self._state = _State.COMPLETE
         max_reauth_ms = self._settings.max_reauth_ms.get(self._mechanism, 0)

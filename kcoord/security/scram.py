@@ -8,6 +8,9 @@ answer that it has the user's credential.
 A client cannot find out which users exist, if all credentials have 4096 iterations, which is the default. A user
 without a credential gets that number and a salt that looks like those of Kafka's tools, is derived from the name, and
 so is always the same. The exchange fails at the second message, after the same computations as for a wrong password.
+
+With the extension `tokenauth=true` the name is the id of a delegation token (KIP-48), and the client logs in as the
+owner of that token. Ids are random, so the exchange with an unknown one fails at the first message, as in Kafka.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from kcoord.metadata.image import ScramCredential
@@ -27,11 +31,25 @@ from kcoord_protocol.scram_mechanisms import salt_of
 CredentialLookup: TypeAlias = Callable[[str, str], ScramCredential | None]
 """Returns the credential of (mechanism, user), None if there is none."""
 
+
+@dataclass(slots=True, frozen=True)
+class TokenLogin:
+    """What a delegation token logs in with: the name of its owner, a credential, and the time of its end."""
+
+    user: str
+    credential: ScramCredential
+    end_ms: int
+
+
+TokenLookup: TypeAlias = Callable[[str, str], TokenLogin | None]
+"""Returns the login of (mechanism, token id), None if there is no valid token with this id."""
+
 _SASL_NAME: Final = r"(?:[^\x00=,]|=2C|=3D)+"
 _EXTENSIONS: Final = r"(?:,[A-Za-z]+=[^\x00,]+)*"
+_TOKEN_EXTENSION: Final = "tokenauth"
 _CLIENT_FIRST: Final = re.compile(
     rf"(?P<header>n,(?:a=(?P<authzid>{_SASL_NAME}))?,)"
-    rf"(?P<bare>n=(?P<name>{_SASL_NAME}),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+){_EXTENSIONS})",
+    rf"(?P<bare>n=(?P<name>{_SASL_NAME}),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+)(?P<extensions>{_EXTENSIONS}))",
     re.DOTALL,
 )
 _CLIENT_FINAL: Final = re.compile(
@@ -45,16 +63,27 @@ class ScramServerExchange:
     """One exchange: call `respond` with the client's first message, then with its second one.
 
     `nonce` is the server's part of the nonce, a new random text for each exchange. `decoy_key` is a secret that all
-    brokers of the cluster share; the salts of users without a credential depend on it.
+    brokers of the cluster share; the salts of users without a credential depend on it. `tokens` finds delegation
+    tokens; it is None if the broker has none.
     """
 
-    def __init__(self, mechanism: str, lookup: CredentialLookup, nonce: str, decoy_key: bytes) -> None:
+    def __init__(
+        self,
+        mechanism: str,
+        lookup: CredentialLookup,
+        nonce: str,
+        decoy_key: bytes,
+        tokens: TokenLookup | None = None,
+    ) -> None:
         self.user = ""
         self._mechanism = mechanism
         self._lookup = lookup
         self._nonce = nonce
         self._decoy_key = decoy_key
+        self._tokens = tokens
         self._has_begun = False
+        self.is_token_login = False
+        """True if the client logs in with a delegation token."""
         self.is_complete = False
         self.credential_end_ms: int | None = None
 
@@ -71,11 +100,14 @@ class ScramServerExchange:
         match = _CLIENT_FIRST.fullmatch(_text(message))
         if match is None:
             raise Rejection("the first message is not a client-first-message without channel binding")
-        self.user = _user(match["name"])
-        if match["authzid"] is not None and _user(match["authzid"]) != self.user:
+        name = _user(match["name"])
+        self.is_token_login = _is_token_login(match["extensions"])
+        credential = self._token_credential(name) if self.is_token_login else self._lookup(self._mechanism, name)
+        if match["authzid"] is not None and _user(match["authzid"]) != name:
             raise Rejection("the client asks for another authorization id", OTHER_AUTHORIZATION_ID)
-        decoy = _decoy(self._mechanism, self.user, self._decoy_key)
-        credential = self._lookup(self._mechanism, self.user)
+        if not self.is_token_login:
+            self.user = name
+        decoy = _decoy(self._mechanism, name, self._decoy_key)
         self._is_decoy = credential is None or credential.iterations < MIN_ITERATIONS
         self._credential = decoy if credential is None or self._is_decoy else credential
         self._header, self._client_first = match["header"], match["bare"]
@@ -83,6 +115,14 @@ class ScramServerExchange:
         salt = base64.b64encode(self._credential.salt).decode()
         self._server_first = f"r={self._full_nonce},s={salt},i={self._credential.iterations}"
         return self._server_first.encode()
+
+    def _token_credential(self, token_id: str) -> ScramCredential:
+        """Makes the owner of the token the user. Raises Rejection if there is no valid token with this id."""
+        login = None if self._tokens is None else self._tokens(self._mechanism, token_id)
+        if login is None:
+            raise Rejection("there is no valid delegation token with this id")
+        self.user, self.credential_end_ms = login.user, login.end_ms
+        return login.credential
 
     def _final(self, message: bytes) -> bytes:
         """Returns the server's last message, if the client proves that it knows the password."""
@@ -112,6 +152,12 @@ def _text(message: bytes) -> str:
         return message.decode()
     except UnicodeDecodeError as error:
         raise Rejection("a message is not UTF-8") from error
+
+
+def _is_token_login(extensions: str) -> bool:
+    """Returns whether the last `tokenauth` among the extensions of a first message is true, in any case."""
+    pairs = (extension.partition("=") for extension in extensions.split(","))
+    return {name: value for name, _, value in pairs}.get(_TOKEN_EXTENSION, "").lower() == "true"
 
 
 def _user(name: str) -> str:

@@ -27,7 +27,7 @@ from kcoord.config.key import ConfigValue
 from kcoord.security.jaas import BEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE, JaasError, parse_login_module
 from kcoord.security.plain import PlainUsers
 from kcoord.security.sasl import OAUTHBEARER, PLAIN, SaslSettings
-from kcoord.security.scram import CredentialLookup
+from kcoord.security.scram import CredentialLookup, TokenLogin
 
 if TYPE_CHECKING:
     from kcoord.security.oauthbearer import BearerSettings
@@ -58,15 +58,22 @@ class ListenerLogins:
     """The SASL settings of one listener. The constructor raises ConfigError if they cannot be used.
 
     `credentials` finds the users of SCRAM. `decoy_key` returns a secret that all workers share (ScramServerExchange).
+    `tokens` finds delegation tokens (SaslSettings).
     """
 
     def __init__(
-        self, config: BrokerConfig, listener: Listener, credentials: CredentialLookup, decoy_key: Callable[[], bytes]
+        self,
+        config: BrokerConfig,
+        listener: Listener,
+        credentials: CredentialLookup,
+        decoy_key: Callable[[], bytes],
+        tokens: Callable[[str, str, int], TokenLogin | None] | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
         self._credentials = credentials
         self._decoy_key = decoy_key
+        self._tokens = tokens
         self._dynamic = config.dynamic
         self._keys: JwksSource | None = None
         self._bearer: BearerSettings | None = None
@@ -93,6 +100,7 @@ class ListenerLogins:
             _new_nonce,
             self._decoy_key(),
             self._bearer,
+            self._tokens,
         )
 
     def begin(self) -> None:

@@ -35,7 +35,7 @@ def test_first_change(tmp_path: Path) -> None:
             subprocess.run(["patch", "--quiet", "-p1"], input=block.text, text=True, cwd=tmp_path, check=True)
             changed += 1
     assert changed == 4
-    tests = ("tests/integration/test_delegation_tokens.py", "tests/unit/server/test_apis.py")
+    tests = ("tests/integration/test_raft_voters.py", "tests/unit/server/test_apis.py")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{tmp_path / 'protocol'}"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNNEEDED, *tests],
@@ -50,5 +50,5 @@ def test_first_change(tmp_path: Path) -> None:
     for script in ("docs/make_apis.py", "docs/make_acls.py"):
         for options in ((), ("--check",)):
             subprocess.run([sys.executable, script, *options], cwd=tmp_path, env=environment, check=True)
-    assert "DescribeDelegationToken" in (tmp_path / "docs" / "reference" / "apis.md").read_text()
+    assert "RemoveRaftVoter" in (tmp_path / "docs" / "reference" / "apis.md").read_text()
     subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "kcoord/server/api"], cwd=tmp_path, check=True)

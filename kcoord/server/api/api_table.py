@@ -66,7 +66,8 @@ class Client:
     """The facts that a connection knows about its client.
 
     `form` is the form of KIP-1327 that the client is served. `principal` is the SASL user, or
-    named by the client's TLS certificate.
+    named by the client's TLS certificate. `is_token_authenticated` is True if the client has logged in with a
+    delegation token.
     `has_begun` is True after its first request that is served; `begins_with_api_versions` is True if that was
     ApiVersions.
     """
@@ -77,6 +78,7 @@ class Client:
         "facts",
         "form",
         "has_begun",
+        "is_token_authenticated",
         "principal",
         "remote_host",
         "remote_port",
@@ -88,6 +90,7 @@ class Client:
         self.form = form
         self.software = ("", "")
         self.principal = ANONYMOUS
+        self.is_token_authenticated = False
         self.has_begun = False
         self.begins_with_api_versions = False
         self.facts: ClientFacts | None = None

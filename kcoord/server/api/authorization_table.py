@@ -138,6 +138,24 @@ CHECKS: Final[Mapping[ApiKey, tuple[Check, ...]]] = {
     ApiKey.DESCRIBE_LOG_DIRS: (_DESCRIBE_CLUSTER,),
     ApiKey.SASL_AUTHENTICATE: (),
     ApiKey.CREATE_PARTITIONS: (_needs(AclOperation.ALTER, _TOPIC, "each topic"),),
+    ApiKey.CREATE_DELEGATION_TOKEN: (
+        Check(
+            AclOperation.CREATE_TOKENS,
+            ResourceType.USER,
+            Errors.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+            "the owner, if it is not the client itself",
+        ),
+    ),
+    ApiKey.RENEW_DELEGATION_TOKEN: (),
+    ApiKey.EXPIRE_DELEGATION_TOKEN: (),
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: (
+        _filters(
+            AclOperation.DESCRIBE,
+            ResourceType.DELEGATION_TOKEN,
+            "each token of other owners; tokens without the right are left out",
+        ),
+        _filters(AclOperation.DESCRIBE_TOKENS, ResourceType.USER, "the owner of the token; suffices, too"),
+    ),
     ApiKey.DELETE_GROUPS: (_needs(AclOperation.DELETE, _GROUP, "each group"),),
     ApiKey.ELECT_LEADERS: (_ALTER_CLUSTER,),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: (

@@ -24,6 +24,7 @@ from kcoord.server.net.request_path import PathSettings, RequestPath
 if TYPE_CHECKING:
     from kcoord.config import Listener
     from kcoord.metadata.image import ScramCredential
+    from kcoord.security.scram import TokenLogin
     from kcoord.server.broker import Broker
     from kcoord.server.certificates import ListenerCertificates
     from kcoord.server.logins import ListenerLogins
@@ -170,13 +171,20 @@ def _logins_of(address: Listener, broker: Broker) -> ListenerLogins | None:
     def credential(mechanism: str, user: str) -> ScramCredential | None:
         return broker.image.scram_credentials.get((mechanism, user))
 
+    def token(mechanism: str, token_id: str, now_ms: int) -> TokenLogin | None:
+        from kcoord.security.token_login import token_login
+
+        return token_login(broker.image, broker.config, mechanism, token_id, now_ms)
+
     def decoy_key() -> bytes:
         # All workers share the folder and its random id, which clients without any permission never see.
         own = broker.image.brokers.get(broker.node_id)
         return b"".join([broker.cluster_id.encode(), *(own.log_dirs if own is not None else ())])
 
     try:
-        logins = ListenerLogins(broker.config, address, credential, decoy_key)
+        logins = ListenerLogins(
+            broker.config, address, credential, decoy_key, token if broker.config.delegation_token_secret_key else None
+        )
     except ConfigError as error:
         raise StartError(str(error)) from None
     broker.config.further_checks.append(logins.check)

@@ -325,6 +325,7 @@ class RequestPath:
             self._send(frame, step.output)
             if sasl.principal is not None and sasl.is_complete:
                 self.client.principal = sasl.principal
+                self.client.is_token_authenticated = sasl.is_token_authenticated
                 self._reader.allow(settings.max_frame_bytes, settings.max_request_bytes, BULK_KEYS)
                 if sasl.session_end_ms is None:
                     self._enter = self._process

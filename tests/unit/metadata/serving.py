@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar, cast
 
 from kcoord.config import Listener, SecurityProtocol
@@ -54,7 +55,11 @@ class Metadata:
         request: R,
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        response = self._cluster.run(lambda machine, context: operation(machine, context, request), context.api_version)
+        principal = context.principal
+        response = self._cluster.run(
+            lambda machine, context: operation(machine, replace(context, principal=principal), request),
+            context.api_version,
+        )
         self.broker.image = self._cluster.image
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         future.set_result(response)

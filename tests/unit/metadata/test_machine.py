@@ -77,7 +77,7 @@ def test_the_epoch_is_the_same_however_the_log_is_read() -> None:
     assert ImageBuilder.of(cluster.log).epoch == cluster.image.epoch == len(cluster.log)
 
 
-def test_there_are_no_timers_and_tasks() -> None:
+def test_there_are_no_other_timers_and_no_tasks() -> None:
     machine: MetadataMachine = Cluster().machine
     context = OperationContext(0)
     key = TimerKey(GroupTimer.SESSION)

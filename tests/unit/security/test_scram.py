@@ -145,7 +145,7 @@ def test_first_messages_that_are_refused(message: bytes) -> None:
 
 def test_names_extensions_and_the_own_authorization_id() -> None:
     exchange = alice()
-    assert exchange.respond(b"n,a=alice,n=alice,r=n,tokenauth=true,x=y").startswith(b"r=nserver,")
+    assert exchange.respond(b"n,a=alice,n=alice,r=n,tokenauth=yes,x=y").startswith(b"r=nserver,")
     exchange = alice()
     exchange.respond(b"n,,n=a=3Db=2Cc=3D2C,r=n")
     assert exchange.user == "a=b,c=2C"

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
+from kcoord.config import SecurityProtocol
 from kcoord.metadata.image import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -19,6 +21,8 @@ from kcoord_protocol.messages import (
     AddPartitionsToTxnResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
     Message,
@@ -28,8 +32,11 @@ from kcoord_protocol.messages import (
 from kcoord_protocol.record_batch import Record, encode_batch
 from tests.unit.server.people import NOW_MS, Cluster
 
-SECRETS = ("secret-topic", "secret-group", "secret-transaction", "secret-member", "secret-text")
-TOPIC, GROUP, TRANSACTION, MEMBER, TEXT = SECRETS
+SECRETS = ("secret-topic", "secret-group", "secret-transaction", "secret-member", "secret-text", "secret-owner")
+TOPIC, GROUP, TRANSACTION, MEMBER, TEXT, OWNER = SECRETS
+
+
+CREATE_TOKEN = CreateDelegationTokenRequest(owner_principal_type="User", owner_principal_name=OWNER, max_lifetime_ms=-1)
 
 
 def batch(**fields: Any) -> bytes:
@@ -328,6 +335,10 @@ EXAMPLES: dict[ApiKey, list[tuple[Message, int]]] = {
             3,
         )
     ],
+    K.CREATE_DELEGATION_TOKEN: [(CREATE_TOKEN, 3)],
+    K.RENEW_DELEGATION_TOKEN: [(request_of(K.RENEW_DELEGATION_TOKEN, hmac=b"unknown"), 2)],
+    K.EXPIRE_DELEGATION_TOKEN: [(request_of(K.EXPIRE_DELEGATION_TOKEN, hmac=b"unknown"), 2)],
+    K.DESCRIBE_DELEGATION_TOKEN: [(request_of(K.DESCRIBE_DELEGATION_TOKEN, owners=None), 3)],
     K.DELETE_GROUPS: [(request_of(K.DELETE_GROUPS, groups_names=[GROUP]), 2)],
     K.ELECT_LEADERS: [(request_of(K.ELECT_LEADERS, topic_partitions=None, timeout_ms=1000), 2)],
     K.INCREMENTAL_ALTER_CONFIGS: [
@@ -417,9 +428,16 @@ EXAMPLES: dict[ApiKey, list[tuple[Message, int]]] = {
 
 
 async def fill(cluster: Cluster) -> None:
-    """Creates a topic with a record, a group with a member and an offset, and an open transaction, all secret."""
+    """Creates a topic with a record, a group with a member and an offset, an open transaction and a delegation token.
+
+    All are secret. The listener counts as one with SASL, since other ones have no tokens.
+    """
     await cluster.create_topics(TOPIC)
+    endpoints = cluster.broker.endpoints
+    endpoints["PLAINTEXT"] = replace(endpoints["PLAINTEXT"], security_protocol=SecurityProtocol.SASL_PLAINTEXT)
     admin = cluster.admin
+    token = await admin.ask(CREATE_TOKEN, 3, CreateDelegationTokenResponse)
+    assert token.error_code == 0
     await admin.answer_bytes(produce(None), 9)
     member: dict[str, Any] = {"member_epoch": 0, "subscribed_topic_names": [TOPIC]}
     joined = await admin.ask(heartbeat(**member), 1, ConsumerGroupHeartbeatResponse)

@@ -53,12 +53,13 @@ AUTHORIZATION_ERRORS = {
     Errors.GROUP_AUTHORIZATION_FAILED,
     Errors.CLUSTER_AUTHORIZATION_FAILED,
     Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    Errors.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
 }
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    async with running_cluster(auto_create_topics_enable="true") as running:
+    async with running_cluster(auto_create_topics_enable="true", delegation_token_secret_key="pepper") as running:
         await fill(running)
         yield running
 

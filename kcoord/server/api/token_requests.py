@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which clients may send requests about delegation tokens (KIP-48)."""
+
+from __future__ import annotations
+
+from kcoord.config.listeners import SecurityProtocol
+from kcoord.server.api.api_table import ANONYMOUS, RequestContext
+from kcoord.server.broker import Broker
+
+
+def allows_token_requests(broker: Broker, context: RequestContext) -> bool:
+    """Returns whether the client has proven who it is, and not with a delegation token.
+
+    Otherwise a stolen token would be good for further tokens without end.
+    """
+    client = context.client
+    if client is None:
+        # Another worker has checked its client, and passes the request on to the controller.
+        return True
+    protocol = broker.endpoint(context.listener_name).security_protocol
+    if client.is_token_authenticated or protocol is SecurityProtocol.PLAINTEXT:
+        return False
+    return protocol is not SecurityProtocol.SSL or context.principal != ANONYMOUS
