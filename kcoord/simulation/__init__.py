@@ -39,7 +39,8 @@ the same disk and loads every shard from its log.
 
 Checks. `world.World._step` runs one event and then `state_checks.BrokerChecks.after_step`, which looks inside the
 broker. `observer.Observer` sees each record when a shard replays it, `requests.AnswerChecks` sees each frame, and
-`checkers` and `ledger` hold what clients were promised. The first violation raises `trace.ViolationError` and ends the
+`checkers` and `ledger` hold what clients were promised. In a run with ACLs, `rights_watch` compares responses with the
+plain list of ACLs in `acl_oracle`. The first violation raises `trace.ViolationError` and ends the
 run. In the second phase of a run no faults happen, and all clients have to settle within a bounded time.
 
 Replay. Every event goes through `trace.Trace.add` into a hash: equal hashes mean equal runs. A `world.Setup` (seed,

@@ -33,6 +33,7 @@ from kcoord.simulation.machine import Machine, PowerLost
 from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import Fault
+from kcoord.simulation.principals import host_of, principal_of
 from kcoord.simulation.process import TOPICS, SimulatedProcess, Threads
 from kcoord.simulation.requests import AnswerChecks, Dialogue
 from kcoord.simulation.trace import Trace, ViolationError
@@ -60,6 +61,9 @@ class Link(asyncio.Transport):
         self._is_reading = True
         self._unread: list[bytes] = []
         self.protocol.connection_made(self)
+        if broker.options.has_acls:
+            # As after a login: the principal is known once the path exists.
+            self.protocol.path.client.principal = principal_of(connection.client_id)
 
     def receive(self, data: bytes) -> None:
         """Takes bytes from the client. They wait here while the server has paused reading."""
@@ -80,7 +84,8 @@ class Link(asyncio.Transport):
     # The interface of an asyncio transport.
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("10.0.0.1", 10_000 + self.connection.number % 50_000) if name == "peername" else default
+        address = host_of(self.connection.client_id), 10_000 + self.connection.number % 50_000
+        return address if name == "peername" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_closing:

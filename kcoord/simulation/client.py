@@ -81,6 +81,8 @@ class SimulatedClient(ABC):
 
     def __init__(self, name: str, scene: Scene, random: Random | None = None) -> None:
         self.name = name
+        self.client_id = name
+        """The client id in the headers of requests."""
         self.clock = scene.clock
         self.random = random if random is not None else scene.stream(name)
         self.options = scene.options
@@ -121,7 +123,7 @@ class SimulatedClient(ABC):
         correlation_id = self._correlation_id
         sent = _Sent(correlation_id, api_key, version, on_answer, hears_both)
         self._sent.append(sent)
-        data = encode_request(api_key, version, correlation_id, self.name, message.encode(version))
+        data = encode_request(api_key, version, correlation_id, self.client_id, message.encode(version))
         sent.copies = self._network.send(self._connection, data)
         patience_ms = self.options.request_timeout_ms if timeout_ms is None else timeout_ms
         self.clock.after(patience_ms, lambda: self._expire(sent))

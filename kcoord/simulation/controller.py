@@ -48,7 +48,7 @@ from kcoord.simulation.planted import NO_FAULT
 from kcoord.simulation.process import AWAY_ID, CONTROLLER_ID, CONTROLLER_PATH, TOPICS, Threads
 from kcoord.simulation.trace import Trace
 from kcoord.storage.memory_file_system import keep_everything, keep_nothing
-from kcoord_protocol.messages import CreateTopicsRequest, Message, PartitionRecord, TopicRecord
+from kcoord_protocol.messages import CreateAclsRequest, CreateTopicsRequest, Message, PartitionRecord, TopicRecord
 
 _LONGEST_ABSENCE_MS: Final = 3_000
 _LONGEST_PASS_MS: Final = 300
@@ -78,11 +78,16 @@ class Controller:
         self._composed: Broker
         broker.observer.image = lambda: self.image
 
-    def begin(self, topics: Sequence[CreateTopicsRequest.CreatableTopic], then: Callable[[], None]) -> None:
-        """Starts the process and creates the cluster; calls `then` once all first topics exist."""
+    def begin(
+        self,
+        topics: Sequence[CreateTopicsRequest.CreatableTopic],
+        then: Callable[[], None],
+        acls: Sequence[CreateAclsRequest.AclCreation] = (),
+    ) -> None:
+        """Starts the process and creates the cluster; calls `then` once all first topics and ACLs exist."""
         # A new cluster has no groups, and its worker starts after the first topics exist.
         self._loop.enter(self._start, ())
-        self._loop.enter(lambda: self._loop.create_task(self._make_cluster(topics, then)))
+        self._loop.enter(lambda: self._loop.create_task(self._make_cluster(topics, acls, then)))
 
     def _new_loop(self) -> SimulatedLoop:
         broker = self._broker
@@ -141,7 +146,10 @@ class Controller:
         self._listener = PeerListener(cast("Any", CONTROLLER_PATH), self._composed, self._metadata.followers)
 
     async def _make_cluster(
-        self, topics: Sequence[CreateTopicsRequest.CreatableTopic], then: Callable[[], None]
+        self,
+        topics: Sequence[CreateTopicsRequest.CreatableTopic],
+        acls: Sequence[CreateAclsRequest.AclCreation],
+        then: Callable[[], None],
     ) -> None:
         registrations = [
             BrokerRegistration(node_id, bytes(16), [("PLAINTEXT", "broker", 9092, 0)], None, [bytes(15) + b"\1"])
@@ -156,6 +164,12 @@ class Controller:
             request = CreateTopicsRequest(topics=list(topics))
             await self._metadata.call(
                 lambda machine, context, request: machine.create_topics(context, request, ids), request, context
+            )
+        if acls:
+            acl_ids = [self._composed.uuids.take() for _ in acls]
+            creation = CreateAclsRequest(creations=list(acls))
+            await self._metadata.call(
+                lambda machine, context, request: machine.create_acls(context, request, acl_ids), creation, context
             )
         await self._listener.start()
         then()

@@ -25,6 +25,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "rude": ("rude",),
     "lull": ("lull",),
     "controller": ("controller-crash",),
+    "acl": ("acl",),
 }
 """The kinds of disturbances of each family."""
 

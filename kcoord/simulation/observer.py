@@ -39,6 +39,8 @@ from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
     ControlRecordTypeSchema,
     GroupMetadataKey,
     OffsetCommitKey,
@@ -91,6 +93,8 @@ class Observer:
         """Returns the durable offset and the end offset of the log of a group's shard."""
         self.shard_of: Callable[[str], int] = lambda group_id: 0
         self.on_group_gone: Callable[[str], None] = lambda group_id: None
+        self.on_regex_resolved: Callable[[str, list[str]], None] = lambda group_id, topics: None
+        """Called with the topics that a group's regular expression matches."""
         self.transitions: Counter[str] = Counter()
         self.records: Counter[str] = Counter()
         self.violation: ViolationError | None = None
@@ -207,6 +211,8 @@ class Observer:
                 self._group_deleted(machine, key.group_id, record.reason)
             case GroupMetadataKey() as key, None:
                 self._group_deleted(machine, key.group, record.reason)
+            case ConsumerGroupRegularExpressionKey() as key, ConsumerGroupRegularExpressionValue() as value:
+                self.on_regex_resolved(key.group_id, value.topics)
             case ControlRecordTypeSchema() as key, _:
                 self._marker(record, committed=key.type == ControlRecordType.COMMIT)
             case _:

@@ -21,9 +21,13 @@ COMMITTER_GROUP: Final = "committers"
 PRODUCER_GROUP: Final = "producers"
 PIPELINE_GROUP: Final = "pipeline"
 LEAVER_GROUP: Final = "leavers"
+GUEST_GROUPS: Final = ("guests-0", "guests-1")
+GUEST_MEMBER_GROUPS: Final = ("guest-members-0", "guest-members-1")
 _GROUPS: Final = ("group-0", "group-1", COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP, LEAVER_GROUP, *RUDE_GROUPS)
 """The broker has to lead the shards of these groups."""
 _SHARED_SHARDS: Final = 6
+SUPER_USER: Final = "User:root"
+_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 FAULTS: Final = (
     "network",
@@ -38,6 +42,7 @@ FAULTS: Final = (
     "admin",
     "rude",
     "lull",
+    "acl",
 )
 """The families of faults that `--faults` can choose from."""
 
@@ -93,6 +98,8 @@ class Options:
     transaction_shards: int = 2
     request_timeout_ms: int = 2_000
     retention_check_ms: int = 5_000
+    has_acls: bool = False
+    """Whether the brokers have an authorizer, and guests, whose ACLs and quotas change."""
 
     @classmethod
     def draw(cls, random: Random, scenario: str = "", faults: frozenset[str] | None = None) -> Options:
@@ -134,6 +141,7 @@ class Options:
                 "rude": choice((0, 60, 200)),
                 "lull": choice((0, 0, 0, 25_000)),
                 "controller": 0,
+                "acl": 0,
             },
             static_share=choice((0.0, 0.3, 1.0)),
             producers=choice((0, 1, 2)),
@@ -149,7 +157,11 @@ class Options:
             fast_paths=choice((True, True, True, True, False)),
             has_foreign_shards=choice((False, False, True)),
             record_producers=choice((0, 0, 2, 3)),
+            # The last draw, so that the seeds without ACLs are the runs that they were before there were ACLs.
+            has_acls=random.random() < 0.125,
         )
+        if options.has_acls:
+            options.every_ms = {**options.every_ms, "acl": 2_000}
         SCENARIOS[scenario](options)
         if "mixed" in options.protocols:
             options.migration_policy = "bidirectional"
@@ -167,7 +179,8 @@ class Options:
         """The shards of the group coordinator that the broker leads."""
         if not self.has_foreign_shards:
             return list(range(self.shards))
-        return sorted({partition_for(group_id, _SHARED_SHARDS) for group_id in _GROUPS})
+        groups = (*_GROUPS, *GUEST_GROUPS, *GUEST_MEMBER_GROUPS) if self.has_acls else _GROUPS
+        return sorted({partition_for(group_id, _SHARED_SHARDS) for group_id in groups})
 
     def _keep_only(self, faults: frozenset[str]) -> None:
         if "network" not in faults:
@@ -180,8 +193,10 @@ class Options:
 
     def broker_config(self, node_id: int = 1) -> BrokerConfig:
         """Returns a configuration with limits far below Kafka's defaults, so that timeouts happen in a short run."""
+        security = {"authorizer.class.name": _AUTHORIZER, "super.users": SUPER_USER} if self.has_acls else {}
         return BrokerConfig.from_properties(
             {
+                **security,
                 "node.id": str(node_id),
                 "log.dirs": "data",
                 "listeners": "PLAINTEXT://broker:9092",
@@ -269,6 +284,12 @@ def _controller(options: Options) -> None:
     options.every_ms = {**options.every_ms, "controller": 5_000, "topic": 800, "config": 2_000}
 
 
+def _security(options: Options) -> None:
+    """ACLs and quotas change all the time while fast paths answer the requests of guests."""
+    options.has_acls, options.fast_paths, options.network_delay_ms = True, True, 50
+    options.every_ms = {**options.every_ms, "acl": 500, "controller": 20_000, "rude": 0}
+
+
 def _configs(options: Options) -> None:
     """Configs of groups change all the time while the fast path answers heartbeats."""
     options.protocols, options.heartbeat_interval_ms, options.fast_paths = ("consumer", "consumer"), 500, True
@@ -281,7 +302,7 @@ def _corners(options: Options) -> None:
     options.protocols, options.shards, options.producers, options.record_producers = ("consumer",), 3, 0, 0
     options.network_delay_ms, options.disk_delay_ms, options.hop_ms, options.most_groups = 2, 2, 200, 100
     options.migration_policy, options.verification = "bidirectional", False
-    options.has_foreign_shards, options.turn_ms, options.fast_paths = False, 0, True
+    options.has_foreign_shards, options.turn_ms, options.fast_paths, options.has_acls = False, 0, True, False
 
 
 SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
@@ -296,5 +317,6 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "configs": _configs,
     "controller": _controller,
     "records": _records,
+    "security": _security,
     "corners": _corners,
 }

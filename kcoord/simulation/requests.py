@@ -34,6 +34,7 @@ from kcoord.server.net.connection import KafkaConnection
 from kcoord.simulation.machine import Machine
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.process import SimulatedProcess
+from kcoord.simulation.rights_watch import AskedRights, RightsWatch
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
 from kcoord_protocol.errors import Errors, KafkaError
@@ -107,6 +108,7 @@ class Asked:
     image: MetadataImage | None = None
     """The metadata that `expected` was computed from."""
     would_write: Sequence[CoordinatorRecord] = ()
+    rights: AskedRights | None = None
 
 
 class Dialogue:
@@ -126,6 +128,8 @@ class AnswerChecks:
     """
 
     def __init__(self, broker: Machine) -> None:
+        self.rights: RightsWatch | None = None
+        """None if the run has no ACLs."""
         self._broker = broker
         self._made = 0
         self._repeats = Random(0)
@@ -141,9 +145,13 @@ class AnswerChecks:
         dialogue.asked.append(asked)
         if isinstance(message, ConsumerGroupHeartbeatRequest):
             asked.interval_ms = self._interval_ms(process, message.group_id)
+        if self.rights is not None:
+            asked.rights = self.rights.ask(dialogue.client_id, api_key, message)
         observer.begin(message)
         dialogue.protocol.data_received(data)
         asked.has_written = bool(observer.written)
+        if self.rights is not None and asked.rights is not None:
+            self.rights.wrote(asked.rights, observer.written)
         observer.end()
         return asked
 
@@ -176,6 +184,7 @@ class AnswerChecks:
         path = dialogue.protocol.path
         bound = path.apis.bound(KEY_AND_VERSION.pack(asked.api_key, asked.version))
         assert bound is not None
+        authorizer = dialogue.process.broker.authorizer
         context = RequestContext(
             asked.api_key,
             asked.version,
@@ -183,10 +192,10 @@ class AnswerChecks:
             dialogue.client_id,
             path.client.address,
             "PLAINTEXT",
-            "User:ANONYMOUS",
+            path.client.principal,
             dialogue.process.broker.now_ms(),
             path.client,
-            rights=None,
+            rights=None if authorizer is None else path.client.rights(authorizer, asked.api_key),
         )
         alone = _Alone(dialogue.process)
         response = bound.respond(cast("Broker", alone), context, asked.message)
@@ -216,6 +225,8 @@ class AnswerChecks:
         if error in _REFUSALS and asked.has_written and asked.api_key in _REPEATABLE:
             text = f"{asked.api_key.name} was rejected with error {error} and wrote records"
             raise ViolationError("I-13 a refused request leaves no trace", text)
+        if self.rights is not None and asked.rights is not None:
+            self.rights.answered(asked.rights, response)
         self._check_interval(asked, response)
         if isinstance(response, OffsetFetchResponse):
             self._check_durable(dialogue.process, response)

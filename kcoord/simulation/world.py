@@ -17,6 +17,7 @@ from typing import Final
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.simulation import corners
+from kcoord.simulation.acl_admin import AclAdmin, creation_of
 from kcoord.simulation.admin import Admin
 from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
@@ -27,6 +28,7 @@ from kcoord.simulation.committer import Committer
 from kcoord.simulation.consumer import ModelConsumer
 from kcoord.simulation.controller import Controller
 from kcoord.simulation.disturbances import Disturbance, draw
+from kcoord.simulation.guest import guests_of
 from kcoord.simulation.leaver import Leaver
 from kcoord.simulation.ledger import Ledger
 from kcoord.simulation.network import Network
@@ -40,16 +42,19 @@ from kcoord.simulation.options import (
 )
 from kcoord.simulation.pipeliner import Pipeliner
 from kcoord.simulation.planted import NO_FAULT, Fault
+from kcoord.simulation.principals import GUEST_TOPIC, SECRET_TOPIC, first_acls
 from kcoord.simulation.process import AWAY_ID, TOPICS
 from kcoord.simulation.producer import TransactionalProducer
 from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord.simulation.record_producer import RecordProducer
 from kcoord.simulation.record_reader import RecordReader
+from kcoord.simulation.rights_watch import RightsWatch
 from kcoord.simulation.rude import RudeClient
 from kcoord.simulation.state_checks import BrokerChecks, partitions_of
 from kcoord.simulation.surroundings import around
-from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, TopicAdmin, first_topics
+from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, TopicAdmin, first_topics, new_topic
 from kcoord.simulation.trace import Trace, ViolationError
+from kcoord_protocol.messages import CreateAclsRequest
 
 DEFAULT_STEPS: Final = 2_500
 _LONGEST_FAULT_PHASE_MS: Final = 240_000
@@ -128,6 +133,7 @@ class World:
             self.clients += setup.make_clients(self)
         self.rude = [RudeClient(number, [*self.group_ids], scene, self._member_ids) for number in range(_RUDE_CLIENTS)]
         self.admin = Admin(scene)
+        self.acl_admin = self._admit_guests() if self.options.has_acls else None
         self.disturbances = draw(self.stream("disturbances"), self.options, _LONGEST_FAULT_PHASE_MS)
         self.settled_after_ms = -1
         self.steps = 0
@@ -156,6 +162,14 @@ class World:
         for is_committed in (False, True):
             name = "reader-of-committed" if is_committed else "reader-of-all"
             yield RecordReader(name, self.scene, self.promises, ledger, is_committed=is_committed)
+
+    def _admit_guests(self) -> AclAdmin:
+        """Adds the guests, the checks of their rights, and returns the operator of their ACLs."""
+        self.clients += guests_of(self.scene, self.promises)
+        watch = RightsWatch(self.options, self.clock, self.trace, self.controller.names)
+        self.broker.checks.rights = watch
+        self.broker.observer.on_regex_resolved = watch.regex_resolved
+        return AclAdmin(self.scene)
 
     def _member_ids(self, group_id: str) -> list[str]:
         return [
@@ -190,7 +204,12 @@ class World:
         self.broker.observer.log_offsets = self.broker.log_offsets
         self.broker.observer.shard_of = self.broker.group_shard
         self.broker.observer.on_group_gone = self.promises.epochs.forget
-        self.controller.begin(first_topics(self.options), self._open)
+        topics = first_topics(self.options)
+        acls: list[CreateAclsRequest.AclCreation] = []
+        if self.options.has_acls:
+            topics += new_topic(SECRET_TOPIC, 1), new_topic(GUEST_TOPIC, 1)
+            acls += map(creation_of, first_acls())
+        self.controller.begin(topics, self._open, acls)
 
     def _open(self) -> None:
         """Starts the broker and the clients, and schedules the disturbances; the controller has made the topics."""
@@ -237,6 +256,9 @@ class World:
                 self.rude[random.randrange(_RUDE_CLIENTS)].trick(disturbance.seed)
             case "clean":
                 self.broker.clean(random.choice(self.options.own_shards), may_lose_power=random.random() < 0.1)
+            case "acl":
+                assert self.acl_admin is not None
+                self.acl_admin.change(random)
             case "controller-crash":
                 self.controller.crash(random)
             case "lull":

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from kcoord.simulation import planted_security
 from kcoord.simulation.planted import FAULTS
 from kcoord.simulation.runner import run
 from kcoord.simulation.world import Setup
@@ -53,6 +54,14 @@ FOUND_BY = {
     "skipped-replay": {"I-11", "I-17", "I-0", "I-1", "I-2", "I-5", "I-7"},
     "static-member-not-fenced": {"I-1", "I-2"},
     "zombie-commit": {"I-13"},
+    "acls-answered-before-workers-know": {"S-1", "S-2", "S-3", "S-4", "S-5", "M-1"},
+    "decisions-outlive-their-acls": {"S-1", "S-2", "S-3", "S-4", "S-5"},
+    "denied-commit-is-written": {"S-1", "S-3"},
+    "fast-path-outlives-its-acls": {"S-1", "S-2", "S-3", "I-9"},
+    "hidden-topics-are-listed": {"S-2"},
+    "metadata-of-another-principal": {"S-2", "S-4", "S-5", "I-9"},
+    "operations-without-rights": {"S-5"},
+    "regex-matches-hidden-topics": {"S-2"},
 }
 
 SCENARIOS = {
@@ -62,6 +71,7 @@ SCENARIOS = {
     "old-snapshot-is-used": "compaction",
     "pending-offsets-count-as-stable": "transactions",
     "repeated-heartbeat-of-an-old-config": "configs",
+    **dict.fromkeys(planted_security.PATCHES, "security"),
 }
 """Scenarios of faults that the usual mix of a seed hardly ever shows."""
 
@@ -72,6 +82,7 @@ FOUND_AT = {
     "clocks-of-workers-not-compared": 3,
     "downgrade-without-rebalance-after-a-load": 12,
     "dropped-tombstone": 3,
+    "fast-path-outlives-its-acls": 3,
     "fetch-not-woken": 4,
     "growth-not-noticed": 5,
     "memo-not-invalidated": 5,

@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli.simulate import main
+from kcoord.server.api.authorization_table import CHECKS
 from kcoord.simulation.reached import Reached
+from kcoord.simulation.rights_checks import ANSWERS
 from kcoord.simulation.runner import Outcome, report, run
 from kcoord.simulation.world import Setup
 
 SEEDS = range(100)
+SECURITY_SEEDS = range(4)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -36,8 +39,9 @@ class Runs:
         return self._outcomes[key]
 
     def every(self) -> list[Outcome]:
-        """Returns the outcomes of all seeds, and of the scenario with fixed dialogues."""
-        return [*(self.of(seed) for seed in SEEDS), self.of(0, "corners")]
+        """Returns the outcomes of all seeds, of the scenario with fixed dialogues, and of that with ACLs."""
+        security = [self.of(seed, "security") for seed in SECURITY_SEEDS]
+        return [*(self.of(seed) for seed in SEEDS), self.of(0, "corners"), *security]
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,25 @@ def test_no_invariant_is_violated(runs: Runs, seed: int) -> None:
     outcome = runs.of(seed)
     assert not outcome.failure, report(outcome)
     assert outcome.settled_after_ms >= 0
+
+
+@pytest.mark.parametrize("seed", SECURITY_SEEDS)
+def test_rights_follow_the_acls(runs: Runs, seed: int) -> None:
+    outcome = runs.of(seed, "security")
+    assert not outcome.failure, report(outcome)
+
+
+def test_guests_are_denied_in_every_way(runs: Runs) -> None:
+    counts: Counter[str] = sum((runs.of(seed, "security").counts for seed in SECURITY_SEEDS), Counter())
+    expected = {
+        f"denied {api_key.name} {check.error.name}"
+        for api_key in ANSWERS
+        for check in CHECKS[api_key]
+        if check.error is not None
+    }
+    # Guests produce no transactional batches.
+    expected.remove("denied PRODUCE TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    assert {kind for kind in (*expected, "acls-changed") if not counts[kind]} == set()
 
 
 def test_every_error_branch_is_reached(runs: Runs) -> None:
