@@ -169,7 +169,8 @@ def _table_row(row: RestoreRow) -> tuple[object, ...]:
     committed = format_time(row.then.written_ms) if row.then is not None else None
     deleted = None
     if row.deletion is not None:
-        deleted = " ".join(filter(None, (format_time(row.deletion.written_ms), row.deletion.why)))
+        by = f"by {row.deletion.principal}" if row.deletion.principal else ""
+        deleted = " ".join(filter(None, (format_time(row.deletion.written_ms), row.deletion.why, by)))
     return row.topic, row.partition, then, row.now, committed, deleted, row.action.value
 
 
@@ -182,5 +183,6 @@ def _json_row(row: RestoreRow) -> dict[str, object]:
         "committedMs": row.then.written_ms if row.then is not None else None,
         "deletedMs": row.deletion.written_ms if row.deletion is not None else None,
         "deletedBecause": row.deletion.why if row.deletion is not None else None,
+        "deletedBy": row.deletion.principal if row.deletion is not None else None,
         "action": row.action.name.lower(),
     }

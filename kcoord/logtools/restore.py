@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from kcoord.logtools.folders import FolderReader, NoLogsError, is_metadata_topic, partitions_in
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.transactions import OFFSET_COMMIT_TYPES, TransactionResolver
-from kcoord.runtime.serde import CoordinatorSerde, partition_for
+from kcoord.runtime.serde import PRINCIPAL_HEADER, REASON_HEADER, CoordinatorSerde, partition_for
 from kcoord.storage.file_system import FileSystem
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
@@ -37,10 +37,11 @@ class PastOffset:
 
 @dataclass(slots=True)
 class DeletedOffset:
-    """The time at which an offset was deleted, and the reason if the tombstone has one."""
+    """The time at which an offset was deleted, and the reason and the principal if the tombstone has them."""
 
     written_ms: int
-    why: str
+    why: str = ""
+    principal: str = ""
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ def _note(
         if is_later and key not in seen:
             past.lost.add(key)
         elif is_later:
-            past.deletions[key] = DeletedOffset(record.timestamp_ms, _why(record))
+            past.deletions[key] = _deletion(record)
         else:
             past.offsets.pop(key, None)
     elif is_later:
@@ -135,9 +136,9 @@ def _note(
     seen.add(key)
 
 
-def _why(record: Record) -> str:
-    """Returns the reason from the headers of a tombstone, which kcoord's own tombstones have."""
-    return ", ".join(value.decode(errors="replace") for _, value in record.headers if value is not None)
+def _deletion(record: Record) -> DeletedOffset:
+    headers = {name: value.decode(errors="replace") for name, value in record.headers if value is not None}
+    return DeletedOffset(record.timestamp_ms, headers.get(REASON_HEADER, ""), headers.get(PRINCIPAL_HEADER, ""))
 
 
 class RestoreAction(Enum):

@@ -26,7 +26,7 @@ from kcoord.pipeline.group_values import to_json
 from kcoord.pipeline.keys import GROUP_TYPES, NO_TYPE
 from kcoord.pipeline.schemas import RECORDS
 from kcoord.pipeline.transactions import OUTCOMES, SUPERSEDED
-from kcoord.runtime.serde import REASON_HEADER
+from kcoord.runtime.serde import PRINCIPAL_HEADER, REASON_HEADER
 from kcoord_protocol.control_records import ControlRecordType
 
 _TYPES: Final = {column.name: column.type for column in RECORDS.columns}
@@ -92,13 +92,13 @@ def _value_version(chunk: RecordChunk) -> pa.Array:
     return int_column(chunk.gather.int16(np.where(present, records.value_at, 0)), pa.int32(), present)
 
 
-def _tombstone_reason(chunk: RecordChunk) -> pa.Array:
-    reasons = {}
+def _tombstone_header(chunk: RecordChunk, header: str) -> pa.Array:
+    texts = {}
     for row, headers in chunk.headers().items():
         for name, value in headers:
-            if name == REASON_HEADER and value is not None and chunk.is_tombstone[row]:
-                reasons[row] = value.decode("utf-8", "replace")
-    return spread([*reasons.values()], np.array([*reasons], np.int64), len(chunk), pa.string())
+            if name == header and value is not None and chunk.is_tombstone[row]:
+                texts[row] = value.decode("utf-8", "replace")
+    return spread([*texts.values()], np.array([*texts], np.int64), len(chunk), pa.string())
 
 
 def _headers(chunk: RecordChunk) -> pa.Array:
@@ -215,7 +215,8 @@ _COLUMNS: Final[dict[str, Callable[[RecordChunk], pa.Array]]] = {
     "record_name": lambda chunk: chunk.keys.texts("record_name"),
     "value_version": _value_version,
     "is_tombstone": lambda chunk: bool_column(chunk.is_tombstone),
-    "tombstone_reason": _tombstone_reason,
+    "tombstone_reason": lambda chunk: _tombstone_header(chunk, REASON_HEADER),
+    "tombstone_principal": lambda chunk: _tombstone_header(chunk, PRINCIPAL_HEADER),
     "headers": _headers,
     "key": partial(_bytes, at="key_at", size="key_size"),
     "value": partial(_bytes, at="value_at", size="value_size"),

@@ -108,6 +108,12 @@ _TOMBSTONE: Final = (
         "Why the tombstone was written: `expired`, `offset-delete`, `group-delete`, `topic-delete`, `leave`, `fenced`, "
         "`replaced`, `unsubscribed` or `migration`. Only kcoord writes it, so it is null in Kafka's logs.",
     ),
+    Column(
+        "tombstone_principal",
+        pa.string(),
+        "Principal whose OffsetDelete or DeleteGroups request wrote the tombstone. Null in all other tombstones and in "
+        "Kafka's logs.",
+    ),
 )
 _GROUP_END: Final = Column(
     "group_end",

@@ -89,6 +89,7 @@ class _Rows:
     def __init__(self, chunk: RecordChunk, types: tuple[int, ...]) -> None:
         self.chunk = chunk.rows(np.isin(chunk.keys.types, types) & ~chunk.is_control)
         self._reasons: list[str | None] = column(self.chunk, "tombstone_reason").to_pylist()
+        self._principals: list[str | None] = column(self.chunk, "tombstone_principal").to_pylist()
         self._ends: list[bool | None] = column(self.chunk, "group_end").to_pylist()
 
     def __iter__(self) -> Iterator[tuple[int, Row, object | None]]:
@@ -112,6 +113,7 @@ class _Rows:
                 "regex": key.regex,
                 "is_tombstone": is_tombstone,
                 "tombstone_reason": self._reasons[row],
+                "tombstone_principal": self._principals[row],
                 "group_end": self._ends[row],
             }
             yield key.record_type, columns, entry

@@ -40,9 +40,10 @@ class CoordinatorRecord:
     """One record of a state machine's log.
 
     If `value` is None, the record is a tombstone. `key` is None only in the metadata log. `value` is written in version
-    `value_version`. `reason` is the reason for a tombstone; it is stored in a record header, and replay uses it for
-    metrics only. A record with a `producer` is part of that producer's transaction and counts once the transaction is
-    committed. The transaction's marker has the same producer.
+    `value_version`. `reason` is the reason for a tombstone, and `principal` is the client that asked for it; both are
+    stored in record headers. Replay uses the reason for metrics only, and the principal not at all. A record with a
+    `producer` is part of that producer's transaction and counts once the transaction is committed. The transaction's
+    marker has the same producer.
     """
 
     key: Message | None
@@ -50,6 +51,7 @@ class CoordinatorRecord:
     value_version: int = 0
     producer: Producer | None = None
     reason: str = ""
+    principal: str = ""
     serialized: tuple[bytes | None, bytes | None] | None = field(default=None, compare=False, repr=False)
     """Key and value in bytes, if a background task has already serialized the record."""
 

@@ -195,25 +195,34 @@ _RECORD_OVERHEAD_BOUND_BYTES: Final = 72
 REASON_HEADER: Final = "kcoord.reason"
 """The record header with the reason for a tombstone. Kafka ignores it."""
 
+PRINCIPAL_HEADER: Final = "kcoord.principal"
+"""The record header with the principal whose request wrote a tombstone. Kafka ignores it."""
+
+_PRINCIPAL_OVERHEAD_BYTES: Final = len(PRINCIPAL_HEADER) + 8
+"""The maximum size of the name and the lengths around a principal of up to a megabyte."""
+
+Headers: TypeAlias = list[tuple[str, bytes | None]]
+
 
 class BatchStamp(NamedTuple):
-    """The properties of a result that needs a batch of its own: its transaction, or the reasons for its tombstones.
+    """The properties of a result that needs a batch of its own: its transaction, or the headers of its tombstones.
 
-    The batch is part of the transaction of `producer`, or ends it if `is_control`. `reasons` has one entry per record,
-    "" for a record without a reason.
+    The batch is part of the transaction of `producer`, or ends it if `is_control`. `headers` has one entry per record,
+    empty for a record without headers.
     """
 
     producer: Producer | None
     is_control: bool = False
-    reasons: tuple[str, ...] = ()
+    headers: tuple[Headers, ...] = ()
 
 
 def stamp_of(records: Sequence[CoordinatorRecord]) -> BatchStamp | None:
     """Returns the stamp for the batch of a result's records, or None if they may share a batch with other results."""
     first = records[0]
     if first.producer is None:
-        reasons = tuple(record.reason for record in records)
-        return BatchStamp(None, reasons=reasons) if any(reasons) else None
+        if not any(record.reason for record in records):
+            return None
+        return BatchStamp(None, headers=tuple(map(_headers_of, records)))
     assert all(record.producer == first.producer for record in records), (
         f"R-12: the records of a result belong to {len({record.producer for record in records})} transactions"
     )
@@ -221,6 +230,15 @@ def stamp_of(records: Sequence[CoordinatorRecord]) -> BatchStamp | None:
         f"R-13: a result has a transaction marker in {len(records)} records"
     )
     return BatchStamp(first.producer, first.is_control)
+
+
+def _headers_of(record: CoordinatorRecord) -> Headers:
+    headers: Headers = []
+    if record.reason:
+        headers.append((REASON_HEADER, record.reason.encode()))
+    if record.principal:
+        headers.append((PRINCIPAL_HEADER, record.principal.encode()))
+    return headers
 
 
 def serialize_control(record: CoordinatorRecord) -> SerializedRecord:
@@ -266,8 +284,8 @@ class OpenBatch:
         if self.stamp.producer is None:
             return encode_batch(
                 [
-                    Record(key, value, [(REASON_HEADER, reason.encode())] if reason else [], self.timestamp_ms)
-                    for (key, value), reason in zip(self._records, self.stamp.reasons, strict=True)
+                    Record(key, value, headers, self.timestamp_ms)
+                    for (key, value), headers in zip(self._records, self.stamp.headers, strict=True)
                 ],
                 base_offset=self.base_offset,
                 compression=compression,
@@ -338,11 +356,19 @@ def size_bound_bytes(records: list[SerializedRecord]) -> int:
     return size
 
 
-def check_size(records: list[SerializedRecord], bound_bytes: int, max_batch_bytes: int) -> None:
-    """Raises MESSAGE_TOO_LARGE if a result does not fit into one batch, as Kafka does above `max.message.bytes`."""
-    if bound_bytes + BATCH_OVERHEAD_BYTES <= max_batch_bytes:
+def check_size(records: Sequence[CoordinatorRecord], serialized: list[SerializedRecord], max_batch_bytes: int) -> None:
+    """Raises MESSAGE_TOO_LARGE if a result does not fit into one batch, as Kafka does above `max.message.bytes`.
+
+    All records with a principal have the same, since one request asked for them.
+    """
+    bound_bytes = BATCH_OVERHEAD_BYTES + size_bound_bytes(serialized)
+    if records[0].principal:
+        bound_bytes += len(records) * (_PRINCIPAL_OVERHEAD_BYTES + len(records[0].principal.encode()))
+    if bound_bytes <= max_batch_bytes:
         return
-    size_bytes = len(encode_batch_from_parts(records, base_offset=0, timestamp_ms=0))
+    batch = OpenBatch(0, 0, stamp_of(records))
+    batch.add(serialized, bound_bytes)
+    size_bytes = len(batch.encode())
     if size_bytes > max_batch_bytes:
         text = f"{len(records)} records of {size_bytes} bytes exceed the limit of {max_batch_bytes} bytes per batch"
         raise KafkaError(Errors.MESSAGE_TOO_LARGE, text)

@@ -55,7 +55,6 @@ from kcoord.runtime.serde import (
     WriteBuffer,
     check_size,
     serialize_control,
-    size_bound_bytes,
     stamp_of,
 )
 from kcoord.runtime.shard_log import Append
@@ -409,7 +408,7 @@ class ShardContext(Generic[M]):
         is_control = type(records[0].key) is ControlRecordTypeSchema
         serialize = serialize_control if is_control else self._serde.serialize
         serialized = [record.serialized or serialize(record) for record in records]
-        check_size(serialized, size_bound_bytes(serialized), max_bytes or self._max_batch_bytes)
+        check_size(records, serialized, max_bytes or self._max_batch_bytes)
         return serialized
 
     def _append_and_replay(

@@ -11,6 +11,7 @@ from docs.make_metrics import sample_snapshot
 from kcoord.cli import COMMANDS
 from kcoord.config import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS
 from kcoord.metrics.exposition import families
+from kcoord.runtime.serde import PRINCIPAL_HEADER, REASON_HEADER
 from tests.support.shared import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "schemas" / "README.md"])
@@ -23,8 +24,8 @@ KEY = re.compile(
     r"(?:kcoord|group\.consumer|group\.coordinator|offsets|transaction\.state|log\.cleaner)(?:\.[a-z0-9-]+)+"
 )
 WORKER_KEY = re.compile(r"kcoord\.worker\.\d+\..+")
-OTHER_KEYS = ("kcoord.log",)
-"""The setting of Spark's declarative pipeline in examples/lake-pipeline."""
+OTHER_KEYS = ("kcoord.log", REASON_HEADER, PRINCIPAL_HEADER)
+"""The setting of Spark's declarative pipeline in examples/lake-pipeline, and the headers of tombstones."""
 METRIC = re.compile(r"(?:kafka|kcoord)_[a-z_]+_(?:ms|count|total|rate|avg|min|max|size|num_partitions)")
 INSTALL = re.compile(r"pip install (?:--?\w+ )*'?([^\s`'\"]+)")
 

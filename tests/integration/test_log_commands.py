@@ -112,13 +112,14 @@ def test_a_deleted_group_is_restored_with_its_offsets(
         assert committed(client) == []
         assert restore(server, str(before), "--dry-run") == 0
         assert committed(client) == []
-        assert capsys.readouterr().out.count("restore") == PARTITIONS
+        lines = capsys.readouterr().out
+        assert lines.count("restore") == lines.count("group-delete by User:ANONYMOUS") == PARTITIONS
         assert restore(server, str(before), "--json") == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [(row["partition"], row["then"], row["now"], row["action"]) for row in rows] == [
             (number, 20, None, "restore") for number in range(PARTITIONS)
         ]
-        assert all(row["deletedMs"] >= before for row in rows)
+        assert all(row["deletedMs"] >= before and row["deletedBy"] == "User:ANONYMOUS" for row in rows)
         assert committed(client) == [(20, "at 20")] * PARTITIONS
         assert restore(server, str(before)) == 0
         assert "as it is" in capsys.readouterr().out

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deleting groups and offsets: on request, with their topic, and by expiry.
 
-Everything is deleted by tombstones, one per record key, each with its reason. All tombstones of one operation are in
+Everything is deleted by tombstones, one per record key, each with its reason. Tombstones that a request asks for also
+have its principal. All tombstones of one operation are in
 one atomic batch, so a crash never leaves a deleted group with a part of its offsets. If the tombstones of a
 DeleteGroups request do not fit into a batch, the request fails. On request and with its topic, a pending offset of an
 open transaction is deleted too; the marker then does not restore it. Expiry skips partitions with pending offsets and
@@ -45,9 +46,12 @@ class Deletion:
                 yield records.new_offset_commit_tombstone(*key, TombstoneReason.TOPIC_DELETE)
 
     def of_groups(
-        self, groups: Mapping[str, Group], group_ids: Iterable[str]
+        self, groups: Mapping[str, Group], group_ids: Iterable[str], principal: str
     ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
-        """Deletes empty groups with their offsets (KIP-229); returns one result per distinct id."""
+        """Deletes empty groups with their offsets (KIP-229); returns one result per distinct id.
+
+        `principal` is the client that asked for it.
+        """
         tombstones: list[CoordinatorRecord] = []
         results = []
         for group_id in dict.fromkeys(group_ids):
@@ -62,6 +66,7 @@ class Deletion:
             results.append(
                 DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error, error_message=message)
             )
+        records.attribute(tombstones, principal)
         return CoordinatorResult(results, tombstones, is_refusable=True)
 
     def of_group(self, group: Group) -> list[CoordinatorRecord]:

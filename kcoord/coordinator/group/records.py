@@ -308,6 +308,12 @@ def new_offset_commit_tombstone(
     )
 
 
+def attribute(tombstones: Iterable[CoordinatorRecord], principal: str) -> None:
+    """Notes in tombstones the principal whose request deletes. It becomes a record header."""
+    for tombstone in tombstones:
+        tombstone.principal = principal
+
+
 def target_assignment_from(value: ConsumerGroupTargetAssignmentMemberValue) -> Assignment:
     return {topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions}
 

@@ -250,7 +250,7 @@ class GroupCoordinatorShard:
     def delete_groups(
         self, context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
-        return self._deletion.of_groups(self._groups, group_ids)
+        return self._deletion.of_groups(self._groups, group_ids, context.principal)
 
     @property
     def image(self) -> MetadataImage:
@@ -439,7 +439,8 @@ class GroupCoordinatorShard:
         self, context: OperationContext, request: OffsetDeleteRequest
     ) -> CoordinatorResult[OffsetDeleteResponse]:
         group = self._groups.get(request.group_id)
-        return offset_operations.delete_offsets(self._image, group, self._offsets, self._pending, request)
+        principal = context.principal
+        return offset_operations.delete_offsets(self._image, group, self._offsets, self._pending, request, principal)
 
     # Within transactions.
 

@@ -96,7 +96,7 @@ def second_half(log: MadeLog, other: MadeLog) -> None:
     log.commit("od", 0, 1, 51)
     log.commit("od", 0, None, 52)
     log.commit("od", 1, 1, 53)
-    log.commit("od", 1, None, 54, tombstone_reason="offset-delete")
+    log.commit("od", 1, None, 54, tombstone_reason="offset-delete", tombstone_principal="User:eve")
     log.regex("pattern", "l.*", ["legacy"], 55)
     log.member("pattern", "p", 55, [], subscribed_regex="l.*")
     log.epoch("pattern", 1, 55)

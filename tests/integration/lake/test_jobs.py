@@ -178,9 +178,10 @@ def test_asof_equals_what_the_broker_reported_at_that_moment(spark: SparkSession
     }
     assert owned == members
     assert [(row["group"], row["state"]) for row in as_of.groups.collect()] == [("live", "Stable")]
-    # The lake also has the records after that moment, with the reasons that the broker wrote.
-    commits = lake.read("commits").where("is_tombstone").select("group", "reason", "reason_source").distinct()
-    assert [tuple(row) for row in commits.collect()] == [("side", "group-delete", "recorded")]
+    # The lake also has the records after that moment, with the reasons and principals that the broker wrote.
+    names = ("group", "reason", "reason_source", "tombstone_principal")
+    commits = lake.read("commits").where("is_tombstone").select(*names).distinct()
+    assert [tuple(row) for row in commits.collect()] == [("side", "group-delete", "recorded", "User:ANONYMOUS")]
     Jobs(lake, LakeSettings()).run("status")
     lag = {(row["partition"], row["lag"]) for row in lake.read("lag").where("`group` = 'side'").collect()}
     assert lag == {(0, 0)}

@@ -58,15 +58,15 @@ def rows(frame: DataFrame, columns: str, where: str = "true") -> list[tuple[obje
     return sorted(values, key=str)
 
 
-def test_commits_have_the_reason_of_a_removal(lake: Lake) -> None:
-    removed = rows(lake.read("commits"), "group topic reason reason_source", "is_tombstone")
+def test_commits_have_the_reason_and_the_principal_of_a_removal(lake: Lake) -> None:
+    removed = rows(lake.read("commits"), "group topic reason reason_source tombstone_principal", "is_tombstone")
     assert removed == [
-        ("again", "orders", "group-delete", "inferred"),
-        ("od", "orders", "offset-delete", "inferred"),
-        ("od", "orders", "offset-delete", "recorded"),
-        ("old", "orders", "expired", "inferred"),
-        ("td1", "doomed", "topic-delete", "inferred"),
-        ("td2", "doomed", "topic-delete", "inferred"),
+        ("again", "orders", "group-delete", "inferred", None),
+        ("od", "orders", "offset-delete", "inferred", None),
+        ("od", "orders", "offset-delete", "recorded", "User:eve"),
+        ("old", "orders", "expired", "inferred", None),
+        ("td1", "doomed", "topic-delete", "inferred", None),
+        ("td2", "doomed", "topic-delete", "inferred", None),
     ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kcoord.config import BrokerConfig
 from kcoord.metadata import records
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde, partition_for
+from kcoord.runtime.serde import REASON_HEADER, CoordinatorSerde, MetadataSerde, partition_for
 from kcoord.storage.file_system import FileSystem, RealFileSystem
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig
@@ -52,7 +52,7 @@ def commit_record(group_id: str, topic: str, partition: int, offset: int, at_ms:
 def commit_tombstone(group_id: str, topic: str, partition: int, at_ms: int = NOW_MS, why: str = "") -> Record:
     key = OffsetCommitKey(group=group_id, topic=topic, partition=partition)
     record = record_of(CoordinatorRecord(key, None), at_ms)
-    record.headers = [("reason", why.encode())] if why else []
+    record.headers = [(REASON_HEADER, why.encode())] if why else []
     return record
 
 

@@ -55,6 +55,13 @@ def test_a_deletion_counts_only_up_to_the_time() -> None:
     assert past_offsets.deletions == {("orders", 0): DeletedOffset(200, "expired")}
 
 
+def test_a_deletion_has_its_principal() -> None:
+    tombstone = commit_tombstone("g", "orders", 0, 200, "offset-delete")
+    tombstone.headers = [*tombstone.headers, ("kcoord.principal", b"User:eve")]
+    log = batches(commit_record("g", "orders", 0, 10, 100), tombstone)
+    assert offsets_at(log, "g", 150).deletions == {("orders", 0): DeletedOffset(200, "offset-delete", "User:eve")}
+
+
 def test_an_offset_that_compaction_has_removed_is_lost() -> None:
     past_offsets = offsets_at(batches(commit_tombstone("g", "orders", 0, 200)), "g", 150)
     assert (past_offsets.offsets, past_offsets.lost) == ({}, {("orders", 0)})
@@ -87,7 +94,7 @@ def test_each_partition_gets_its_action() -> None:
         ("orders", 3, 5, RestoreAction.NEWER),
         ("orders", 9, None, RestoreAction.TOPIC_GONE),
     ]
-    assert rows[1].deletion == DeletedOffset(200, "")
+    assert rows[1].deletion == DeletedOffset(200)
 
 
 def test_offsets_of_another_topic_of_that_name_are_not_restored() -> None:

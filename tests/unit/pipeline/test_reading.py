@@ -136,9 +136,9 @@ def test_unknown_types_and_versions_keep_their_bytes(tmp_path: Path) -> None:
         assert table_rows(str(tmp_path), table) == []
 
 
-def test_tombstones_and_epochs_have_their_reasons(tmp_path: Path) -> None:
+def test_tombstones_and_epochs_have_their_reasons_and_principals(tmp_path: Path) -> None:
     tombstone = commit_tombstone("g", "t", 0)
-    tombstone.headers = [("kcoord.reason", b"expired"), ("other", None)]
+    tombstone.headers = [("kcoord.reason", b"offset-delete"), ("kcoord.principal", b"User:eve"), ("other", None)]
     epoch = ConsumerGroupMetadataValue(epoch=3, metadata_hash=5, creation_time_ms=NOW_MS)
     epoch.unknown_tagged_fields = ((1000, b"join"), (1001, NOW_MS.to_bytes(8, "big")))
     writer = LogWriter(tmp_path)
@@ -147,8 +147,9 @@ def test_tombstones_and_epochs_have_their_reasons(tmp_path: Path) -> None:
     )
     writer.close()
     deleted, bumped = table_rows(str(tmp_path))
-    assert deleted["tombstone_reason"] == "expired" and deleted["is_tombstone"]
-    assert deleted["headers"] == [{"key": "kcoord.reason", "value": b"expired"}, {"key": "other", "value": None}]
+    assert deleted["tombstone_reason"] == "offset-delete" and deleted["is_tombstone"]
+    assert (deleted["tombstone_principal"], bumped["tombstone_principal"]) == ("User:eve", None)
+    assert deleted["headers"] == [{"key": name, "value": value} for name, value in tombstone.headers]
     (row,) = table_rows(str(tmp_path), "group_epochs")
     assert (row["epoch"], row["epoch_reason"], row["metadata_hash"]) == (3, "join", 5)
     assert row["creation_timestamp"] == row["empty_since"] == bumped["timestamp"]

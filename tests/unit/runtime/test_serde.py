@@ -6,11 +6,12 @@ from __future__ import annotations
 import pytest
 
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde, size_bound_bytes
-from kcoord_protocol.errors import DecodeError
+from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde, OpenBatch, check_size, size_bound_bytes, stamp_of
+from kcoord_protocol.errors import DecodeError, KafkaError
 from kcoord_protocol.messages import (
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
+    GroupMetadataKey,
     OffsetCommitKey,
     OffsetCommitValue,
     TopicRecord,
@@ -61,6 +62,21 @@ def test_the_bound_of_a_batch_is_never_below_its_size(length: int, count: int) -
         size_bytes = len(encode_batch_from_parts([pair] * count, timestamp_ms=0))
         bound_bytes = size_bound_bytes([pair] * count) + BATCH_OVERHEAD_BYTES
         assert size_bytes <= bound_bytes <= size_bytes + 100 * count
+
+
+@pytest.mark.parametrize("principal", ["", "User:eve", "User:CN=" + "ü" * 300])
+def test_the_limit_of_a_batch_counts_the_headers_of_tombstones(principal: str) -> None:
+    records = [
+        CoordinatorRecord(GroupMetadataKey(group=f"g{number}"), None, reason="group-delete", principal=principal)
+        for number in range(50)
+    ]
+    serialized = [CoordinatorSerde().serialize(record) for record in records]
+    batch = OpenBatch(0, 0, stamp_of(records))
+    batch.add(serialized, 0)
+    size_bytes = len(batch.encode())
+    check_size(records, serialized, size_bytes)
+    with pytest.raises(KafkaError, match=f"50 records of {size_bytes} bytes exceed the limit"):
+        check_size(records, serialized, size_bytes - 1)
 
 
 def test_every_log_has_its_own_numbers_for_its_types() -> None:

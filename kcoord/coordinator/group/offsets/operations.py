@@ -367,8 +367,9 @@ def delete_offsets(
     offsets: CommittedOffsets,
     pending: TransactionalOffsets,
     request: OffsetDeleteRequest,
+    principal: str,
 ) -> CoordinatorResult[OffsetDeleteResponse]:
-    """Deletes offsets (KIP-496), with one error code per partition.
+    """Deletes offsets (KIP-496) for a principal, with one error code per partition.
 
     A partition of a subscribed topic is rejected. A missing offset is no error. Pending offsets are deleted too.
     """
@@ -404,4 +405,5 @@ def delete_offsets(
             )
         if answers:
             response.topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=answers))
+    records.attribute(deleted, principal)
     return CoordinatorResult(response, deleted, is_refusable=True)
