@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.security.plain import PlainExchange, PlainUsers
 from kcoord.security.rejection import Rejection
-from kcoord.security.scram import CredentialLookup, ScramServerExchange, TokenLogin
+from kcoord.security.scram import CredentialLookup, Decoys, ScramServerExchange, TokenLogin
 from kcoord.security.scram_messages import ScramError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, Errors
@@ -59,7 +59,7 @@ _VERSIONS_KEY: Final = int(ApiKey.API_VERSIONS).to_bytes(2)
 
 @dataclass(slots=True, frozen=True)
 class SaslSettings:
-    """What a listener accepts now. `decoy_key`: see ScramServerExchange."""
+    """What a listener accepts now."""
 
     mechanisms: Sequence[str]
     users: PlainUsers
@@ -72,7 +72,7 @@ class SaslSettings:
     failure_delay_ms: int
     """The time after which a client learns that its authentication has failed."""
     new_nonce: Callable[[], str]
-    decoy_key: bytes
+    decoys: Decoys
     bearer: BearerSettings | None = None
     """None if OAUTHBEARER is not offered. Most listeners do not load what it needs."""
     tokens: Callable[[str, str, int], TokenLogin | None] | None = None
@@ -191,7 +191,7 @@ class SaslAuthenticator:
             self._mechanism,
             settings.credentials,
             settings.new_nonce(),
-            settings.decoy_key,
+            settings.decoys,
             None if tokens is None else lambda mechanism, token_id: tokens(mechanism, token_id, now_ms),
         )
 

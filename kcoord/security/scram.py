@@ -5,9 +5,9 @@ An exchange has two messages of the client. The first names the user and a nonce
 the salt and the number of iterations. The second proves that the client knows the password; the server proves in its
 answer that it has the user's credential.
 
-A client cannot find out which users exist, if all credentials have 4096 iterations, which is the default. A user
-without a credential gets that number and a salt that looks like those of Kafka's tools, is derived from the name, and
-so is always the same. The exchange fails at the second message, after the same computations as for a wrong password.
+A client cannot find out which users exist. A user without a credential gets a salt and a number of iterations that are
+derived from the name, and so are always the same (`Decoys`). The exchange fails at the second message, after the same
+computations as for a wrong password.
 
 With the extension `tokenauth=true` the name is the id of a delegation token (KIP-48), and the client logs in as the
 owner of that token. Ids are random, so the exchange with an unknown one fails at the first message, as in Kafka.
@@ -18,10 +18,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from kcoord.metadata.image import ScramCredential
 from kcoord.security.rejection import OTHER_AUTHORIZATION_ID, Rejection
@@ -59,12 +61,55 @@ _CLIENT_FINAL: Final = re.compile(
 )
 
 
+@dataclass(slots=True, frozen=True)
+class Decoys:
+    """The salts and iterations of users without a credential.
+
+    A salt looks like those of Kafka's tools. A number of iterations is as frequent among users without a credential as
+    among those with one. If a credential changes, the numbers of few other users do.
+
+    `key` is a secret that all brokers of the cluster share. `counts` has the number of credentials for each number of
+    iterations, by mechanism.
+    """
+
+    key: bytes
+    counts: Mapping[str, Mapping[int, int]]
+
+    @classmethod
+    def of(cls, key: bytes, credentials: Mapping[tuple[str, str], ScramCredential]) -> Self:
+        """Returns the decoys for a cluster with these credentials, by mechanism and user."""
+        counts: dict[str, Counter[int]] = {}
+        for (mechanism, _), credential in credentials.items():
+            counts.setdefault(mechanism, Counter())[credential.iterations] += 1
+        return cls(key, counts)
+
+    def credential(self, mechanism: str, user: str) -> ScramCredential:
+        """Returns a credential whose password nobody knows."""
+        seed = keyed_hash(mechanism, self.key, f"{mechanism},{user}".encode())
+        stored_key = keyed_hash(mechanism, seed, b"Stored Key")
+        server_key = keyed_hash(mechanism, seed, b"Server Key")
+        return ScramCredential(salt_of(seed), stored_key, server_key, self._iterations(mechanism, seed))
+
+    def _iterations(self, mechanism: str, seed: bytes) -> int:
+        """Chooses by weighted rendezvous hashing: each number draws a lot, and frequent numbers draw better ones."""
+
+        def lot(iterations: int) -> float:
+            drawn = int.from_bytes(keyed_hash(mechanism, seed, b"Iterations %d" % iterations)[:8], "big")
+            return math.log((drawn + 1) / (2**64 + 1)) / counts[iterations]
+
+        counts = {
+            iterations: count
+            for iterations, count in self.counts.get(mechanism, {}).items()
+            if iterations >= MIN_ITERATIONS
+        }
+        return max(counts, key=lot, default=MIN_ITERATIONS)
+
+
 class ScramServerExchange:
     """One exchange: call `respond` with the client's first message, then with its second one.
 
-    `nonce` is the server's part of the nonce, a new random text for each exchange. `decoy_key` is a secret that all
-    brokers of the cluster share; the salts of users without a credential depend on it. `tokens` finds delegation
-    tokens; it is None if the broker has none.
+    `nonce` is the server's part of the nonce, a new random text for each exchange. `tokens` finds delegation tokens; it
+    is None if the broker has none.
     """
 
     def __init__(
@@ -72,14 +117,14 @@ class ScramServerExchange:
         mechanism: str,
         lookup: CredentialLookup,
         nonce: str,
-        decoy_key: bytes,
+        decoys: Decoys,
         tokens: TokenLookup | None = None,
     ) -> None:
         self.user = ""
         self._mechanism = mechanism
         self._lookup = lookup
         self._nonce = nonce
-        self._decoy_key = decoy_key
+        self._decoys = decoys
         self._tokens = tokens
         self._has_begun = False
         self.is_token_login = False
@@ -107,7 +152,7 @@ class ScramServerExchange:
             raise Rejection("the client asks for another authorization id", OTHER_AUTHORIZATION_ID)
         if not self.is_token_login:
             self.user = name
-        decoy = _decoy(self._mechanism, name, self._decoy_key)
+        decoy = self._decoys.credential(self._mechanism, name)
         self._is_decoy = credential is None or credential.iterations < MIN_ITERATIONS
         self._credential = decoy if credential is None or self._is_decoy else credential
         self._header, self._client_first = match["header"], match["bare"]
@@ -162,10 +207,3 @@ def _is_token_login(extensions: str) -> bool:
 
 def _user(name: str) -> str:
     return name.replace("=2C", ",").replace("=3D", "=")
-
-
-def _decoy(mechanism: str, user: str, key: bytes) -> ScramCredential:
-    """Returns a credential whose password nobody knows."""
-    seed = keyed_hash(mechanism, key, f"{mechanism},{user}".encode())
-    stored_key = keyed_hash(mechanism, seed, b"Stored Key")
-    return ScramCredential(salt_of(seed), stored_key, keyed_hash(mechanism, seed, b"Server Key"), MIN_ITERATIONS)

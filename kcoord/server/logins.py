@@ -27,7 +27,7 @@ from kcoord.config.key import ConfigValue
 from kcoord.security.jaas import BEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE, JaasError, parse_login_module
 from kcoord.security.plain import PlainUsers
 from kcoord.security.sasl import OAUTHBEARER, PLAIN, SaslSettings
-from kcoord.security.scram import CredentialLookup, TokenLogin
+from kcoord.security.scram import CredentialLookup, Decoys, TokenLogin
 
 if TYPE_CHECKING:
     from kcoord.security.oauthbearer import BearerSettings
@@ -57,8 +57,8 @@ class _Logins:
 class ListenerLogins:
     """The SASL settings of one listener. The constructor raises ConfigError if they cannot be used.
 
-    `credentials` finds the users of SCRAM. `decoy_key` returns a secret that all workers share (ScramServerExchange).
-    `tokens` finds delegation tokens (SaslSettings).
+    `credentials` finds the users of SCRAM. `decoys` returns what users without a credential get. `tokens` finds
+    delegation tokens (SaslSettings).
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class ListenerLogins:
         config: BrokerConfig,
         listener: Listener,
         credentials: CredentialLookup,
-        decoy_key: Callable[[], bytes],
+        decoys: Callable[[], Decoys],
         tokens: Callable[[str, str, int], TokenLogin | None] | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
         self._credentials = credentials
-        self._decoy_key = decoy_key
+        self._decoys = decoys
         self._tokens = tokens
         self._dynamic = config.dynamic
         self._keys: JwksSource | None = None
@@ -98,7 +98,7 @@ class ListenerLogins:
             logins.max_token_bytes,
             logins.failure_delay_ms,
             _new_nonce,
-            self._decoy_key(),
+            self._decoys(),
             self._bearer,
             self._tokens,
         )

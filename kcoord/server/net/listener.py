@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -166,6 +166,7 @@ def _logins_of(address: Listener, broker: Broker) -> ListenerLogins | None:
     """
     if not address.security_protocol.has_sasl:
         return None
+    from kcoord.security.scram import Decoys
     from kcoord.server.logins import ListenerLogins
 
     def credential(mechanism: str, user: str) -> ScramCredential | None:
@@ -176,15 +177,22 @@ def _logins_of(address: Listener, broker: Broker) -> ListenerLogins | None:
 
         return token_login(broker.image, broker.config, mechanism, token_id, now_ms)
 
-    def decoy_key() -> bytes:
-        # All workers share the folder and its random id, which clients without any permission never see.
-        own = broker.image.brokers.get(broker.node_id)
-        return b"".join([broker.cluster_id.encode(), *(own.log_dirs if own is not None else ())])
+    counted: Mapping[tuple[str, str], ScramCredential] | None = None
+    decoys = Decoys(b"", {})
 
+    def current_decoys() -> Decoys:
+        nonlocal counted, decoys
+        credentials = broker.image.scram_credentials
+        if credentials is not counted:
+            # All workers share the folder and its random id, which clients without any permission never see.
+            own = broker.image.brokers.get(broker.node_id)
+            key = b"".join([broker.cluster_id.encode(), *(own.log_dirs if own is not None else ())])
+            counted, decoys = credentials, Decoys.of(key, credentials)
+        return decoys
+
+    tokens = token if broker.config.delegation_token_secret_key else None
     try:
-        logins = ListenerLogins(
-            broker.config, address, credential, decoy_key, token if broker.config.delegation_token_secret_key else None
-        )
+        logins = ListenerLogins(broker.config, address, credential, current_decoys, tokens)
     except ConfigError as error:
         raise StartError(str(error)) from None
     broker.config.further_checks.append(logins.check)

@@ -15,6 +15,7 @@ from kcoord.metadata.image import ScramCredential
 from kcoord.security.oauthbearer import BearerSettings
 from kcoord.security.plain import PlainUsers
 from kcoord.security.sasl import SaslAuthenticator, SaslSettings, SaslStep
+from kcoord.security.scram import Decoys
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import (
@@ -47,7 +48,7 @@ def lookup(mechanism: str, user: str) -> ScramCredential | None:
 
 BEARER = BearerSettings(RULES, lambda: KEYS, lambda _: None)
 SETTINGS = SaslSettings(
-    SASL_MECHANISMS, PlainUsers(PASSWORDS), lookup, {}, 1000, 100, lambda: "server-nonce", b"key", BEARER
+    SASL_MECHANISMS, PlainUsers(PASSWORDS), lookup, {}, 1000, 100, lambda: "server-nonce", Decoys(b"key", {}), BEARER
 )
 
 

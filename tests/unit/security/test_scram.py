@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kcoord.client.scram import ScramExchange
 from kcoord.metadata.image import ScramCredential
 from kcoord.security.rejection import OTHER_AUTHORIZATION_ID, Rejection
-from kcoord.security.scram import ScramServerExchange
+from kcoord.security.scram import Decoys, ScramServerExchange
 from kcoord.security.scram_messages import HASHES, MIN_ITERATIONS, ScramError
 
 MECHANISMS = sorted(HASHES)
@@ -40,7 +40,8 @@ class Server:
         self._known = {(mechanism, user): credential}
 
     def exchange(self, nonce: str = "server", decoy_key: bytes = b"key") -> ScramServerExchange:
-        return ScramServerExchange(self._mechanism, lambda *key: self._known.get(key), nonce, decoy_key)
+        decoys = Decoys.of(decoy_key, self._known)
+        return ScramServerExchange(self._mechanism, lambda *key: self._known.get(key), nonce, decoys)
 
 
 ALICE = credential_of("SCRAM-SHA-256", "pencil")
@@ -109,6 +110,39 @@ def test_an_unknown_user_goes_through_the_same_exchange(mechanism: str) -> None:
     with pytest.raises(Rejection, match="does not exist, or the password is wrong") as caught:
         exchange.respond(client.final(exchange.respond(client.first())))
     assert caught.value.client_text is None
+
+
+def iterations_of_unknown_users(counts: dict[int, int], users: int = 600) -> list[int]:
+    """Returns the iterations that the first answers to unknown users have. `counts`: credentials by iterations."""
+    decoys = Decoys(b"key", {"SCRAM-SHA-512": counts, "SCRAM-SHA-256": {5000: 1}})
+    return [decoys.credential("SCRAM-SHA-512", f"user-{number}").iterations for number in range(users)]
+
+
+def test_the_iterations_of_unknown_users_are_those_of_users() -> None:
+    assert set(iterations_of_unknown_users({})) == {MIN_ITERATIONS}
+    assert set(iterations_of_unknown_users({8192: 1})) == {8192}
+    assert set(iterations_of_unknown_users({8192: 1, MIN_ITERATIONS - 1: 9})) == {8192}
+    mixed = iterations_of_unknown_users({4096: 3, 8192: 2, 16384: 1})
+    frequency = [mixed.count(iterations) / len(mixed) for iterations in (4096, 8192, 16384)]
+    assert frequency == pytest.approx([3 / 6, 2 / 6, 1 / 6], abs=0.06)
+
+
+def test_a_new_credential_changes_few_unknown_users() -> None:
+    before = iterations_of_unknown_users({4096: 30, 8192: 20})
+    after = iterations_of_unknown_users({4096: 30, 8192: 21})
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    # One of 51 has been added. Users who change can only get its number.
+    assert set(changed) <= {(4096, 8192)}
+    assert len(changed) < 600 * 2 / 51
+
+
+def test_decoys_count_the_credentials_of_a_mechanism() -> None:
+    credentials = {
+        ("SCRAM-SHA-256", "a"): credential_of("SCRAM-SHA-256", "pw"),
+        ("SCRAM-SHA-256", "b"): credential_of("SCRAM-SHA-256", "pw", iterations=8192),
+        ("SCRAM-SHA-512", "a"): credential_of("SCRAM-SHA-512", "pw", iterations=8192),
+    }
+    assert Decoys.of(b"key", credentials).counts == {"SCRAM-SHA-256": {4096: 1, 8192: 1}, "SCRAM-SHA-512": {8192: 1}}
 
 
 def test_a_credential_with_too_few_iterations_does_not_count() -> None:

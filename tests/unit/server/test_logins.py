@@ -13,6 +13,7 @@ from kcoord.config import BrokerConfig, ConfigError
 from kcoord.metadata.image import ScramCredential
 from kcoord.security.jaas import BEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE
 from kcoord.security.oauthbearer import TokenRules
+from kcoord.security.scram import Decoys
 from kcoord.server.logins import ListenerLogins
 from tests.unit.server.test_jwks import DOCUMENT
 
@@ -30,7 +31,7 @@ def nobody(mechanism: str, user: str) -> ScramCredential | None:
 
 
 def logins(config: BrokerConfig) -> ListenerLogins:
-    return ListenerLogins(config, config.open_listeners[0], nobody, lambda: b"key")
+    return ListenerLogins(config, config.open_listeners[0], nobody, lambda: Decoys(b"key", {}))
 
 
 def test_the_settings_of_a_listener() -> None:
@@ -46,7 +47,7 @@ def test_the_settings_of_a_listener() -> None:
     assert settings.users.is_password("alice", "secret")
     assert not settings.users.is_password("broker", "own"), "the broker's own login is no user"
     assert settings.max_reauth_ms == {"SCRAM-SHA-256": 3, "PLAIN": 4}
-    assert (settings.max_token_bytes, settings.failure_delay_ms, settings.decoy_key) == (2000, 5, b"key")
+    assert (settings.max_token_bytes, settings.failure_delay_ms, settings.decoys.key) == (2000, 5, b"key")
     nonces = {settings.new_nonce() for _ in range(10)}
     assert len(nonces) == 10 and all(len(nonce) == 24 for nonce in nonces)
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kcoord.config import BrokerConfig
 from kcoord.security.plain import PlainUsers
 from kcoord.security.sasl import SaslSettings
+from kcoord.security.scram import Decoys
 from kcoord.server.api.api_table import ANONYMOUS, Api, ApiTable, RequestContext
 from kcoord.server.net.connection import Connections, KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
@@ -47,7 +48,14 @@ def token(data: bytes) -> bytes:
 
 RIGHT, WRONG = token(b"\0alice\0right"), token(b"\0alice\0wrong")
 SETTINGS = SaslSettings(
-    ("PLAIN", "SCRAM-SHA-256"), PlainUsers({"alice": "right"}), lambda *_: None, {}, 200, 100, lambda: "nonce", b"key"
+    ("PLAIN", "SCRAM-SHA-256"),
+    PlainUsers({"alice": "right"}),
+    lambda *_: None,
+    {},
+    200,
+    100,
+    lambda: "nonce",
+    Decoys(b"key", {}),
 )
 
 
