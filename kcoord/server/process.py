@@ -39,7 +39,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -213,7 +213,7 @@ class BrokerProcess:
         assert isinstance(self.broker.metadata, LocalMetadataService)
         credentials = self._bootstrap_credentials()
         if not credentials and not self.broker.image.scram_credentials:
-            _check_that_clients_can_log_in(self.broker.config)
+            _check_that_clients_can_log_in(self._configs())
         try:
             await self.broker.metadata.call(
                 lambda machine, context, request: machine.register_brokers(context, request, credentials),
@@ -234,6 +234,10 @@ class BrokerProcess:
         _logger.info("The first users of the cluster come from %s: %d", BOOTSTRAP_SCRAM, len(users))
         uuids = self.broker.uuids
         return credential_records(users, lambda: salt_of(uuids.take() + uuids.take()))
+
+    def _configs(self) -> list[BrokerConfig]:
+        """Returns the configuration of each broker of the cluster."""
+        return [self.broker.config]
 
     def _registrations(self) -> list[BrokerRegistration]:
         return [self._registration(self.broker.config, list(self.broker.endpoints.values()))]
@@ -278,13 +282,18 @@ class BrokerProcess:
         return sum(listener.connections.in_flight for listener in self.listeners)
 
 
-def _check_that_clients_can_log_in(config: BrokerConfig) -> None:
-    """Raises StartError if all listeners need a login with SCRAM. Called if no user has a credential for it."""
-    for listener in config.open_listeners:
+def _check_that_clients_can_log_in(configs: Iterable[BrokerConfig]) -> None:
+    """Raises StartError if all listeners of all workers need a login with SCRAM.
+
+    Called if no user has a credential for it.
+    """
+    listeners = [(config, listener) for config in configs for listener in config.open_listeners]
+    for config, listener in listeners:
         if not listener.security_protocol.has_sasl or set(config.sasl_mechanisms(listener)) - SCRAM_NAMES:
             return
+    addresses = ",".join(str(listener) for _, listener in listeners)
     raise StartError(
-        f"no client can log in: all of listeners={','.join(config.listeners)} need a login with SCRAM, and there is no "
+        f"no client can log in: all of listeners={addresses} need a login with SCRAM, and there is no "
         f"user. Set {BOOTSTRAP_SCRAM} or use kcoord storage format --add-scram for a new cluster; for an existing one, "
         "add a PLAINTEXT listener on 127.0.0.1 and create a user with kcoord users add"
     )

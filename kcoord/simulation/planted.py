@@ -341,7 +341,7 @@ def _up_to_the_end(self: OpenLog) -> int:
     return self.log.end_offset
 
 
-def _waits_for_nobody(self: MetadataFollowers) -> None:
+def _waits_for_nobody(self: MetadataFollowers, *, is_security: bool) -> None:
     """Acknowledges a change of metadata before the other workers have applied it."""
 
 

@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.errors import Errors
@@ -17,12 +22,16 @@ from kcoord_protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
-from tests.integration.wire import WireClient
+from tests.integration.test_workers import worker_pids
+from tests.integration.wire import ConnectionClosed, WireClient
 from tests.support.authorizing_process import authorizing_process
 from tests.support.kcoord_process import KcoordProcess
 
 VERSION = 3
 CHANGES = 12
+METADATA_OF_T = MetadataRequest(
+    topics=[MetadataRequest.MetadataRequestTopic(name="t")], allow_auto_topic_creation=False
+)
 
 
 def create(
@@ -119,18 +128,43 @@ def check_changes(broker: KcoordProcess) -> None:
 
 def topic_error(client: WireClient) -> int:
     """Returns the error of Metadata for the topic `t`."""
-    topics = [MetadataRequest.MetadataRequestTopic(name="t")]
-    request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-    return client.call(request, 12, MetadataResponse).topics[0].error_code
+    return client.call(METADATA_OF_T, 12, MetadataResponse).topics[0].error_code
+
+
+def withdraw_super_user(broker: KcoordProcess) -> None:
+    """Restarts the broker so that anonymous clients may change ACLs, and nothing else without ACLs."""
+    for operation in (AclOperation.ALTER, AclOperation.DESCRIBE):
+        assert create(broker.port, "kafka-cluster", ResourceType.CLUSTER, "User:ANONYMOUS", operation) == [0]
+    broker.overrides["super.users"] = "User:admin"
+    broker.restart()
+
+
+def test_a_worker_that_hangs_never_serves_with_removed_acls(tmp_path: Path) -> None:
+    """The worker is killed, so the request that waits for it is never served. Its successor has the change."""
+    broker = authorizing_process(tmp_path, group_coordinator_threads="2").start()
+    try:
+        withdraw_super_user(broker)
+        assert create(broker.port, "t", principal="User:ANONYMOUS") == [0]
+        with WireClient(broker.ports[1]) as client:
+            assert topic_error(client) == Errors.UNKNOWN_TOPIC_OR_PARTITION
+            hung = worker_pids(broker)[1]
+            os.kill(hung, signal.SIGSTOP)
+            client.send(METADATA_OF_T, 12)
+            assert delete(broker.port, "t") == 1
+            with suppress(ProcessLookupError):
+                os.kill(hung, signal.SIGCONT)
+            with pytest.raises((ConnectionClosed, ConnectionResetError)):
+                client.receive_frame()
+        with WireClient(broker.ports[1]) as client:
+            assert topic_error(client) == Errors.TOPIC_AUTHORIZATION_FAILED
+    finally:
+        broker.kill()
 
 
 def test_a_revoked_right_holds_for_the_next_request_on_every_worker(tmp_path: Path) -> None:
     broker = authorizing_process(tmp_path, group_coordinator_threads="2").start()
     try:
-        for operation in (AclOperation.ALTER, AclOperation.DESCRIBE):
-            assert create(broker.port, "kafka-cluster", ResourceType.CLUSTER, "User:ANONYMOUS", operation) == [0]
-        broker.overrides["super.users"] = "User:admin"
-        broker.restart()
+        withdraw_super_user(broker)
         hidden, missing = Errors.TOPIC_AUTHORIZATION_FAILED, Errors.UNKNOWN_TOPIC_OR_PARTITION
         with WireClient(broker.ports[0]) as first, WireClient(broker.ports[1]) as second:
             for change in range(CHANGES):

@@ -112,6 +112,8 @@ def new_metadata_shards(config: BrokerConfig) -> ShardSet[MetadataMachine]:
 class Follower:
     """Another worker, with the offsets up to which it was sent the log and up to which it has applied it."""
 
+    broker_id: int
+    process_id: int
     write: Callable[[bytes], None]
     sent_offset: int
     applied_offset: int

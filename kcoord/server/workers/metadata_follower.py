@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar, cast
 
@@ -137,7 +138,7 @@ class MetadataFollower:
                     lambda: _FollowerConnection(self._take, self._group_times), self._controller_path
                 )
                 newest_ms = self._group_times.newest_ms() if self._group_times is not None else None
-                connection.write(encode_follow(self._next_offset, self._broker_id, newest_ms))
+                connection.write(encode_follow(self._next_offset, self._broker_id, os.getpid(), newest_ms))
                 await connection.lost
             except OSError as error:
                 _logger.debug("Connecting to the controller at %s failed: %s", self._controller_path, error)

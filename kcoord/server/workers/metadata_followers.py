@@ -10,9 +10,13 @@ A change of the metadata takes these steps, all in the event loop of the control
 3. The response to the client waits until each follower has sent APPLIED for that offset. A client that learns that a
    topic was created therefore finds it at every worker.
 
-A follower that does not send APPLIED delays a response by at most `APPLY_SECONDS`. A follower whose connection breaks
-delays nothing: it applies the whole log before it accepts clients or acknowledges again. A worker that is being started
-is not waited for.
+A follower that does not send APPLIED delays a response by at most `APPLY_SECONDS`. If the change concerns ACLs,
+credentials or delegation tokens, the controller then kills the process of that follower, before the response leaves. A
+worker that hangs can therefore never continue with ACLs that were changed. The supervisor starts it again. After other
+changes the follower may continue: it serves the old metadata until it has read the new one.
+
+A follower whose connection breaks delays nothing: it applies the whole log before it accepts clients or acknowledges
+again. A worker that is being started is not waited for.
 
 If the controller crashes between two steps, durable batches stay in the log. The followers get them when they connect
 again. A batch is sent only after it is durable, so a follower can be ahead of the log only if the log was damaged. The
@@ -23,7 +27,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -35,6 +42,13 @@ from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, Follower, LocalMetadataService, monotonic_ms
 from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_offset
 from kcoord.storage.log import Log
+from kcoord_protocol.messages import (
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsRequest,
+    ExpireDelegationTokenRequest,
+    RenewDelegationTokenRequest,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +57,14 @@ T = TypeVar("T")
 
 APPLY_SECONDS: Final = 5.0
 """The longest time that a response waits for a follower."""
+SECURITY_CHANGES: Final = (
+    CreateAclsRequest,
+    DeleteAclsRequest,
+    AlterUserScramCredentialsRequest,
+    RenewDelegationTokenRequest,
+    ExpireDelegationTokenRequest,
+)
+"""The requests after whose response no worker may serve with the old metadata."""
 _SEND_BYTES: Final = 1 << 20
 
 
@@ -57,13 +79,19 @@ class MetadataFollowers:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def add(
-        self, broker_id: int, offset: int, write: Callable[[bytes], None], newest_ms: int | None = None
+        self,
+        broker_id: int,
+        offset: int,
+        write: Callable[[bytes], None],
+        newest_ms: int | None = None,
+        *,
+        process_id: int,
     ) -> Follower:
         """Adds a worker that has applied everything before `offset`, and sends it the rest of the log.
 
         With `newest_ms`, the latest creation time of its groups, it takes part in the order of creation times.
         """
-        follower = Follower(write, offset, offset)
+        follower = Follower(broker_id, process_id, write, offset, offset)
         self._followers.append(follower)
         if newest_ms is not None:
             # HOLD must arrive before the log: the worker may accept clients as soon as it has applied the log.
@@ -151,23 +179,39 @@ class MetadataFollowers:
         follower.sent_offset = max(end_offset, follower.sent_offset)
         follower.write(encode_offset(FrameKind.BATCHES, end_offset, b"".join(parts)))
 
-    def when_applied(self) -> asyncio.Future[None] | None:
-        """Returns a future that ends when all followers have applied the current log; None if they have already."""
+    def when_applied(self, *, is_security: bool) -> asyncio.Future[None] | None:
+        """Returns a future that ends when all followers have applied the current log; None if they have already.
+
+        It also ends after `APPLY_SECONDS`. If `is_security`, followers that have not applied the log are killed then.
+        """
         offset = self.log.end_offset
         if all(follower.applied_offset >= offset for follower in self._followers):
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((offset, future))
-        asyncio.get_running_loop().call_later(APPLY_SECONDS, self._give_up, future)
+        asyncio.get_running_loop().call_later(APPLY_SECONDS, self._give_up, future, offset, is_security)
         return future
 
-    def _give_up(self, future: asyncio.Future[None]) -> None:
-        if not future.done():
-            _logger.warning(
-                "A worker has not applied a metadata change within %.0f s: the response is sent without it",
-                APPLY_SECONDS,
-            )
-            future.set_result(None)
+    def _give_up(self, future: asyncio.Future[None], offset: int, is_security: bool) -> None:
+        if future.done():
+            return
+        for follower in self._followers:
+            if follower.applied_offset >= offset:
+                continue
+            if is_security:
+                _logger.error(
+                    "Broker %d has not applied a change of its security within %.0f s: its worker is killed",
+                    follower.broker_id,
+                    APPLY_SECONDS,
+                )
+                _kill(follower.process_id)
+            else:
+                _logger.warning(
+                    "Broker %d has not applied a metadata change within %.0f s: the response is sent without it",
+                    follower.broker_id,
+                    APPLY_SECONDS,
+                )
+        future.set_result(None)
 
     def _release(self) -> None:
         applied = min((follower.applied_offset for follower in self._followers), default=None)
@@ -180,6 +224,13 @@ class MetadataFollowers:
             else:
                 still.append((offset, future))
         self._waiting = still
+
+
+def _kill(process_id: int) -> None:
+    # The process still has its connection, so no other process can have its id. In tests, workers share a process.
+    if process_id != os.getpid():
+        with suppress(ProcessLookupError):
+            os.kill(process_id, signal.SIGKILL)
 
 
 class ControllerMetadataService(LocalMetadataService):
@@ -220,7 +271,8 @@ class ControllerMetadataService(LocalMetadataService):
             if done.cancelled():
                 target.cancel()
                 return
-            waiting = self.followers.when_applied() if done.exception() is None else None
+            is_security = isinstance(request, SECURITY_CHANGES)
+            waiting = self.followers.when_applied(is_security=is_security) if done.exception() is None else None
             if waiting is None:
                 pass_on(None)
             else:

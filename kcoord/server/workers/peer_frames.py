@@ -12,7 +12,8 @@ A frame is its length in 4 bytes, as in Kafka, then one byte for the kind, then 
 
     REQUEST    asker to server           a request of Kafka's protocol, with id, host and principal of the client
     RESPONSE   server to asker           the response, by correlation id
-    FOLLOW     follower to controller    offset to send from, broker id; perhaps the latest creation time of its groups
+    FOLLOW     follower to controller    offset to send from, broker id, process id; perhaps the latest creation time of
+                                         its groups
     BATCHES    controller to follower    the end offset of the metadata log, and some batches
     APPLIED    follower to controller    the offset up to which the follower has published the log
     HOLD       controller to follower    a ticket: asks for the latest creation time; with a time: states the limit
@@ -57,7 +58,7 @@ _REQUEST: Final = Struct(">Bihhhhi")
 _RESPONSE: Final = Struct(">Bi")
 _OFFSET: Final = Struct(">Bq")
 _TIME: Final = Struct(">q")
-_BROKER_ID: Final = Struct(">i")
+_FOLLOWER: Final = Struct(">ii")
 
 
 @dataclass(slots=True)
@@ -110,16 +111,16 @@ def encode_offset(kind: FrameKind, offset: int, data: bytes = b"") -> bytes:
     return _framed(_OFFSET.pack(kind, offset) + data)
 
 
-def encode_follow(offset: int, broker_id: int, newest_ms: int | None) -> bytes:
+def encode_follow(offset: int, broker_id: int, process_id: int, newest_ms: int | None) -> bytes:
     """Returns a FOLLOW frame."""
     time = b"" if newest_ms is None else encode_time(newest_ms)
-    return encode_offset(FrameKind.FOLLOW, offset, _BROKER_ID.pack(broker_id) + time)
+    return encode_offset(FrameKind.FOLLOW, offset, _FOLLOWER.pack(broker_id, process_id) + time)
 
 
-def decode_follower(data: bytes) -> tuple[int, int | None]:
-    """Returns the broker id and the creation time in the last part of a FOLLOW frame."""
-    (broker_id,) = _BROKER_ID.unpack_from(data)
-    return broker_id, decode_time(data[_BROKER_ID.size :])
+def decode_follower(data: bytes) -> tuple[int, int, int | None]:
+    """Returns the broker id, the process id and the creation time in the last part of a FOLLOW frame."""
+    broker_id, process_id = _FOLLOWER.unpack_from(data)
+    return broker_id, process_id, decode_time(data[_FOLLOWER.size :])
 
 
 def encode_hold(kind: FrameKind, ticket: int, time_ms: int | None = None) -> bytes:

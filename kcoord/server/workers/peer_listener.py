@@ -133,8 +133,8 @@ class _PeerServerConnection(asyncio.Protocol):
         followers = self._owner.followers
         assert followers is not None, "only the controller has followers"
         if kind is FrameKind.FOLLOW:
-            broker_id, newest_ms = decode_follower(data)
-            self._follower = followers.add(broker_id, offset, self._write, newest_ms)
+            broker_id, process_id, newest_ms = decode_follower(data)
+            self._follower = followers.add(broker_id, offset, self._write, newest_ms, process_id=process_id)
         elif self._follower is None:
             return
         elif (newest_ms := decode_time(data)) is not None:

@@ -232,6 +232,9 @@ class WorkerProcess(BrokerProcess):
         self._is_open = True
         await super()._open_listeners()
 
+    def _configs(self) -> list[BrokerConfig]:
+        return [worker.config for worker in self._launch.workers]
+
     def _registrations(self) -> list[BrokerRegistration]:
         return [self._registration(worker.config, worker.endpoints) for worker in self._launch.workers]
 

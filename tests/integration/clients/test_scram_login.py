@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kcoord.cli import main
-from tests.integration.test_workers import settings
+from tests.integration.test_workers import metadata, settings
 from tests.support.command_line import CommandLine, Output
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
@@ -120,3 +120,13 @@ def test_a_cluster_without_a_way_in_does_not_start(broker: ScramBroker) -> None:
     broker.overrides["listeners"] = "USERS://127.0.0.1:0,LOCAL://127.0.0.1:0"
     broker.overrides["listener.security.protocol.map"] = "USERS:SASL_PLAINTEXT,LOCAL:PLAINTEXT"
     broker.start()
+
+
+def test_the_listeners_of_all_workers_count(broker: ScramBroker) -> None:
+    broker.overrides["group.coordinator.threads"] = "2"
+    with pytest.raises(AssertionError):
+        broker.start()
+    assert "all of listeners=USERS://127.0.0.1:0,USERS://127.0.0.1:0 need a login with SCRAM" in broker.log
+    broker.overrides["kcoord.worker.1.listener.security.protocol.map"] = "USERS:PLAINTEXT"
+    broker.start()
+    assert metadata(broker.ports[1]).error_code == 0

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import pytest
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topics import auto_create_request
-from kcoord.runtime.result import NO_CREATION_LIMIT
+from kcoord.runtime.result import NO_CREATION_LIMIT, CoordinatorResult
 from kcoord.server.api.auto_create import CREATE_TOPICS_VERSION
 from kcoord.server.api.handlers.allocate_producer_ids import allocate
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
@@ -102,6 +106,12 @@ class Controller:
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
         return create(self.service, name)
 
+    def change_nothing(self, request: Message) -> asyncio.Future[None]:
+        """Runs an operation without records. Its response waits for all workers, too."""
+        return self.service.call(
+            lambda machine, context, request: CoordinatorResult(None), request, internal_operation_context(NOW_MS)
+        )
+
 
 @pytest.fixture
 async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
@@ -179,7 +189,7 @@ async def test_a_response_comes_after_all_followers_have_published(controller: C
 
 
 async def test_a_response_waits_for_a_follower_until_its_connection_ends(controller: Controller) -> None:
-    slow = controller.service.followers.add(2, 0, lambda data: None)
+    slow = controller.service.followers.add(2, 0, lambda data: None, process_id=os.getpid())
     waiting = controller.create("a")
     while not controller.images:
         await asyncio.sleep(0.001)
@@ -194,8 +204,21 @@ async def test_a_response_waits_for_a_follower_until_its_connection_ends(control
 
 async def test_a_response_waits_at_most_apply_seconds(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_followers, "APPLY_SECONDS", 0.01)
-    controller.service.followers.add(2, 0, lambda data: None)
+    controller.service.followers.add(2, 0, lambda data: None, process_id=os.getpid())
     assert (await asyncio.wait_for(controller.create("a"), 5)).topics[0].error_code == 0
+
+
+@pytest.mark.parametrize("request_class", metadata_followers.SECURITY_CHANGES)
+async def test_a_follower_that_misses_a_change_of_security_is_killed(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, request_class: type[Message]
+) -> None:
+    monkeypatch.setattr(metadata_followers, "APPLY_SECONDS", 0.01)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        controller.service.followers.add(2, 0, lambda data: None, process_id=worker.pid)
+        await asyncio.wait_for(controller.create("a"), 5)
+        assert worker.poll() is None, "a worker may be late with topics"
+        await asyncio.wait_for(controller.change_nothing(request_class()), 5)
+        assert await asyncio.to_thread(worker.wait, 5) == -signal.SIGKILL
 
 
 async def test_a_follower_continues_after_a_restart_of_the_controller(controller: Controller) -> None:
@@ -215,7 +238,7 @@ async def test_a_follower_continues_after_a_restart_of_the_controller(controller
 async def test_requests_in_flight_fail_with_not_controller_if_the_controller_ends(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
-    controller.service.followers.add(2, 0, lambda data: None)
+    controller.service.followers.add(2, 0, lambda data: None, process_id=os.getpid())
     waiting = follower.create("b")
     while "b" not in controller.service.image.topics:
         await asyncio.sleep(0.001)
