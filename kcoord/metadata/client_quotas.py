@@ -32,8 +32,9 @@ ENTITY_TYPES: Final = frozenset((USER, CLIENT_ID, IP))
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
-ENFORCED_KEYS: Final = frozenset((PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONTROLLER_MUTATION_RATE))
-CLIENT_KEYS: Final = ENFORCED_KEYS | {"request_percentage"}
+REQUEST_PERCENTAGE: Final = "request_percentage"
+CLIENT_KEYS: Final = frozenset((PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONTROLLER_MUTATION_RATE, REQUEST_PERCENTAGE))
+ENFORCED_KEYS: Final = CLIENT_KEYS
 IP_KEYS: Final = frozenset(("connection_creation_rate",))
 
 _FRACTION: Final = 1e-6

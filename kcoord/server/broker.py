@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kcoord.server.client_quotas import ClientQuotas
     from kcoord.server.observe.client_telemetry import ClientTelemetry
     from kcoord.server.observe.telemetry_exporter import TelemetryExporter
+    from kcoord.server.request_quota import RequestQuota
 
 _logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Broker:
         """The authorizer for the ACLs of `image`; None if everyone may do everything. `publish` replaces it."""
         self.quotas: ClientQuotas | None = None
         """The client quotas of `image`; None if there are none."""
+        self.request_quota: RequestQuota | None = None
+        """The quota on the time of requests; None if nobody has one. Request paths ask for it at each request."""
         self.image_observers: list[Callable[[MetadataImage], None]] = []
         """Called in this order with each new image, after it has become `image`."""
         self.now_ms = environment.now_ms

@@ -6,6 +6,7 @@ Theory of operation. The broker measures the rate of a client over the last `quo
 throttle_time_ms after which time the rate is back at the quota. The broker reads no further request of the connection
 during that time (`RequestPath`). A response to Fetch is then empty, and does not count.
 
+The CPU time of requests counts in the same way (`kcoord.server.request_quota`).
 Partitions that clients create and delete use tokens of a bucket instead (`kcoord.server.mutation_quota`).
 
 The most specific quota counts, in Kafka's order (`QuotaLimits.of`). Who shares a rate follows from that quota: all
@@ -40,6 +41,12 @@ Sharers: TypeAlias = tuple[str | None, str | None]
 
 _FIRST_SWEEP: Final = 1000
 """The number of rates at which those of idle clients are dropped for the first time."""
+
+
+class Throttled(Protocol):
+    """A response that tells the client for how long it is throttled."""
+
+    throttle_time_ms: int
 
 
 @dataclass(slots=True)
@@ -224,7 +231,7 @@ class RateQuota(Quota[Rate]):
 
 
 class ClientQuotas:
-    """The client quotas of a broker."""
+    """The client quotas of a broker, but for that on the time of requests."""
 
     def __init__(self, config: BrokerConfig) -> None:
         windows, window_ms = config.quota_window_num, config.quota_window_size_seconds * 1000

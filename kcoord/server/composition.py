@@ -122,7 +122,7 @@ def compose(
         service.release_observers.append(lambda: broker.publish_to_shards(broker.image))
     broker.image_observers += [
         DynamicConfigs(broker).follow,
-        partial(_follow_quotas, broker),
+        partial(_follow_quotas, broker, environment),
         lambda image: folder.topics.on_metadata_update(image, environment.now_ms()),
         broker.publish_to_shards,
     ]
@@ -142,10 +142,10 @@ def _authorizer(config: BrokerConfig, image: MetadataImage) -> Authorizer | None
     )
 
 
-def _follow_quotas(broker: Broker, image: MetadataImage) -> None:
+def _follow_quotas(broker: Broker, environment: Environment, image: MetadataImage) -> None:
     """Makes the quotas of an image the broker's. A broker without quotas has no `ClientQuotas`."""
     if not image.client_quotas:
-        broker.quotas = None
+        broker.quotas = broker.request_quota = None
         return
     if broker.quotas is None:
         # Most brokers have no quotas, so their start does not import this module.
@@ -154,6 +154,20 @@ def _follow_quotas(broker: Broker, image: MetadataImage) -> None:
         broker.quotas = ClientQuotas(broker.config)
     if broker.quotas.applied is not image.client_quotas:
         broker.quotas.apply(image.client_quotas)
+        _follow_request_quota(broker, environment, image)
+
+
+def _follow_request_quota(broker: Broker, environment: Environment, image: MetadataImage) -> None:
+    from kcoord.metadata.client_quotas import REQUEST_PERCENTAGE
+
+    if not any(REQUEST_PERCENTAGE in values for values in image.client_quotas.values()):
+        broker.request_quota = None
+        return
+    if broker.request_quota is None:
+        from kcoord.server.request_quota import RequestQuota
+
+        broker.request_quota = RequestQuota(broker.config, environment.cpu_ns)
+    broker.request_quota.change_limits(image.client_quotas)
 
 
 def load_metadata(config: BrokerConfig, folder: DataFolder, now_ms: int) -> ShardSet[MetadataMachine]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
@@ -38,10 +39,11 @@ class Environment:
     So a process, a test and the simulation compose the same broker with different environments.
 
     `now_ms` and `clock_gain_ms` are methods of a `Clock`, or of a clock that a test or the simulation moves.
+    `cpu_ns` returns the CPU time of the calling thread.
     `owns_heap` is False if the process also runs other code. Then the broker does not tune the garbage collector.
     """
 
-    __slots__ = ("_tasks", "clock_gain_ms", "loop", "new_pool", "now_ms", "owns_heap", "uuids")
+    __slots__ = ("_tasks", "clock_gain_ms", "cpu_ns", "loop", "new_pool", "now_ms", "owns_heap", "uuids")
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Environment:
         now_ms: Callable[[], int],
         *,
         clock_gain_ms: Callable[[], int] = no_gain,
+        cpu_ns: Callable[[], int] = time.thread_time_ns,
         uuids: RandomUuids | None = None,
         new_pool: NewPool | None = None,
         owns_heap: bool = False,
@@ -56,6 +59,7 @@ class Environment:
         self.loop = loop
         self.now_ms = now_ms
         self.clock_gain_ms = clock_gain_ms
+        self.cpu_ns = cpu_ns
         self.uuids = uuids if uuids is not None else RandomUuids()
         self.new_pool = new_pool if new_pool is not None else thread_pool
         self.owns_heap = owns_heap

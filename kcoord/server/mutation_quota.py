@@ -16,21 +16,15 @@ throttle_time_ms of the response.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kcoord.runtime.result import OperationContext
-from kcoord.server.client_quotas import TokenBucket
+from kcoord.server.client_quotas import Throttled, TokenBucket
 from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.server.api.api_table import RequestContext
     from kcoord.server.broker import Broker
-
-
-class Throttled(Protocol):
-    """A response that tells the client for how long it is throttled."""
-
-    throttle_time_ms: int
 
 
 T = TypeVar("T", bound=Throttled)

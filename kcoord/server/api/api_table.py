@@ -52,6 +52,7 @@ from kcoord_protocol.messages import Message
 
 if TYPE_CHECKING:
     from kcoord.server.observe.client_telemetry import ClientFacts
+    from kcoord.server.request_quota import RequestUse
 
 
 ANONYMOUS = "User:ANONYMOUS"
@@ -119,7 +120,8 @@ class Client:
 class RequestContext:
     """The facts about one request besides its body: API, version, client, listener, principal, rights and time.
 
-    `rights` is None if the request needs none: the broker has no authorizer, or asks itself.
+    `rights` is None if the request needs none: the broker has no authorizer, or asks itself. `frame_bytes` is the size
+    of a client's request. `use` counts the time of the request; None if its client has no quota on that.
     """
 
     __slots__ = (
@@ -129,10 +131,12 @@ class RequestContext:
         "client_host",
         "client_id",
         "correlation_id",
+        "frame_bytes",
         "listener_name",
         "now_ms",
         "principal",
         "rights",
+        "use",
     )
 
     def __init__(
@@ -148,6 +152,8 @@ class RequestContext:
         client: Client | None = None,
         *,
         rights: Rights | None,
+        frame_bytes: int = 0,
+        use: RequestUse | None = None,
     ) -> None:
         self.api_key = api_key
         self.api_version = api_version
@@ -159,6 +165,8 @@ class RequestContext:
         self.now_ms = now_ms
         self.client = client
         self.rights = rights
+        self.frame_bytes = frame_bytes
+        self.use = use
 
     @property
     def user(self) -> str:

@@ -33,6 +33,9 @@ the path; only ApiVersions is answered in any version. A defect in a handler cos
 If the broker has an authorizer, `_process_generally` gives each request the rights of its client, which the handler
 checks; `kcoord.server.fast.guarded` describes how the fast paths follow the ACLs.
 
+If some clients have a quota on the time of requests, each frame first meets a look-up of its client
+(`kcoord.server.request_quota`). A client with such a quota has no fast paths.
+
 On a listener with SASL a frame first meets the authentication (`kcoord.security.sasl`), until that is complete, and
 after that if the session has an end. The path chooses at its creation where frames enter. So a listener without SASL
 does no work for it.
@@ -72,6 +75,7 @@ from kcoord_protocol.framing import FrameReader, decode_request_header
 if TYPE_CHECKING:
     from kcoord.security.sasl import SaslAuthenticator, SaslSettings
     from kcoord.server.broker import Broker
+    from kcoord.server.request_quota import RequestUse
 
 MAX_IN_FLIGHT_REQUESTS = 64
 """Number of unanswered requests at which a connection is muted. Kafka mutes after one request; clients rarely send more
@@ -331,6 +335,11 @@ class RequestPath:
                     self._enter = self._process
 
     def _process(self, frame: bytes, now_ms: int) -> None:
+        if self._broker.request_quota is not None and (self._sasl is None or self._sasl.is_complete):
+            use = self._broker.request_quota.begin(self.client.principal, frame)
+            if use is not None:
+                self._process_generally(frame, now_ms, None, use)
+                return
         fast_path = self._fast_paths.get(frame[1]) if len(frame) > _REQUEST_START.size else None
         if fast_path is not None:
             answer = fast_path.answer(frame, now_ms)
@@ -342,7 +351,9 @@ class RequestPath:
                 return
         self._process_generally(frame, now_ms, fast_path)
 
-    def _process_generally(self, frame: bytes, now_ms: int, fast_path: FastPath | None) -> None:
+    def _process_generally(
+        self, frame: bytes, now_ms: int, fast_path: FastPath | None, use: RequestUse | None = None
+    ) -> None:
         bound = self.apis.bound(frame[:4])
         if bound is None:
             self._process_unserved(frame)
@@ -374,20 +385,29 @@ class RequestPath:
             now_ms,
             self.client,
             rights=rights,
+            frame_bytes=len(frame),
+            use=use,
         )
         response = bound.respond(self._broker, context, request)
         if asyncio.isfuture(response):
+            if use is not None:
+                use.pause()
             exchange.future = response
             # The frame may be large, and the response does not need it.
             exchange.frame = b""
             self._exchanges.append(exchange)
-            response.add_done_callback(partial(self._settled, exchange))
-        elif isinstance(response, CloseConnection):
-            self._refuse(response.reason)
-        elif response is not None:
-            self._answer(exchange, response)
-            if fast_path is not None and not fast_path.learns_before_handler:
-                fast_path.learn(exchange, now_ms)
+            response.add_done_callback(partial(self._settled, exchange, use))
+        else:
+            if use is not None:
+                use.throttle(response, now_ms, self.client.throttle)
+            if isinstance(response, CloseConnection):
+                self._refuse(response.reason)
+            elif response is not None:
+                self._answer(exchange, response)
+                if fast_path is not None and not fast_path.learns_before_handler:
+                    fast_path.learn(exchange, now_ms)
+            if use is not None:
+                use.finish(now_ms)
         if self.client.form is not self.apis.form:
             self._serve(self._broker.apis.in_form(self.client.form))
 
@@ -410,14 +430,18 @@ class RequestPath:
         else:
             self._output.append(answer)
 
-    def _settled(self, exchange: Exchange, future: asyncio.Future[object]) -> None:
+    def _settled(self, exchange: Exchange, use: RequestUse | None, future: asyncio.Future[object]) -> None:
         """Encodes the response of a finished future; the client may be gone by now."""
         if self._is_closed:
             if not future.cancelled():
                 # Marks the exception as retrieved; asyncio would otherwise log it.
                 future.exception()
             return
+        if use is not None:
+            use.resume()
         response = exchange.bound.settle(future, exchange.request)
+        if use is not None:
+            use.throttle(response, self._broker.now_ms(), self.client.throttle)
         if isinstance(response, CloseConnection):
             exchange.data = b""
             self._refuse(response.reason)
@@ -425,6 +449,8 @@ class RequestPath:
             exchange.data = b""
         else:
             exchange.data = exchange.bound.encode(exchange.correlation_id, response, exchange.request)
+        if use is not None:
+            use.finish(self._broker.now_ms())
         self._on_answer()
 
     def _process_unserved(self, frame: bytes) -> None:

@@ -20,8 +20,8 @@ VALUE = b"x" * 10_000
 RECORDS = 80
 
 
-def produce(broker: KcoordProcess, topic: str, client_id: str) -> tuple[float, int]:
-    """Produces RECORDS records. Returns the seconds that this took and the longest throttle time in milliseconds."""
+def produce(broker: KcoordProcess, topic: str, client_id: str, records: int = RECORDS) -> tuple[float, int]:
+    """Produces records. Returns the seconds that this took and the longest throttle time in milliseconds."""
     throttles = [0]
     producer = Producer(
         {
@@ -32,7 +32,7 @@ def produce(broker: KcoordProcess, topic: str, client_id: str) -> tuple[float, i
         }
     )
     began = time.monotonic()
-    for _ in range(RECORDS):
+    for _ in range(records):
         producer.produce(topic, VALUE)
     assert producer.flush(60) == 0
     producer.poll(0)
@@ -71,6 +71,15 @@ def test_clients_above_their_quota_are_slowed(broker: KcoordProcess, name: str) 
     assert consume(broker, name, "slow") > 3
     alter_quota(broker.address, {"client-id": "slow"}, producer_byte_rate=None, consumer_byte_rate=None)
     assert produce(broker, f"{name}-slow", "slow")[1] == 0
+
+
+def test_a_client_above_its_share_of_time_is_slowed(broker: KcoordProcess, name: str) -> None:
+    """A hundredth of a percent are one millisecond of CPU time in ten seconds. Each throttle lasts for one second."""
+    alter_quota(broker.address, {"client-id": "busy"}, request_percentage=0.01)
+    producer_throttle_ms = produce(broker, name, "busy", 5)[1]
+    assert 0 < producer_throttle_ms <= 1000
+    alter_quota(broker.address, {"client-id": "busy"}, request_percentage=None)
+    assert produce(broker, name, "busy", 5)[1] == 0
 
 
 ALTERATIONS = [

@@ -115,16 +115,16 @@ async def test_entities_succeed_and_fail_one_by_one(cluster: Cluster) -> None:
         (entry(ALICE, producer_byte_rate=1.5), f"{RATE} cannot be a fractional value."),
         (entry(ALICE, producer_byte_rate=float("nan")), f"Quota {RATE} must be a finite number"),
         (entry(ALICE, producer_byte_rate=1e30), f"Proposed value for {RATE} is too large for a LONG."),
+        (entry(ALICE, request_percentage=0.0), "Quota request_percentage must be greater than 0"),
         (
-            entry(ALICE, request_percentage=1.0),
-            "This broker does not enforce the quota request_percentage. "
-            "Use one of consumer_byte_rate, controller_mutation_rate, producer_byte_rate.",
+            entry(ALICE, request_percentage=float("inf")),
+            "Quota request_percentage must be a finite number",
         ),
         (entry(ALICE, controller_mutation_rate=0.0), "Quota controller_mutation_rate must be greater than 0"),
         (
             entry((("ip", None),), connection_creation_rate=1.0),
             "This broker does not enforce the quota connection_creation_rate. "
-            "Use one of consumer_byte_rate, controller_mutation_rate, producer_byte_rate.",
+            "Use one of consumer_byte_rate, controller_mutation_rate, producer_byte_rate, request_percentage.",
         ),
     ],
 )
@@ -176,5 +176,5 @@ def test_other_logs_get_only_the_quotas_that_are_enforced() -> None:
         new_client_quota_record((("ip", None),), "connection_creation_rate", 3.0),
     ]
     image = ImageBuilder.of(made)
-    assert list(records_of_quotas(image)) == made[:1]
-    assert list(unenforced_keys(image)) == ["request_percentage", "connection_creation_rate"]
+    assert list(records_of_quotas(image)) == made[:2]
+    assert list(unenforced_keys(image)) == ["connection_creation_rate"]

@@ -30,6 +30,8 @@ from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DescribeTransactionsRequest,
@@ -108,7 +110,15 @@ class Person:
 
 @dataclass(slots=True)
 class Clock:
+    """A clock that a test moves. The CPU time moves by itself, by `cpu_step_ns` whenever it is read."""
+
     now_ms: int = NOW_MS
+    cpu_step_ns: int = 0
+    _cpu_ns: int = 0
+
+    def cpu_ns(self) -> int:
+        self._cpu_ns += self.cpu_step_ns
+        return self._cpu_ns
 
 
 class Cluster:
@@ -139,6 +149,16 @@ class Cluster:
             return CoordinatorResult(ListGroupsResponse(), written)
 
         await self.broker.metadata.call(write, ListGroupsRequest(), internal_operation_context(NOW_MS))
+
+    async def set_quotas(self, user: str, **values: float | None) -> None:
+        """Sets quotas of a user, and removes those that are None."""
+        alter = AlterClientQuotasRequest
+        change = alter.EntryData(
+            entity=[alter.EntityData(entity_type="user", entity_name=user)],
+            ops=[alter.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in values.items()],
+        )
+        changed = await self.admin.ask(alter(entries=[change]), 1, AlterClientQuotasResponse)
+        assert [entry.error_code for entry in changed.entries] == [0]
 
     async def create_topics(self, *names: str, partitions: int = 1) -> None:
         topics = [
@@ -173,7 +193,7 @@ async def running_cluster(**settings: str) -> AsyncIterator[Cluster]:
     config = BrokerConfig.from_properties(SETTINGS | {key.replace("_", "."): value for key, value in settings.items()})
     uuids = RandomUuids(Random(0).randbytes)
     clock = Clock()
-    environment = Environment(asyncio.get_running_loop(), lambda: clock.now_ms, uuids=uuids)
+    environment = Environment(asyncio.get_running_loop(), lambda: clock.now_ms, cpu_ns=clock.cpu_ns, uuids=uuids)
     folder = DataFolder(config, NOW_MS, MemoryFileSystem(), uuids=environment.uuids)
     broker = compose(config, environment, folder)
     process = Process(broker, environment, folder)

@@ -82,7 +82,12 @@ class Owner(Connections):
         broker = cast(
             "Any",
             SimpleNamespace(
-                apis=table, now_ms=lambda: 0, groups=None, topics=SimpleNamespace(topic_name=None), authorizer=None
+                apis=table,
+                now_ms=lambda: 0,
+                groups=None,
+                topics=SimpleNamespace(topic_name=None),
+                authorizer=None,
+                request_quota=None,
             ),
         )
         self.settings = PathSettings(

@@ -9,8 +9,6 @@ import pytest
 
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
-    AlterClientQuotasRequest,
-    AlterClientQuotasResponse,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -41,13 +39,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 async def set_rate(cluster: Cluster, rate: float) -> None:
-    alter = AlterClientQuotasRequest
-    change = alter.EntryData(
-        entity=[alter.EntityData(entity_type="user", entity_name="alice")],
-        ops=[alter.OpData(key="controller_mutation_rate", value=rate)],
-    )
-    changed = await cluster.admin.ask(alter(entries=[change]), 1, AlterClientQuotasResponse)
-    assert changed.entries[0].error_code == 0
+    await cluster.set_quotas("alice", controller_mutation_rate=rate)
 
 
 async def create(person: Person, topics: dict[str, int], version: int = 7, *, validate_only: bool = False) -> Created:

@@ -466,7 +466,12 @@ class Bare:
         broker = cast(
             "Any",
             SimpleNamespace(
-                apis=apis, groups=None, now_ms=lambda: 0, topics=SimpleNamespace(topic_name=None), authorizer=None
+                apis=apis,
+                groups=None,
+                now_ms=lambda: 0,
+                topics=SimpleNamespace(topic_name=None),
+                authorizer=None,
+                request_quota=None,
             ),
         )
         self.handled = self.answered = 0

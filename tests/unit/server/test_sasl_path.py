@@ -71,7 +71,9 @@ class Listener:
                 Api(ApiKey.API_VERSIONS, range(0, 1), self._versions, self._fail),
             ]
         )
-        broker = SimpleNamespace(apis=table, groups=None, authorizer=None, now_ms=lambda: self.now_ms)
+        broker = SimpleNamespace(
+            apis=table, groups=None, authorizer=None, request_quota=None, now_ms=lambda: self.now_ms
+        )
         self.settings = PathSettings(cast("Any", broker), "USERS", 1000, 500, False, None, sasl=lambda: settings)
 
     def _list(self, broker: object, context: RequestContext, request: object) -> ListGroupsResponse:

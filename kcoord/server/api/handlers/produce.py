@@ -49,7 +49,7 @@ def handle(
 ) -> Reply[ProduceResponse | CloseConnection | None]:
     if broker.quotas is None:
         return _handle(broker, context, request)
-    throttle_ms = throttle_of_produce(broker.quotas, context, request)
+    throttle_ms = throttle_of_produce(broker.quotas, context)
     reply = _handle(broker, context, request)
     return map_reply(reply, partial(_throttled, context, throttle_ms)) if throttle_ms else reply
 
