@@ -227,6 +227,12 @@ def new_feature_level_record(name: str, level: int) -> CoordinatorRecord:
 def new_scram_credential_record(
     mechanism: ScramMechanism, user: str, salt: bytes, stored_key: bytes, server_key: bytes, iterations: int
 ) -> CoordinatorRecord:
+    """Returns the record of a credential; raises ValueError if nobody could log in with these keys."""
+    if not len(stored_key) == len(server_key) == mechanism.key_bytes:
+        raise ValueError(
+            f"the {mechanism.mechanism_name} credential of user {user!r} has keys of {len(stored_key)} and "
+            f"{len(server_key)} bytes, not {mechanism.key_bytes}; delete it"
+        )
     value = UserScramCredentialRecord(
         name=user, mechanism=mechanism, salt=salt, stored_key=stored_key, server_key=server_key, iterations=iterations
     )

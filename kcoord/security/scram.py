@@ -153,7 +153,7 @@ class ScramServerExchange:
         if not self.is_token_login:
             self.user = name
         decoy = self._decoys.credential(self._mechanism, name)
-        self._is_decoy = credential is None or credential.iterations < MIN_ITERATIONS
+        self._is_decoy = credential is None or not _is_usable(credential, decoy)
         self._credential = decoy if credential is None or self._is_decoy else credential
         self._header, self._client_first = match["header"], match["bare"]
         self._full_nonce = match["nonce"] + self._nonce
@@ -207,3 +207,9 @@ def _is_token_login(extensions: str) -> bool:
 
 def _user(name: str) -> str:
     return name.replace("=2C", ",").replace("=3D", "=")
+
+
+def _is_usable(credential: ScramCredential, decoy: ScramCredential) -> bool:
+    """Returns whether a user can log in with a credential. A metadata log may have others, from another program."""
+    has_keys = len(credential.stored_key) == len(credential.server_key) == len(decoy.stored_key)
+    return has_keys and credential.iterations >= MIN_ITERATIONS

@@ -23,6 +23,11 @@ class ScramMechanism(IntEnum):
         """The name of the hash function in `hashlib`."""
         return f"sha{self.name[-3:]}"
 
+    @property
+    def key_bytes(self) -> int:
+        """The length of the keys that a server keeps: that of the hashes."""
+        return int(self.name[-3:]) // 8
+
     @classmethod
     def of_number(cls, number: int) -> ScramMechanism | None:
         """Returns the mechanism with this number, None if there is none."""

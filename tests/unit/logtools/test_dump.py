@@ -73,7 +73,7 @@ def test_rows_of_metadata(folder: Path) -> None:
 
 
 def test_a_dump_hides_the_keys_of_a_scram_credential() -> None:
-    made = new_scram_credential_record(ScramMechanism.SCRAM_SHA_256, "alice", b"salt", b"stored", b"server", 4096)
+    made = new_scram_credential_record(ScramMechanism.SCRAM_SHA_256, "alice", b"salt", bytes(32), bytes(32), 4096)
     key, value = MetadataSerde().serialize(made)
     assert RecordDescriber(LogKind.METADATA).describe(Record(key, value)) == (
         None,

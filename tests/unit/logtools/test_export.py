@@ -148,7 +148,7 @@ def test_configs_are_exported_except_those_of_kcoord() -> None:
         records.new_config_record(32, "readers", "consumer.session.timeout.ms", "46000"),
         records.new_config_record(32, "readers", "kcoord.offsets.retention.minutes", "5"),
         records.new_producer_ids_record(1, 0, 5000),
-        records.new_scram_credential_record(ScramMechanism.SCRAM_SHA_256, "alice", b"s", b"t", b"u", 4096),
+        records.new_scram_credential_record(ScramMechanism.SCRAM_SHA_256, "alice", b"s", bytes(32), bytes(32), 4096),
         records.new_acl_record(b"i" * 16, ACL),
         records.new_acl_record(b"j" * 16, replace(ACL, host="10.0.0.0/8")),
     )
@@ -157,7 +157,7 @@ def test_configs_are_exported_except_those_of_kcoord() -> None:
     assert image.broker_configs(5) == {"num.io.threads": "3"}
     assert image.group_configs("readers") == {"consumer.session.timeout.ms": "46000"}
     assert image.next_producer_id == 5000
-    assert image.scram_credentials == {("SCRAM-SHA-256", "alice"): ScramCredential(b"s", b"t", b"u", 4096)}
+    assert image.scram_credentials == {("SCRAM-SHA-256", "alice"): ScramCredential(b"s", bytes(32), bytes(32), 4096)}
     assert dict(maker.skipped) == {
         "configs of broker 9": 1,
         "config kcoord.offsets.retention.minutes: Kafka does not have it": 1,

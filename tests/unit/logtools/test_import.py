@@ -211,7 +211,9 @@ def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
     made.append(records.new_config_record(4, "9", "log.cleaner.threads", "2"))
     made.append(records.new_config_record(4, "", "secret.of.a.plugin", "hush"))
     made.append(records.new_producer_ids_record(1, 0, 5000))
-    made.append(records.new_scram_credential_record(ScramMechanism.SCRAM_SHA_512, "alice", b"s", b"t", b"u", 4096))
+    made.append(
+        records.new_scram_credential_record(ScramMechanism.SCRAM_SHA_512, "alice", b"s", bytes(64), bytes(64), 4096)
+    )
     made.append(records.new_acl_record(b"i" * 16, ACL))
     log_dir = open_folder(str(source))
     write_metadata(log_dir, made)
@@ -221,7 +223,7 @@ def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
     assert image.topic_configs("orders") == {"retention.ms": "1234"}
     assert image.group_configs("readers") == {"consumer.session.timeout.ms": "46000"}
     assert image.next_producer_id == 5000
-    assert image.scram_credentials == {("SCRAM-SHA-512", "alice"): ScramCredential(b"s", b"t", b"u", 4096)}
+    assert image.scram_credentials == {("SCRAM-SHA-512", "alice"): ScramCredential(b"s", bytes(64), bytes(64), 4096)}
     assert image.acls == {b"i" * 16: ACL}
     skipped = sorted(report.skipped)
     assert len(skipped) == 3

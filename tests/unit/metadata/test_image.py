@@ -143,10 +143,10 @@ def test_scram_credentials() -> None:
     sha_256, sha_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
     before = ImageBuilder.of(
         [
-            records.new_scram_credential_record(sha_256, "alice", b"salt", b"old", b"server", 4096),
-            records.new_scram_credential_record(sha_256, "alice", b"salt", b"stored", b"server", 8192),
-            records.new_scram_credential_record(sha_512, "alice", b"SALT", b"STORED", b"SERVER", 4096),
-            records.new_scram_credential_record(sha_512, "bob", b"s", b"t", b"u", 4096),
+            records.new_scram_credential_record(sha_256, "alice", b"salt", b"o" * 32, b"s" * 32, 4096),
+            records.new_scram_credential_record(sha_256, "alice", b"salt", b"t" * 32, b"s" * 32, 8192),
+            records.new_scram_credential_record(sha_512, "alice", b"SALT", b"T" * 64, b"S" * 64, 4096),
+            records.new_scram_credential_record(sha_512, "bob", b"s", b"t" * 64, b"u" * 64, 4096),
             CoordinatorRecord(None, UserScramCredentialRecord(name="carol", mechanism=3)),
         ]
     )
@@ -156,9 +156,9 @@ def test_scram_credentials() -> None:
         records.new_remove_scram_credential_record(sha_256, "bob"),
     )
     assert before.scram_credentials == {
-        ("SCRAM-SHA-256", "alice"): ScramCredential(b"salt", b"stored", b"server", 8192),
-        ("SCRAM-SHA-512", "alice"): ScramCredential(b"SALT", b"STORED", b"SERVER", 4096),
-        ("SCRAM-SHA-512", "bob"): ScramCredential(b"s", b"t", b"u", 4096),
+        ("SCRAM-SHA-256", "alice"): ScramCredential(b"salt", b"t" * 32, b"s" * 32, 8192),
+        ("SCRAM-SHA-512", "alice"): ScramCredential(b"SALT", b"T" * 64, b"S" * 64, 4096),
+        ("SCRAM-SHA-512", "bob"): ScramCredential(b"s", b"t" * 64, b"u" * 64, 4096),
     }
     assert after.scram_credentials.keys() == {("SCRAM-SHA-256", "alice"), ("SCRAM-SHA-512", "alice")}
     assert repr(ScramCredential(b"salt", b"stored", b"server", 8192)) == "ScramCredential(iterations=8192)"

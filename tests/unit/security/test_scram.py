@@ -145,6 +145,18 @@ def test_decoys_count_the_credentials_of_a_mechanism() -> None:
     assert Decoys.of(b"key", credentials).counts == {"SCRAM-SHA-256": {4096: 1, 8192: 1}, "SCRAM-SHA-512": {8192: 1}}
 
 
+@pytest.mark.parametrize("sizes", [(31, 32), (33, 32), (32, 31), (0, 0), (64, 64)])
+def test_a_credential_with_keys_of_a_wrong_length_does_not_count(sizes: tuple[int, int]) -> None:
+    """Not even if the client sends a proof of that length."""
+    stored_key, server_key = map(bytes, sizes)
+    server = Server("SCRAM-SHA-256", "alice", ScramCredential(b"salt", stored_key, server_key, 4096)).exchange()
+    assert b"s=salt" not in server.respond(b"n,,n=alice,r=client")
+    for size in {sizes[0], 32}:
+        proof = base64.b64encode(bytes(size))
+        with pytest.raises(Rejection):
+            server.respond(b"c=biws,r=clientserver,p=" + proof)
+
+
 def test_a_credential_with_too_few_iterations_does_not_count() -> None:
     weak = credential_of("SCRAM-SHA-256", "pw", iterations=MIN_ITERATIONS - 1)
     exchange = Server("SCRAM-SHA-256", "u", weak).exchange()
