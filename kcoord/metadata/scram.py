@@ -63,23 +63,45 @@ def alter_user_scram_credentials(
     image: MetadataImage, request: AlterUserScramCredentialsRequest
 ) -> CoordinatorResult[AlterUserScramCredentialsResponse]:
     """Creates, replaces and deletes credentials. Results are in the order of deletions, upsertions and errors."""
-    succeeded: dict[str, CoordinatorRecord] = {}
+    accepted: dict[str, Deletion | Upsertion] = {}
     errors: dict[str, KafkaError] = {}
     for change in changes_of(request):
         if change.name in errors:
             continue
         try:
-            if succeeded.pop(change.name, None) is not None:
+            if accepted.pop(change.name, None) is not None:
                 text = "A user credential cannot be altered twice in the same request"
                 raise KafkaError(Errors.DUPLICATE_RESOURCE, text)
-            succeeded[change.name] = _upserted(change) if isinstance(change, Upsertion) else _deleted(image, change)
+            _check(image, change)
+            accepted[change.name] = change
         except KafkaError as error:
             errors[change.name] = error
-    results = [AlterResult(user=name, error_message=None) for name in succeeded]
+    results = [AlterResult(user=name, error_message=None) for name in accepted]
     results += [
         AlterResult(user=name, error_code=error.error, error_message=error.message) for name, error in errors.items()
     ]
-    return CoordinatorResult(AlterUserScramCredentialsResponse(results=results), list(succeeded.values()))
+    records = [_record_of(change) for change in accepted.values()]
+    return CoordinatorResult(AlterUserScramCredentialsResponse(results=results), records)
+
+
+def parts_of(request: AlterUserScramCredentialsRequest, most_users: int) -> list[AlterUserScramCredentialsRequest]:
+    """Splits a request into requests with the same result, each of which changes at most `most_users` users.
+
+    All changes of a user are in one part. So users that occur twice fail as in the whole request.
+    """
+    changes = changes_of(request)
+    repeated = duplicates(change.name for change in changes)
+    rejected = [change for change in changes if change.name in repeated]
+    single = [change for change in changes if change.name not in repeated]
+    parts = [single[start : start + most_users] for start in range(0, len(single), most_users)]
+    return [
+        AlterUserScramCredentialsRequest(
+            deletions=[change for change in part if isinstance(change, Deletion)],
+            upsertions=[change for change in part if isinstance(change, Upsertion)],
+        )
+        for part in (*parts, rejected)
+        if part
+    ]
 
 
 def changes_of(request: AlterUserScramCredentialsRequest) -> list[Deletion | Upsertion]:
@@ -87,22 +109,26 @@ def changes_of(request: AlterUserScramCredentialsRequest) -> list[Deletion | Ups
     return [*request.deletions, *request.upsertions]
 
 
-def _upserted(upsertion: Upsertion) -> CoordinatorRecord:
-    mechanism = _mechanism_of(upsertion)
-    if upsertion.iterations < MIN_ITERATIONS:
+def _check(image: MetadataImage, change: Deletion | Upsertion) -> None:
+    """Raises KafkaError if the change is not allowed."""
+    mechanism = _mechanism_of(change)
+    if isinstance(change, Deletion):
+        if (mechanism.mechanism_name, change.name) not in image.scram_credentials:
+            raise KafkaError(Errors.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist")
+        return
+    if change.iterations < MIN_ITERATIONS:
         raise KafkaError(Errors.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
-    if upsertion.iterations > MAX_ITERATIONS:
+    if change.iterations > MAX_ITERATIONS:
         raise KafkaError(Errors.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
-    if not upsertion.salted_password:
+    if not change.salted_password:
         raise KafkaError(Errors.UNACCEPTABLE_CREDENTIAL, "Password must not be empty")
-    return credential_record(mechanism, upsertion.name, upsertion.salt, upsertion.salted_password, upsertion.iterations)
 
 
-def _deleted(image: MetadataImage, deletion: Deletion) -> CoordinatorRecord:
-    mechanism = _mechanism_of(deletion)
-    if (mechanism.mechanism_name, deletion.name) not in image.scram_credentials:
-        raise KafkaError(Errors.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist")
-    return new_remove_scram_credential_record(mechanism, deletion.name)
+def _record_of(change: Deletion | Upsertion) -> CoordinatorRecord:
+    mechanism = ScramMechanism(change.mechanism)
+    if isinstance(change, Deletion):
+        return new_remove_scram_credential_record(mechanism, change.name)
+    return credential_record(mechanism, change.name, change.salt, change.salted_password, change.iterations)
 
 
 def _mechanism_of(change: Deletion | Upsertion) -> ScramMechanism:

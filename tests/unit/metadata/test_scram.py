@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.metadata.image import ImageBuilder, ScramCredential
+from kcoord.metadata.records import new_scram_credential_record
+from kcoord.metadata.scram import changes_of, parts_of
 from kcoord.server.api.handlers import alter_user_scram_credentials, describe_user_scram_credentials
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -22,6 +24,7 @@ from kcoord_protocol.messages import (
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
 )
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import broker_of, context, settle
 
@@ -126,6 +129,40 @@ async def test_users_succeed_and_fail_one_by_one(cluster: Cluster) -> None:
     ]
     assert await iterations(cluster) == {"b": {SHA_256: 4096, SHA_512: 16_384}, "c": {SHA_256: 4096}}
     assert await alter(cluster) == []
+
+
+async def test_a_request_with_many_users_is_decided_in_parts(cluster: Cluster) -> None:
+    """Other operations are decided between the parts. The results are those of the whole request."""
+    users = [f"user-{number}" for number in range(600)]
+    assert await alter(cluster, upsertions=[put("gone"), put("twice")]) == [("gone", 0, None), ("twice", 0, None)]
+    upsertions = [*map(put, users), put("twice"), put("low", iterations=1), put("twice"), put("once", SHA_512)]
+    results = await alter(cluster, [drop("gone"), drop("absent")], upsertions)
+    assert results == [
+        ("gone", 0, None),
+        *((user, 0, None) for user in users),
+        ("once", 0, None),
+        ("absent", Errors.RESOURCE_NOT_FOUND, ABSENT),
+        ("low", Errors.UNACCEPTABLE_CREDENTIAL, "Too few iterations"),
+        ("twice", Errors.DUPLICATE_RESOURCE, TWICE),
+    ]
+    assert len(await iterations(cluster)) == 602
+
+
+@pytest.mark.parametrize("most_users", [1, 2, 3, 100])
+def test_the_parts_of_a_request(most_users: int) -> None:
+    deletions, upsertions = [drop("a"), drop("b")], [put("b"), put("c"), put("d"), put("c")]
+    parts = parts_of(AlterUserScramCredentialsRequest(deletions=deletions, upsertions=upsertions), most_users)
+    names = [{change.name for change in changes_of(part)} for part in parts]
+    assert names[-1] == {"b", "c"} and set().union(*names[:-1]) == {"a", "d"}
+    assert all(len(users) <= most_users for users in names[:-1])
+    assert sum(len(changes_of(part)) for part in parts) == 6
+
+
+@pytest.mark.parametrize("sizes", [(31, 32), (32, 33), (0, 0), (64, 64)])
+def test_keys_of_a_wrong_length_are_refused(sizes: tuple[int, int]) -> None:
+    stored, server = map(bytes, sizes)
+    with pytest.raises(ValueError, match=r"credential of user 'alice' has keys of \d+ and \d+ bytes, not 32"):
+        new_scram_credential_record(ScramMechanism.SCRAM_SHA_256, "alice", b"salt", stored, server, 4096)
 
 
 @given(
