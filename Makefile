@@ -7,7 +7,8 @@ ARGS ?=
 KILLS ?= 1000
 ROUNDS ?= 10
 REQUESTS ?= 100000
-SOAK_TESTS := tests/soak tests/fuzz/test_decoder.py tests/fuzz/test_live.py tests/integration/lake/test_many_keys.py
+SOAK_TESTS := tests/soak tests/fuzz/test_decoder.py tests/fuzz/test_live.py tests/integration/lake/test_many_keys.py \
+	tests/integration/test_hostile_logins.py
 IMAGE ?= kcoord:dev
 SEED ?= 0
 STATES ?= 1000000
@@ -107,7 +108,7 @@ generate-check: $(DEV) ## fail where a generated file is not what its source say
 
 soak: $(DEV) ## long forms of tests: kill -9 1000 times, other real faults 10 times, more hostile requests; half an hour (KILLS=1000 ROUNDS=10 REQUESTS=100000; KCOORD_SOAK_SEED=... repeats)
 	KCOORD_SOAK_KILLS=$(KILLS) KCOORD_SOAK_ROUNDS=$(ROUNDS) KCOORD_FUZZ_REQUESTS=$(REQUESTS) \
-		KCOORD_FUZZ_INPUTS=2000000 KCOORD_LAKE_KEYS=1010000 \
+		KCOORD_FUZZ_INPUTS=2000000 KCOORD_LAKE_KEYS=1010000 KCOORD_HOSTILE_CONNECTIONS=10000 \
 		$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 $(SOAK_TESTS) $(ARGS)
 
 fuzz: $(FUZZ) ## coverage-guided fuzzing of the decoders with atheris, a minute each (ARGS="requests --seconds 600 --keep"; Linux on x86-64)

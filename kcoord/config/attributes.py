@@ -71,6 +71,7 @@ class BrokerAttributes:
     kcoord_release: str
     kcoord_request_max_bytes: int
     kcoord_response_buffer_max_bytes: int
+    kcoord_sasl_login_timeout_ms: int
     kcoord_ssl_handshake_timeout_ms: int
     kcoord_worker_ports: list[str]
     kcoord_worker_racks: list[str]

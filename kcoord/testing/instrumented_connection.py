@@ -84,7 +84,10 @@ class InstrumentedListener(SocketListener):
         super().__init__(address, broker, limits)
         settings = replace(self.path_settings, has_fast_paths=False, metadata_answers=None)
         self.connections = InstrumentedConnections(
-            limits, partial(InstrumentedPath, settings, monitor), self.connections.max_unread_bytes
+            limits,
+            partial(InstrumentedPath, settings, monitor),
+            self.connections.max_unread_bytes,
+            self.connections.login_timeout_seconds,
         )
 
 

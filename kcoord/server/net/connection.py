@@ -87,12 +87,20 @@ class Connections:
     It limits their number and rate, logs refused bytes, closes idle connections, and closes all in an orderly way.
 
     `new_path` may be replaced before the first connection. `max_unread_bytes` bounds the responses that a client leaves
-    unread; a client above it is disconnected.
+    unread; a client above it is disconnected. `login_timeout_seconds` is the time in which a client has to log in if
+    its path demands that.
     """
 
-    def __init__(self, limits: ConnectionLimits, new_path: NewPath, max_unread_bytes: int) -> None:
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        new_path: NewPath,
+        max_unread_bytes: int,
+        login_timeout_seconds: float,
+    ) -> None:
         self.new_path = new_path
         self.max_unread_bytes = max_unread_bytes
+        self.login_timeout_seconds = login_timeout_seconds
         self._limits = limits
         self._limiter = ReportLimiter()
         self._connections: dict[KafkaConnection, None] = {}
@@ -198,6 +206,8 @@ class KafkaConnection(asyncio.Protocol):
         self._frame_started: float | None = None
         self._unread_bytes = 0
         self._last_taken = 0.0
+        self._login_timer: asyncio.TimerHandle | None = None
+        """Set if the client has to log in. It is cancelled when the connection is lost, so it does not keep that."""
 
     # --- called by the event loop -------------------------------------------------------------------------------------
 
@@ -213,9 +223,14 @@ class KafkaConnection(asyncio.Protocol):
             own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not self._owner.admit(self, str(host)):
             self._transport.abort()
+        elif self.path.must_log_in:
+            seconds = self._owner.login_timeout_seconds
+            self._login_timer = asyncio.get_running_loop().call_later(seconds, self._end_login, seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._login_timer is not None:
+            self._login_timer.cancel()
         self.path.close()
         self._owner.forget(self)
 
@@ -280,6 +295,12 @@ class KafkaConnection(asyncio.Protocol):
         self._held = False
         self.path.pause(self._write_paused or self._held)
         self._continue()
+
+    def _end_login(self, seconds: float) -> None:
+        """Ends the connection if the client has not logged in. It gets no response, since it has not asked for one."""
+        if self._transport is not None and self.path.must_log_in and not self._is_closing:
+            self._owner.report(f"{self.peer}: closing, the client has not logged in after {seconds:g} s")
+            self._transport.abort()
 
     def _throttle(self, seconds: float) -> None:
         """Ends the throttle of the path after `seconds`, unless a longer one follows."""

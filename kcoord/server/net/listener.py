@@ -49,7 +49,10 @@ class SocketListener:
         sasl = None if self._logins is None else self._logins.settings
         self.path_settings = PathSettings.of(broker, address.name, sasl)
         self.connections = Connections(
-            limits, partial(RequestPath, self.path_settings), broker.config.kcoord_response_buffer_max_bytes
+            limits,
+            partial(RequestPath, self.path_settings),
+            broker.config.kcoord_response_buffer_max_bytes,
+            broker.config.kcoord_sasl_login_timeout_ms / 1000,
         )
         self._inherited = inherited
         self._certificates = _certificates_of(address, broker)

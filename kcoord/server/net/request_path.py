@@ -301,6 +301,11 @@ class RequestPath:
             self._broker.client_telemetry.disconnected(facts.instance_id)
 
     @property
+    def must_log_in(self) -> bool:
+        """True until the client has authenticated with SASL for the first time, if it has to."""
+        return self._sasl is not None and self._sasl.principal is None
+
+    @property
     def queued(self) -> int:
         """Number of requests that were received and are not processed yet."""
         return len(self._frames)

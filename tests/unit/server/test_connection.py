@@ -94,7 +94,7 @@ class Owner(Connections):
             broker, "PLAINTEXT", max_frame_bytes=1000, max_request_bytes=900, has_fast_paths=True, metadata_answers=None
         )
         limits = ConnectionLimits(BrokerConfig.from_properties({}))
-        super().__init__(limits, partial(RequestPath, self.settings), max_unread_bytes=1000)
+        super().__init__(limits, partial(RequestPath, self.settings), max_unread_bytes=1000, login_timeout_seconds=30)
         self.handled = 0
         self.reports: list[str] = []
         self.refuse = False

@@ -194,7 +194,9 @@ class Owner(Connections):
 
     def __init__(self, listener: Listener) -> None:
         limits = ConnectionLimits(BrokerConfig.from_properties({}))
-        super().__init__(limits, partial(RequestPath, listener.settings), max_unread_bytes=1000)
+        super().__init__(
+            limits, partial(RequestPath, listener.settings), max_unread_bytes=1000, login_timeout_seconds=30
+        )
         self.reports: list[str] = []
 
     def report(self, text: str) -> None:
@@ -206,6 +208,33 @@ def connect(settings: SaslSettings) -> tuple[Owner, KafkaConnection, FakeTranspo
     connection = owner.open()
     connection.connection_made(transport)
     return owner, connection, transport
+
+
+async def test_a_client_has_to_log_in_within_a_time() -> None:
+    loop = asyncio.get_running_loop()
+    with mock.patch.object(loop, "call_later", wraps=loop.call_later) as call_later:
+        owner, _, transport = connect(SETTINGS)
+        connected = [connect(SETTINGS) for _ in range(3)]
+    (seconds, end, *arguments) = call_later.call_args_list[0].args
+    assert seconds == 30
+    end(*arguments)
+    assert transport.aborted
+    assert owner.reports == ["192.0.2.7:4711: closing, the client has not logged in after 30 s"]
+    # The time does not matter to a client that has logged in, that is being refused, or that is gone.
+    connected[0][1].data_received(SHAKE + RIGHT)
+    connected[1][1].data_received(SHAKE + WRONG)
+    connected[2][1].connection_lost(None)
+    for call, (other_owner, _, other_transport) in zip(call_later.call_args_list[1:], connected, strict=True):
+        reports = len(other_owner.reports)
+        call.args[1](*call.args[2:])
+        assert not other_transport.aborted and len(other_owner.reports) == reports
+
+
+async def test_the_timer_of_a_login_does_not_keep_a_lost_connection() -> None:
+    with mock.patch.object(asyncio.get_running_loop(), "call_later") as call_later:
+        _, connection, _ = connect(SETTINGS)
+    connection.connection_lost(None)
+    call_later.return_value.cancel.assert_called_once_with()
 
 
 async def test_a_failed_login_closes_after_the_delay() -> None:
