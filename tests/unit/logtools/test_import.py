@@ -199,7 +199,7 @@ def test_history_is_kept_with_its_times_and_headers(tmp_path: Path) -> None:
     run(source, target)
     kept = [record for _, record in records_in(target, "__consumer_offsets")]
     assert [record.timestamp_ms for record in kept] == [100, 200]
-    assert kept[1].headers == [("reason", b"expired")]
+    assert kept[1].headers == [("kcoord.reason", b"expired")]
 
 
 def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
