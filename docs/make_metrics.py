@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from kcoord.metrics.exposition import METERS, MetricsSnapshot, Timing, families
+from kcoord.metrics.exposition import AUTHENTICATIONS, AUTHORIZER_RATES, METERS, MetricsSnapshot, Timing, families
 from kcoord.metrics.measures import BUCKETS_MS, WINDOW_SECONDS
 from kcoord_protocol.api_keys import ApiKey
 
@@ -43,9 +43,11 @@ def sample_snapshot() -> MetricsSnapshot:
     return MetricsSnapshot(
         requests=[(ApiKey.OFFSET_COMMIT, 9, timing)],
         connections={"PLAINTEXT": 1},
+        authentications={(name, "SSL"): 0 for name in AUTHENTICATIONS},
+        acls=0,
         groups={},
         counters=dict.fromkeys(METERS, 0),
-        rates=dict.fromkeys(METERS, 0.0),
+        rates=dict.fromkeys((*METERS, *AUTHORIZER_RATES), 0.0),
         completed={"classic": 0, "consumer": 0},
         queue_size=0,
         idle_ratios=(1.0, 1.0),

@@ -46,6 +46,19 @@ GROUP_STATES = {
     "classic": ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"),
     "consumer": ("Empty", "Assigning", "Reconciling", "Stable", "Dead"),
 }
+AUTHENTICATIONS = {
+    "successful_authentication": "Logins that succeeded: with SASL, or a TLS handshake on a listener without SASL.",
+    "failed_authentication": "Logins and TLS handshakes that failed.",
+    "successful_reauthentication": "Logins that renewed a session (KIP-368).",
+    "failed_reauthentication": "Logins that did not renew a session, so that the connection was closed.",
+}
+AUTHORIZER_LABELS = {"config": "authorizer.class.name", "class": "StandardAuthorizer", "role": "broker"}
+"""The labels that KIP-877 gives to the metrics of an authorizer."""
+AUTHORIZER_RATES = {
+    "authorization_request": "Decisions of the authorizer per minute. A request that a fast path answers needs none.",
+    "authorization_allowed": "Permissions per minute.",
+    "authorization_denied": "Denials per minute, with those that only leave something out of a response.",
+}
 SHARD_STATES = ("loading", "active", "failed")
 
 
@@ -71,6 +84,10 @@ class MetricsSnapshot:
     """(API key, version, times) of every API version that was requested."""
     connections: Mapping[str, int]
     """Open connections by listener."""
+    authentications: Mapping[tuple[str, str], int]
+    """Counts by the names of AUTHENTICATIONS and listener, for listeners with TLS or SASL."""
+    acls: int | None
+    """Number of ACLs; None without an authorizer. `rates` then has the names of AUTHORIZER_RATES, per second."""
     groups: Mapping[tuple[str, str], int]
     """Number of groups by protocol and state."""
     counters: Mapping[str, int]
@@ -137,6 +154,7 @@ def families(snapshot: MetricsSnapshot) -> list[Metric]:
             ["listener"],
             {(name,): count for name, count in snapshot.connections.items()},
         ),
+        *_security(snapshot),
         *_groups(snapshot),
         *_runtime(snapshot),
         _histogram("kafka_log_append_time_ms", "Appends to coordinator and metadata logs.", [], {(): snapshot.append}),
@@ -179,6 +197,20 @@ def _requests(snapshot: MetricsSnapshot) -> list[Metric]:
             times,
         ),
     ]
+
+
+def _security(snapshot: MetricsSnapshot) -> Iterable[Metric]:
+    for name, text in AUTHENTICATIONS.items():
+        by_listener: dict[tuple[str, ...], float] = {
+            (listener,): count for (kind, listener), count in snapshot.authentications.items() if kind == name
+        }
+        yield _counter(f"kafka_server_socket_server_metrics_{name}", text, ["listener"], by_listener)
+    if snapshot.acls is not None:
+        labels, values = [*AUTHORIZER_LABELS], (*AUTHORIZER_LABELS.values(),)
+        yield _gauge("kafka_server_plugins_acls_total_count", "ACLs.", labels, {values: snapshot.acls})
+        for name, text in AUTHORIZER_RATES.items():
+            rate = snapshot.rates[name] * 60
+            yield _gauge(f"kafka_server_plugins_{name}_rate_per_minute", text, labels, {values: rate})
 
 
 def _groups(snapshot: MetricsSnapshot) -> list[Metric]:

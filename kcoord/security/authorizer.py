@@ -185,6 +185,7 @@ class Authorizer:
         "_ranges",
         "_sections",
         "_super_users",
+        "decided",
     )
 
     def __init__(
@@ -199,6 +200,8 @@ class Authorizer:
         self._super_users = super_users
         self._allow_everyone = allow_everyone
         self._matches_cidr = matches_cidr
+        self.decided = {True: 0, False: 0}
+        """Numbers of permissions and denials, for metrics. `with_acls` passes them on."""
         self._set_acls(acls, {}, {}, removed=(), added=acls.values())
 
     def with_acls(self, acls: Mapping[bytes, Acl]) -> Self:
@@ -207,6 +210,7 @@ class Authorizer:
         copy._super_users = self._super_users
         copy._allow_everyone = self._allow_everyone
         copy._matches_cidr = self._matches_cidr
+        copy.decided = self.decided
         old = self._acls
         removed = [acl for id_, acl in old.items() if acls.get(id_) is not acl]
         added = [acl for id_, acl in acls.items() if old.get(id_) is not acl]
@@ -258,7 +262,13 @@ class Authorizer:
                 self._decisions.clear()
             if len(name) <= LONGEST_CACHED:
                 self._decisions[key] = allowed
+        self.decided[allowed] += 1
         return allowed
+
+    @property
+    def acl_count(self) -> int:
+        """The number of ACLs."""
+        return len(self._acls)
 
     def rule_of(
         self, principal: str, host: str, operation: AclOperation, resource_type: ResourceType, name: str

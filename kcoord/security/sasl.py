@@ -24,7 +24,7 @@ The texts for clients are those of Kafka. They never say whether a user exists. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -89,6 +89,8 @@ class SaslStep:
     output: bytes = b""
     failure: str | None = None
     delay_ms: int = 0
+    is_authentication: bool = True
+    """False if a session is over, so that no authentication has failed."""
 
 
 class _State(Enum):
@@ -109,7 +111,8 @@ class SaslAuthenticator:
         self._current_settings = settings
         self._settings = settings()
         self._state = _State.VERSIONS_OR_HANDSHAKE
-        self._mechanism = ""
+        self.mechanism = ""
+        """The mechanism that the client has named last; empty before that."""
         self._exchange: PlainExchange | ScramServerExchange | BearerExchange | None = None
         self._has_requests = False
         self._previous_mechanism: str | None = None
@@ -152,9 +155,11 @@ class SaslAuthenticator:
             return None
         if frame[:2] == _HANDSHAKE_KEY and (began_ms is None or now_ms - began_ms >= _MIN_REAUTHENTICATION_INTERVAL_MS):
             self._reauthentication_began_ms = now_ms
-            self._previous_mechanism = self._mechanism
+            self._previous_mechanism = self.mechanism
             return self._shake_hands(frame, now_ms)
-        return self._fail("the session has expired, see connections.max.reauth.ms") if now_ms > end_ms else None
+        if now_ms <= end_ms:
+            return None
+        return replace(self._fail("the session has expired, see connections.max.reauth.ms"), is_authentication=False)
 
     # --- the handshake ------------------------------------------------------------------------------------------------
 
@@ -174,21 +179,21 @@ class SaslAuthenticator:
         output = _framed(header, response.encode(header.request_api_version))
         if not is_offered:
             return self._fail("the client asks for a SASL mechanism that is not enabled", output, is_delayed=True)
-        self._mechanism = request.mechanism
+        self.mechanism = request.mechanism
         self._exchange = self._new_exchange(now_ms)
         self._state = _State.AUTHENTICATE
         return SaslStep(output)
 
     def _new_exchange(self, now_ms: int) -> PlainExchange | ScramServerExchange | BearerExchange:
         settings = self._settings
-        if self._mechanism == PLAIN:
+        if self.mechanism == PLAIN:
             return PlainExchange(settings.users)
-        if self._mechanism == OAUTHBEARER:
+        if self.mechanism == OAUTHBEARER:
             assert settings.bearer is not None, "the listener offers OAUTHBEARER"
             return settings.bearer.new_exchange(now_ms)
         tokens = settings.tokens
         return ScramServerExchange(
-            self._mechanism,
+            self.mechanism,
             settings.credentials,
             settings.new_nonce(),
             settings.decoys,
@@ -233,9 +238,9 @@ class SaslAuthenticator:
         """Returns the mechanism's answer; raises Rejection or ScramError."""
         exchange, previous = self._exchange, self._previous_mechanism
         assert exchange is not None
-        if previous not in (None, self._mechanism):
+        if previous not in (None, self.mechanism):
             text = (
-                f"SASL mechanism '{self._mechanism}' requested by client is not supported for re-authentication "
+                f"SASL mechanism '{self.mechanism}' requested by client is not supported for re-authentication "
                 f"of mechanism '{previous}'"
             )
             raise Rejection(text, text)
@@ -255,7 +260,7 @@ class SaslAuthenticator:
         self.is_token_authenticated = isinstance(self._exchange, ScramServerExchange) and self._exchange.is_token_login
         self._exchange = None
         self._state = _State.COMPLETE
-        max_reauth_ms = self._settings.max_reauth_ms.get(self._mechanism, 0)
+        max_reauth_ms = self._settings.max_reauth_ms.get(self.mechanism, 0)
         lifetimes_ms = [max_reauth_ms] if max_reauth_ms > 0 else []
         if credential_end_ms is not None:
             lifetimes_ms.append(max(credential_end_ms - now_ms, 0))
@@ -269,10 +274,10 @@ class SaslAuthenticator:
         if isinstance(error, Rejection) and error.client_text is not None:
             return error.client_text
         phase = "authentication" if self._previous_mechanism is None else "re-authentication"
-        return f"Authentication failed during {phase} due to invalid credentials with SASL mechanism {self._mechanism}"
+        return f"Authentication failed during {phase} due to invalid credentials with SASL mechanism {self.mechanism}"
 
     def _log_text(self, error: Rejection | ScramError) -> str:
-        return f"the authentication with {self._mechanism} failed: {error}"
+        return f"the authentication with {self.mechanism} failed: {error}"
 
     def _fail(self, reason: str, output: bytes = b"", *, is_delayed: bool = False) -> SaslStep:
         self._state = _State.FAILED

@@ -142,7 +142,7 @@ class BrokerProcess:
             return None
         from kcoord.server.observe.broker_metrics import BrokerMetrics
 
-        metrics = BrokerMetrics(self._loop, broker.groups, broker.transactions, self.listeners, broker.now_ms)
+        metrics = BrokerMetrics(self._loop, broker, self.listeners)
         host = config.kcoord_metrics_host
         try:
             port = metrics.open(host, config.kcoord_metrics_port)

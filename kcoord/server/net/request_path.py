@@ -45,9 +45,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -108,6 +108,8 @@ class PathSettings:
     """The principal of a client that has not shown who it is."""
     sasl: Callable[[], SaslSettings] | None = None
     """None if clients do not authenticate with SASL."""
+    logins: Counter[str] = field(default_factory=Counter)
+    """Numbers of authentications by the names of Kafka's metrics."""
 
     @classmethod
     def of(cls, broker: Broker, listener_name: str, sasl: Callable[[], SaslSettings] | None = None) -> PathSettings:
@@ -321,7 +323,7 @@ class RequestPath:
         """Lets the authentication answer a frame, or serves it if the authentication allows that."""
         sasl, settings = self._sasl, self._settings
         assert sasl is not None
-        was_complete = sasl.is_complete
+        was_complete, is_again = sasl.is_complete, sasl.principal is not None
         step = sasl.receive(frame, now_ms)
         if step is None:
             self._process(frame, now_ms)
@@ -330,6 +332,8 @@ class RequestPath:
         elif step.failure is not None:
             self._refuse(step.failure)
             self.close_delay_ms, self._farewell = step.delay_ms, step.output
+            if step.is_authentication:
+                self._count_login(failed=True, is_again=is_again)
         else:
             self._send(frame, step.output)
             if sasl.principal is not None and sasl.is_complete:
@@ -338,6 +342,16 @@ class RequestPath:
                 self._reader.allow(settings.max_frame_bytes, settings.max_request_bytes, BULK_KEYS)
                 if sasl.session_end_ms is None:
                     self._enter = self._process
+                self._count_login(failed=False, is_again=is_again)
+
+    def handshake_ended(self, *, succeeded: bool) -> None:
+        """Counts a TLS handshake. On a listener with SASL a handshake that succeeds ends no authentication."""
+        if not succeeded or self._sasl is None:
+            self._settings.logins["successful_authentication" if succeeded else "failed_authentication"] += 1
+
+    def _count_login(self, *, failed: bool, is_again: bool) -> None:
+        outcome = "failed" if failed else "successful"
+        self._settings.logins[f"{outcome}_{'re' if is_again else ''}authentication"] += 1
 
     def _process(self, frame: bytes, now_ms: int) -> None:
         if self._broker.request_quota is not None and (self._sasl is None or self._sasl.is_complete):

@@ -109,6 +109,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._fail(str(error))
             return False
         self._is_open = True
+        self._connection.path.handshake_ended(succeeded=True)
         return True
 
     def _fail(self, reason: str) -> None:
@@ -116,6 +117,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             # A certificate may have control characters in its names.
             shown = "".join([character if character.isprintable() else "?" for character in reason])
             self._report(f"{self._connection.peer}: closing, the TLS handshake failed: {shown}")
+            self._connection.path.handshake_ended(succeeded=False)
             self._socket.close()
 
     def _decrypt(self, tls: ssl.SSLObject) -> None:

@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from kcoord.metrics.exposition import MetricsServer, MetricsSnapshot, Timing
+from kcoord.metrics.exposition import AUTHENTICATIONS, MetricsServer, MetricsSnapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
 from kcoord.server.api.api_table import DeferredResponse
+from kcoord.server.broker import Broker
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.request_path import PathSettings, RequestPath
-from kcoord.server.shards.group_service import GroupService
-from kcoord.server.shards.transaction_service import TransactionService
 
 
 class MeasuredPath(RequestPath):
@@ -56,17 +55,16 @@ class BrokerMetrics:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        groups: GroupService,
-        transactions: TransactionService,
+        broker: Broker,
         listeners: Sequence[SocketListener],
-        now_ms: Callable[[], int],
     ) -> None:
-        self.measures = Measures(loop, self._totals)
+        self.measures = Measures(loop, lambda: {**self._totals(), **self._decisions()})
         self._loop = loop
-        self._groups = groups
-        self._transactions = transactions
+        self._broker = broker
+        self._groups = broker.groups
+        self._transactions = broker.transactions
         self._listeners = listeners
-        self._now_ms = now_ms
+        self._now_ms = broker.now_ms
         self._server: MetricsServer | None = None
 
     def new_path(self, settings: PathSettings, on_answer: Callable[[], None]) -> RequestPath:
@@ -100,12 +98,24 @@ class BrokerMetrics:
             "group_completed_rebalance": counters.classic_rebalances_completed,
         }
 
+    def _decisions(self) -> Mapping[str, int]:
+        """Returns the numbers of decisions of the authorizer; empty if there is none."""
+        if self._broker.authorizer is None:
+            return {}
+        decided = self._broker.authorizer.decided
+        return {
+            "authorization_request": sum(decided.values()),
+            "authorization_allowed": decided[True],
+            "authorization_denied": decided[False],
+        }
+
     async def snapshot(self) -> MetricsSnapshot:
         """Returns the current numbers.
 
         Other work runs in the event loop between the shards, so their groups are not counted at the same moment.
         """
         measures, services = self.measures, (self._groups, self._transactions)
+        authorizer = self._broker.authorizer
         counters = self._groups.counters
         groups: Counter[tuple[str, str]] = Counter()
         for shard_id in self._groups.shard_ids:
@@ -116,6 +126,13 @@ class BrokerMetrics:
         return MetricsSnapshot(
             requests=[(key, version, Timing.of(histogram)) for key, version, histogram in measures.requests.items()],
             connections={listener.listener_name: len(listener.connections) for listener in self._listeners},
+            authentications={
+                (name, listener.listener_name): listener.path_settings.logins[name]
+                for listener in self._listeners
+                if listener.address.security_protocol.has_tls or listener.address.security_protocol.has_sasl
+                for name in AUTHENTICATIONS
+            },
+            acls=None if authorizer is None else authorizer.acl_count,
             groups=groups,
             counters=self._totals(),
             rates=measures.recent.rates(time.perf_counter()),

@@ -60,9 +60,12 @@ def timing(*values: float) -> Timing:
 SNAPSHOT = MetricsSnapshot(
     requests=[(8, 9, timing(1.0)), (8, 10, timing(3.0, 70_000.0)), (999, 0, timing())],
     connections={"PLAINTEXT": 3},
+    authentications={("failed_authentication", "LOGIN"): 2},
+    acls=6,
     groups={("consumer", "Stable"): 2, ("consumer", "Empty"): 1, ("classic", "Empty"): 4},
     counters={"offset_commit": 17, "offset_expiration": 5},
-    rates={"offset_commit": 1.5, "offset_expiration": 0.0},
+    rates={"offset_commit": 1.5, "offset_expiration": 0.0}
+    | {"authorization_request": 5.0, "authorization_allowed": 4.5, "authorization_denied": 0.5},
     completed={"classic": 2, "consumer": 3},
     queue_size=7,
     idle_ratios=(0.75, 0.5),
@@ -100,6 +103,12 @@ def test_prometheus_can_parse_the_page_and_finds_the_values_of_the_snapshot() ->
     assert samples["kafka_group_coordinator_metrics_offset_commit_total", ()] == 17
     assert samples["kafka_coordinator_runtime_metrics_partition_load_time_max_ms", ("groups",)] == 120
     assert samples["kafka_server_socket_server_metrics_connection_count", ("PLAINTEXT",)] == 3
+    assert samples["kafka_server_socket_server_metrics_failed_authentication_total", ("LOGIN",)] == 2
+    authorizer = ("StandardAuthorizer", "authorizer.class.name", "broker")
+    assert samples["kafka_server_plugins_acls_total_count", authorizer] == 6
+    assert samples["kafka_server_plugins_authorization_request_rate_per_minute", authorizer] == 300
+    assert samples["kafka_server_plugins_authorization_allowed_rate_per_minute", authorizer] == 270
+    assert samples["kafka_server_plugins_authorization_denied_rate_per_minute", authorizer] == 30
     assert samples["kafka_log_flush_rate_and_time_ms_count", ()] == 0
     assert samples["kcoord_event_loop_lag_max_ms", ()] == 12
     assert samples["kcoord_event_loop_own_lag_max_ms", ()] == 2
@@ -145,7 +154,7 @@ and streams groups and the times of single events are left out.
 def test_the_page_has_the_names_of_kafka() -> None:
     every_meter = dict.fromkeys(METERS, 0)
     names = set()
-    for family in families(replace(SNAPSHOT, counters=every_meter, rates=every_meter)):
+    for family in families(replace(SNAPSHOT, counters=every_meter, rates={**SNAPSHOT.rates, **every_meter})):
         for sample in family.samples:
             name = sample.name.removeprefix("kafka_group_coordinator_metrics_").replace("_", "-")
             labels = "".join(f":{label}={value}" for label, value in sample.labels.items())

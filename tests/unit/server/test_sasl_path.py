@@ -138,6 +138,26 @@ def test_a_failed_login_is_answered_by_the_farewell_and_stops_the_path() -> None
     assert (listener.principals, path.client.principal) == ([], ANONYMOUS)
 
 
+def test_logins_are_counted_by_their_outcome() -> None:
+    listener = Listener(replace(SETTINGS, max_reauth_ms={"PLAIN": 10_000}))
+    lasting, failing = listener.path(), listener.path()
+    lasting.receive(SHAKE + RIGHT)
+    failing.receive(SHAKE + WRONG)
+    assert listener.settings.logins == {"successful_authentication": 1, "failed_authentication": 1}
+    lasting.receive(SHAKE + RIGHT)
+    listener.now_ms = 5000
+    lasting.receive(SHAKE + WRONG)
+    renewals = {"successful_reauthentication": 1, "failed_reauthentication": 1}
+    assert listener.settings.logins == {"successful_authentication": 1, "failed_authentication": 1, **renewals}
+    # A session that ends is no login.
+    ending = listener.path()
+    ending.receive(SHAKE + RIGHT)
+    listener.now_ms = 20_000
+    ending.receive(LIST)
+    assert ending.close_reason is not None and "expired" in ending.close_reason
+    assert listener.settings.logins == {"successful_authentication": 2, "failed_authentication": 1, **renewals}
+
+
 def test_the_limit_of_a_frame_grows_with_the_login() -> None:
     path = Listener().path()
     path.receive((201).to_bytes(4, "big"))

@@ -85,7 +85,8 @@ class TlsPeer:
         (listener,) = config.open_listeners
         self.socket = Socket()
         self.owner = owner
-        self.transport = TlsTransport(KafkaConnection(owner), ListenerCertificates(config, listener), owner.report)
+        self.connection = KafkaConnection(owner)
+        self.transport = TlsTransport(self.connection, ListenerCertificates(config, listener), owner.report)
         self.transport.connection_made(self.socket)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = ssl.create_default_context(cadata=authority.pem)
@@ -141,6 +142,7 @@ async def test_a_handshake_within_the_rate_begins_at_once(tmp_path: Path, timers
     assert timers.seconds == [10]
     assert not peer.shake_hands()
     assert peer.shake_hands()
+    assert peer.connection.path._settings.logins == {"successful_authentication": 1}
 
 
 async def test_a_handshake_that_is_not_finished_in_time_is_closed(tmp_path: Path, timers: Timers) -> None:
@@ -150,6 +152,7 @@ async def test_a_handshake_that_is_not_finished_in_time_is_closed(tmp_path: Path
     timers.fire()
     assert peer.socket.closed
     assert peer.owner.reports[-1].endswith("closing, the TLS handshake failed: it is not finished after 10 s")
+    assert peer.connection.path._settings.logins == {"failed_authentication": 1}
 
 
 async def test_a_client_that_leaves_during_the_wait_costs_no_handshake(tmp_path: Path, timers: Timers) -> None:
