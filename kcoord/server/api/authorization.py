@@ -9,14 +9,15 @@ A change of ACLs makes a new authorizer. So rights are never kept longer than th
 path keeps its authorizer and compares it for each request (`kcoord.server.fast.guarded`).
 
 Decisions go to Kafka's audit logger with Kafka's text: denials at INFO, permissions at DEBUG. A decision that only
-leaves something out of a response is no access, and is not logged if it is a denial.
+leaves something out of a response is no access: a denial is then logged at TRACE. Decisions that only show a client
+what it may do are logged at TRACE, too.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from kcoord.security.authorizer import Authorizer
@@ -25,6 +26,9 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 
 audit_logger: Final = logging.getLogger("kafka.authorizer.logger")
+TRACE: Final = 5
+"""Kafka's level below DEBUG."""
+logging.addLevelName(TRACE, "TRACE")
 
 ERRORS: Final = {
     ResourceType.TOPIC: (Errors.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed."),
@@ -67,8 +71,8 @@ class Rights:
         if allowed:
             if audit_logger.isEnabledFor(logging.DEBUG):
                 audit_logger.debug(self._decision(operation, resource_type, name, references))
-        elif logs_denial and audit_logger.isEnabledFor(logging.INFO):
-            audit_logger.info(self._decision(operation, resource_type, name, references))
+        elif audit_logger.isEnabledFor(level := logging.INFO if logs_denial else TRACE):
+            audit_logger.log(level, self._decision(operation, resource_type, name, references))
         return allowed
 
     def allows_cluster(self, operation: AclOperation, *, logs_denial: bool = True) -> bool:
@@ -98,9 +102,12 @@ class Rights:
             if self.allows(operation, resource_type, name, logs_denial=logs_denial, references=count)
         }
 
-    def operations(self, operations: Iterable[AclOperation], resource_type: ResourceType, name: str) -> int:
-        """Returns those of the operations that the client may perform, as bits. No decision is logged."""
+    def operations(self, operations: Collection[AclOperation], resource_type: ResourceType, name: str) -> int:
+        """Returns those of the operations that the client may perform, as bits. The decisions are logged at TRACE."""
         is_allowed = self._authorizer.is_allowed
+        if audit_logger.isEnabledFor(TRACE):
+            for operation in operations:
+                audit_logger.log(TRACE, self._decision(operation, resource_type, name, 1))
         return sum(
             1 << operation
             for operation in operations
@@ -110,13 +117,17 @@ class Rights:
     def _decision(self, operation: AclOperation, resource_type: ResourceType, name: str, references: int) -> str:
         """Returns Kafka's text about a decision."""
         rule = self._authorizer.rule_of(self._principal, self._host, operation, resource_type, name)
-        request = "".join(part.capitalize() for part in self._api_key.name.split("_"))
         return (
             f"Principal = {self._principal} is {'Allowed' if rule.is_allowed else 'Denied'} "
             f"operation = {operation.name} from host = {self._host} "
-            f"on resource = {resource_type.title}:LITERAL:{name} for request = {request} "
+            f"on resource = {resource_type.title}:LITERAL:{name} for request = {request_name(self._api_key)} "
             f"with resourceRefCount = {references} based on rule {rule}"
         )
+
+
+def request_name(api_key: ApiKey) -> str:
+    """Returns the name of an API in Kafka's spelling, such as OffsetCommit."""
+    return "".join(part.capitalize() for part in api_key.name.split("_"))
 
 
 def denied(resource_type: ResourceType) -> KafkaError:

@@ -15,7 +15,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import IncrementalAlterConfigsRequest
 
 ROOT: Final = "root"
-OUR_LOGGERS: Final = ("kcoord", "protocol", "asyncio")
+OUR_LOGGERS: Final = ("kcoord", "kcoord_protocol", "kafka", "asyncio")
 LEVELS: Final[Mapping[str, int]] = {
     "TRACE": 5,
     "DEBUG": logging.DEBUG,

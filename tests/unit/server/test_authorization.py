@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kcoord.server.api.api_table import Api, BoundApi, RequestContext
+from kcoord.server.api.authorization import TRACE
 from kcoord.server.net.request_path import PathSettings
 from kcoord_protocol.acls import AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -421,6 +422,27 @@ async def test_decisions_are_logged_with_the_text_of_kafka(cluster: Cluster, cap
         "resourceType=TOPIC, resourceName=mine, patternType=LITERAL, principal=User:alice, host=*, operation=READ, "
         "permissionType=ALLOW])"
     )
+
+
+async def test_decisions_that_give_no_access_are_logged_at_trace(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.grant(allow(ALICE, Op.READ, TOPIC, "mine"))
+    alice = Person(cluster.broker, ALICE)
+    everything = MetadataRequest(topics=None, include_topic_authorized_operations=True)
+    with caplog.at_level(TRACE, "kafka.authorizer.logger"):
+        await alice.ask(everything, 12, MetadataResponse)
+    decisions = [
+        (record.levelname, record.getMessage().partition(" is ")[2].partition(" from ")[0])
+        for record in caplog.records
+        if "Topic:LITERAL:mine" in record.getMessage() or "Topic:LITERAL:other" in record.getMessage()
+    ]
+    # `other` is left out of the response. Of `mine` the response has each operation that Alice may perform.
+    assert ("TRACE", "Denied operation = DESCRIBE") in decisions
+    assert ("DEBUG", "Allowed operation = DESCRIBE") in decisions
+    assert ("TRACE", "Allowed operation = READ") in decisions
+    assert ("TRACE", "Denied operation = ALTER") in decisions
+    assert not [level for level, _ in decisions if level == "INFO"]
 
 
 async def test_requests_of_the_broker_itself_need_no_rights(cluster: Cluster) -> None:
