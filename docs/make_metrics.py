@@ -45,6 +45,7 @@ def sample_snapshot() -> MetricsSnapshot:
         connections={"PLAINTEXT": 1},
         authentications={(name, "SSL"): 0 for name in AUTHENTICATIONS},
         acls=0,
+        audit=(0, 0),
         groups={},
         counters=dict.fromkeys(METERS, 0),
         rates=dict.fromkeys((*METERS, *AUTHORIZER_RATES), 0.0),

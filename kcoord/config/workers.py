@@ -43,6 +43,8 @@ def worker_properties(config: BrokerSettings, number: int) -> dict[str, str]:
         properties["advertised.listeners"] = ",".join(map(str, _advertised(config, number)))
     if config.kcoord_metrics_port > 0:
         properties["kcoord.metrics.port"] = str(config.kcoord_metrics_port + number)
+    if config.kcoord_audit_log and worker_count(config) > 1:
+        properties["kcoord.audit.log"] = f"{config.kcoord_audit_log}.broker-{config.node_id + number}"
     if config.kcoord_worker_racks:
         properties["broker.rack"] = config.kcoord_worker_racks[number]
     return properties | config.of_workers.get(number, {})

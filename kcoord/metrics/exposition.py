@@ -88,6 +88,8 @@ class MetricsSnapshot:
     """Counts by the names of AUTHENTICATIONS and listener, for listeners with TLS or SASL."""
     acls: int | None
     """Number of ACLs; None without an authorizer. `rates` then has the names of AUTHORIZER_RATES, per second."""
+    audit: tuple[int, int] | None
+    """Numbers of entries in the audit log and of lost entries; None if there is no audit log."""
     groups: Mapping[tuple[str, str], int]
     """Number of groups by protocol and state."""
     counters: Mapping[str, int]
@@ -211,6 +213,12 @@ def _security(snapshot: MetricsSnapshot) -> Iterable[Metric]:
         for name, text in AUTHORIZER_RATES.items():
             rate = snapshot.rates[name] * 60
             yield _gauge(f"kafka_server_plugins_{name}_rate_per_minute", text, labels, {values: rate})
+    if snapshot.audit is not None:
+        written, lost = snapshot.audit
+        yield _counter("kcoord_audit_entries", "Entries written to the audit log.", [], {(): written})
+        yield _counter(
+            "kcoord_audit_lost_entries", "Entries that could not be written to the audit log.", [], {(): lost}
+        )
 
 
 def _groups(snapshot: MetricsSnapshot) -> list[Metric]:

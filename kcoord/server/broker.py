@@ -25,6 +25,7 @@ from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_ST
 if TYPE_CHECKING:
     from kcoord.security.authorizer import Authorizer
     from kcoord.server.client_quotas import ClientQuotas
+    from kcoord.server.observe.audit_log import AuditLog
     from kcoord.server.observe.client_telemetry import ClientTelemetry
     from kcoord.server.observe.telemetry_exporter import TelemetryExporter
     from kcoord.server.request_quota import RequestQuota
@@ -72,6 +73,8 @@ class Broker:
         """The client quotas of `image`; None if there are none."""
         self.request_quota: RequestQuota | None = None
         """The quota on the time of requests; None if nobody has one. Request paths ask for it at each request."""
+        self.audit: AuditLog | None = None
+        """The audit log; None if `kcoord.audit.log` names no file."""
         self.image_observers: list[Callable[[MetadataImage], None]] = []
         """Called in this order with each new image, after it has become `image`."""
         self.now_ms = environment.now_ms

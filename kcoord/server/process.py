@@ -132,6 +132,11 @@ class BrokerProcess:
         self.bound: dict[str, Listener] = {}
         """The listeners by name, with the ports that they are bound to."""
         self._metrics: BrokerMetrics | None = None
+        if broker.config.kcoord_audit_log:
+            # Most brokers have no audit log, and do not load what it needs.
+            from kcoord.server.observe.audit_log import AuditLog
+
+            broker.audit = AuditLog(broker.config, broker.topics.topic_name)
         limits = ConnectionLimits(broker.config)
         self.listeners = [new_listener(address, broker, limits) for address in broker.config.open_listeners]
 
@@ -273,6 +278,8 @@ class BrokerProcess:
         for listener in self.listeners:
             listener.connections.close()
         written = await self.broker.close()
+        if self.broker.audit is not None:
+            self.broker.audit.file.close()
         ended = self._cleaner is None or self._cleaner.close(WRITER_SECONDS)
         self._folder.close(self.broker.now_ms(), clean=written and ended)
 

@@ -105,9 +105,9 @@ class Client:
         self.remote_port = remote_port
         self.address = f"/{remote_host}"
 
-    def rights(self, authorizer: Authorizer, api_key: ApiKey) -> Rights:
+    def rights(self, authorizer: Authorizer, api_key: ApiKey, *, is_audited: bool = False) -> Rights:
         """Returns the client's rights for one request."""
-        return Rights(authorizer, self.principal, self.remote_host, api_key)
+        return Rights(authorizer, self.principal, self.remote_host, api_key, is_audited=is_audited)
 
     def identify(self, software_name: str, software_version: str, form: Kip1327Form) -> None:
         """Notes the software that the client names in ApiVersions, perhaps not for the first time."""

@@ -10,7 +10,8 @@ path keeps its authorizer and compares it for each request (`kcoord.server.fast.
 
 Decisions go to Kafka's audit logger with Kafka's text: denials at INFO, permissions at DEBUG. A decision that only
 leaves something out of a response is no access: a denial is then logged at TRACE. Decisions that only show a client
-what it may do are logged at TRACE, too.
+what it may do are logged at TRACE, too. If the broker has an audit log (`kcoord.server.observe.audit_log`), `Rights`
+keeps the decisions of its request for it.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ ERRORS: Final = {
 class Rights:
     """The rights of one client, for one request."""
 
-    __slots__ = ("_api_key", "_authorizer", "_host", "_principal")
+    __slots__ = ("_api_key", "_authorizer", "_decided", "_host", "_principal")
 
-    def __init__(self, authorizer: Authorizer, principal: str, host: str, api_key: ApiKey) -> None:
+    def __init__(
+        self, authorizer: Authorizer, principal: str, host: str, api_key: ApiKey, *, is_audited: bool = False
+    ) -> None:
         self._authorizer = authorizer
+        self._decided: dict[tuple[AclOperation, ResourceType, str], bool] | None = {} if is_audited else None
+        """The decisions for the audit log; None if there is none."""
         self._principal = principal
         self._host = host
         self._api_key = api_key
@@ -73,6 +78,8 @@ class Rights:
                 audit_logger.debug(self._decision(operation, resource_type, name, references))
         elif audit_logger.isEnabledFor(level := logging.INFO if logs_denial else TRACE):
             audit_logger.log(level, self._decision(operation, resource_type, name, references))
+        if self._decided is not None and (allowed or logs_denial):
+            self._decided[operation, resource_type, name] = allowed
         return allowed
 
     def allows_cluster(self, operation: AclOperation, *, logs_denial: bool = True) -> bool:
@@ -113,6 +120,25 @@ class Rights:
             for operation in operations
             if is_allowed(self._principal, self._host, operation, resource_type, name)
         )
+
+    @property
+    def is_denied(self) -> bool:
+        """True if the request was denied an access. Always False if there is no audit log."""
+        return self._decided is not None and not all(self._decided.values())
+
+    def decisions(self, *, denials_only: bool) -> list[dict[str, object]]:
+        """Returns the decisions for the audit log, each with its rule."""
+        return [
+            {
+                "operation": operation.name,
+                "resourceType": resource_type.name,
+                "resource": name,
+                "allowed": allowed,
+                "rule": str(self._authorizer.rule_of(self._principal, self._host, operation, resource_type, name)),
+            }
+            for (operation, resource_type, name), allowed in (self._decided or {}).items()
+            if not (allowed and denials_only)
+        ]
 
     def _decision(self, operation: AclOperation, resource_type: ResourceType, name: str, references: int) -> str:
         """Returns Kafka's text about a decision."""

@@ -223,15 +223,23 @@ class _CommitTemplate(Template):
 class CommitFastPath(FastPath):
     """Remembers the commits of one connection by their length and the bytes before the first offset."""
 
-    __slots__ = ("_apis", "_groups", "_known", "_on_answer", "_partitions", "_topic_name")
+    __slots__ = ("_apis", "_groups", "_known", "_members_only", "_on_answer", "_partitions", "_topic_name")
 
     keys = (ApiKey.OFFSET_COMMIT,)
     learns_before_handler = True
 
     def __init__(
-        self, groups: GroupService, apis: ApiTable, on_answer: Callable[[], None], topic_name: TopicName
+        self,
+        groups: GroupService,
+        apis: ApiTable,
+        on_answer: Callable[[], None],
+        topic_name: TopicName,
+        *,
+        members_only: bool = False,
     ) -> None:
+        """`members_only` leaves the commits of clients that are no members to the handler, for the audit log."""
         self._groups = groups
+        self._members_only = members_only
         self._topic_name = topic_name
         self._apis = apis
         self._on_answer = on_answer
@@ -265,7 +273,7 @@ class CommitFastPath(FastPath):
         version = bound.version
         read = read_commit(frame, exchange.body_at, version)
         committer = self._groups.committer(read.shape.group_id) if read is not None else None
-        if read is None or committer is None:
+        if read is None or committer is None or (self._members_only and read.shape.generation_or_epoch < 0):
             return None
         if exchange.rights is not None and not self._may_commit(exchange.rights, read.shape):
             return None

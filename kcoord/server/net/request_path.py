@@ -177,11 +177,12 @@ class RequestPath:
         """Returns new fast paths by the low byte of their API keys."""
         settings, broker, client, apis = self._settings, self._broker, self.client, self.apis
         groups, answers, on_answer = broker.groups, settings.metadata_answers, self._on_answer
+        members_only = broker.audit is not None and broker.audit.has_commits
         new_paths: list[Callable[[], FastPath]] = []
         if settings.has_fast_paths:
             new_paths += (
                 lambda: HeartbeatFastPath(groups),
-                lambda: CommitFastPath(groups, apis, on_answer, broker.topics.topic_name),
+                lambda: CommitFastPath(groups, apis, on_answer, broker.topics.topic_name, members_only=members_only),
                 lambda: FetchFastPath(groups, apis, on_answer, broker.topics.topic_name),
             )
         if answers is not None:
@@ -333,7 +334,7 @@ class RequestPath:
             self._refuse(step.failure)
             self.close_delay_ms, self._farewell = step.delay_ms, step.output
             if step.is_authentication:
-                self._count_login(failed=True, is_again=is_again)
+                self._note_login(sasl.mechanism, step.failure, now_ms, is_again=is_again)
         else:
             self._send(frame, step.output)
             if sasl.principal is not None and sasl.is_complete:
@@ -342,16 +343,18 @@ class RequestPath:
                 self._reader.allow(settings.max_frame_bytes, settings.max_request_bytes, BULK_KEYS)
                 if sasl.session_end_ms is None:
                     self._enter = self._process
-                self._count_login(failed=False, is_again=is_again)
+                self._note_login(sasl.mechanism, None, now_ms, is_again=is_again)
 
     def handshake_ended(self, *, succeeded: bool) -> None:
         """Counts a TLS handshake. On a listener with SASL a handshake that succeeds ends no authentication."""
         if not succeeded or self._sasl is None:
             self._settings.logins["successful_authentication" if succeeded else "failed_authentication"] += 1
 
-    def _count_login(self, *, failed: bool, is_again: bool) -> None:
-        outcome = "failed" if failed else "successful"
+    def _note_login(self, mechanism: str, failure: str | None, now_ms: int, *, is_again: bool) -> None:
+        outcome = "successful" if failure is None else "failed"
         self._settings.logins[f"{outcome}_{'re' if is_again else ''}authentication"] += 1
+        if self._broker.audit is not None:
+            self._broker.audit.login(self.client, self._settings.listener_name, now_ms, mechanism, failure)
 
     def _process(self, frame: bytes, now_ms: int) -> None:
         if self._broker.request_quota is not None and (self._sasl is None or self._sasl.is_complete):
@@ -382,7 +385,10 @@ class RequestPath:
         try:
             header, offset = decode_request_header(frame)
             authorizer = self._broker.authorizer
-            rights = None if authorizer is None else self.client.rights(authorizer, bound.key)
+            audit = self._broker.audit
+            rights = None
+            if authorizer is not None:
+                rights = self.client.rights(authorizer, bound.key, is_audited=audit is not None)
             exchange = Exchange(bound, frame, offset, header.correlation_id, rights)
             if fast_path is not None and fast_path.learns_before_handler:
                 answer = fast_path.learn(exchange, now_ms)
@@ -407,7 +413,12 @@ class RequestPath:
             frame_bytes=len(frame),
             use=use,
         )
-        response = bound.respond(self._broker, context, request)
+        if audit is None:
+            response = bound.respond(self._broker, context, request)
+        else:
+            change = audit.change_of(context, request)
+            response = bound.respond(self._broker, context, request)
+            audit.answered(context, change, response)
         if asyncio.isfuture(response):
             if use is not None:
                 use.pause()

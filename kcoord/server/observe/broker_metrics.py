@@ -115,7 +115,7 @@ class BrokerMetrics:
         Other work runs in the event loop between the shards, so their groups are not counted at the same moment.
         """
         measures, services = self.measures, (self._groups, self._transactions)
-        authorizer = self._broker.authorizer
+        authorizer, audit = self._broker.authorizer, self._broker.audit
         counters = self._groups.counters
         groups: Counter[tuple[str, str]] = Counter()
         for shard_id in self._groups.shard_ids:
@@ -133,6 +133,7 @@ class BrokerMetrics:
                 for name in AUTHENTICATIONS
             },
             acls=None if authorizer is None else authorizer.acl_count,
+            audit=None if audit is None else (audit.file.written, audit.file.lost),
             groups=groups,
             counters=self._totals(),
             rates=measures.recent.rates(time.perf_counter()),

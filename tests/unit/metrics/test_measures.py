@@ -62,6 +62,7 @@ SNAPSHOT = MetricsSnapshot(
     connections={"PLAINTEXT": 3},
     authentications={("failed_authentication", "LOGIN"): 2},
     acls=6,
+    audit=(11, 1),
     groups={("consumer", "Stable"): 2, ("consumer", "Empty"): 1, ("classic", "Empty"): 4},
     counters={"offset_commit": 17, "offset_expiration": 5},
     rates={"offset_commit": 1.5, "offset_expiration": 0.0}
@@ -109,6 +110,8 @@ def test_prometheus_can_parse_the_page_and_finds_the_values_of_the_snapshot() ->
     assert samples["kafka_server_plugins_authorization_request_rate_per_minute", authorizer] == 300
     assert samples["kafka_server_plugins_authorization_allowed_rate_per_minute", authorizer] == 270
     assert samples["kafka_server_plugins_authorization_denied_rate_per_minute", authorizer] == 30
+    assert samples["kcoord_audit_entries_total", ()] == 11
+    assert samples["kcoord_audit_lost_entries_total", ()] == 1
     assert samples["kafka_log_flush_rate_and_time_ms_count", ()] == 0
     assert samples["kcoord_event_loop_lag_max_ms", ()] == 12
     assert samples["kcoord_event_loop_own_lag_max_ms", ()] == 2

@@ -88,6 +88,7 @@ class Owner(Connections):
                 topics=SimpleNamespace(topic_name=None),
                 authorizer=None,
                 request_quota=None,
+                audit=None,
             ),
         )
         self.settings = PathSettings(

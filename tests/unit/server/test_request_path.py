@@ -472,6 +472,7 @@ class Bare:
                 topics=SimpleNamespace(topic_name=None),
                 authorizer=None,
                 request_quota=None,
+                audit=None,
             ),
         )
         self.handled = self.answered = 0

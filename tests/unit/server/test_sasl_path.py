@@ -72,7 +72,7 @@ class Listener:
             ]
         )
         broker = SimpleNamespace(
-            apis=table, groups=None, authorizer=None, request_quota=None, now_ms=lambda: self.now_ms
+            apis=table, groups=None, authorizer=None, audit=None, request_quota=None, now_ms=lambda: self.now_ms
         )
         self.settings = PathSettings(cast("Any", broker), "USERS", 1000, 500, False, None, sasl=lambda: settings)
 

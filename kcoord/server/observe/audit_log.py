@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit log: who did what, from where, allowed or denied by which rule, and with which result.
+
+`kcoord.audit.log` names the file. Each entry is one JSON object in one line (`kcoord.server.observe.audit_file`). There
+are these events, of which `kcoord.audit.events` selects:
+
+* `change`: a request of an administrator that changes something (`audited_requests`), with its fields and errors.
+* `commit`: an OffsetCommit of a client that is no member of the group, such as a reset.
+* `denied`: any other request of which an ACL, or the absence of one, denies a part.
+* `login`: an authentication with SASL that succeeded or failed.
+
+Heartbeats and commits of members are in the log only if they are denied. A change or commit that is denied is in the
+log if changes, commits or denials are selected.
+
+The request path calls `change_of` before the handler, since handlers change their requests, and `answered` after it.
+With several workers each has a file of its own, and the worker that serves the client has the entry. Requests that
+workers pass on to each other make no second entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kcoord.server.api.authorization import request_name
+from kcoord.server.observe.audit_file import AuditEntry, AuditFile
+from kcoord.server.observe.audited_requests import (
+    TopicName,
+    errors_of,
+    fields_of,
+    is_change,
+    is_commit_without_member,
+)
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.message import Message
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.server.api.api_table import Client, RequestContext
+
+CHANGES: Final = "changes"
+COMMITS: Final = "commits"
+DENIALS: Final = "denials"
+LOGINS: Final = "logins"
+
+
+class AuditLog:
+    """Makes the entries of one broker. All methods run in the event loop, and none blocks."""
+
+    def __init__(self, config: BrokerConfig, topic_name: TopicName) -> None:
+        """Raises StartError if the file cannot be used."""
+        self.file = AuditFile(
+            config.kcoord_audit_log, config.kcoord_audit_log_max_bytes, config.kcoord_audit_log_max_files
+        )
+        self._events = frozenset(config.kcoord_audit_events)
+        self._broker_id = config.node_id
+        self._topic_name = topic_name
+        self.has_commits = COMMITS in self._events
+        """True if each commit of a client that is no member needs an entry."""
+
+    def change_of(self, context: RequestContext, request: Message) -> AuditEntry | None:
+        """Returns the beginning of an entry for a request that changes something; None for another request."""
+        if is_change(context.api_key, request):
+            event = "change"
+        elif is_commit_without_member(request):
+            event = "commit"
+        else:
+            return None
+        return {"event": event, "fields": fields_of(context.api_key, request, self._topic_name)}
+
+    def answered(self, context: RequestContext, change: AuditEntry | None, response: object) -> None:
+        """Notes a request when its response is known. `response` is that of the handler, or its future."""
+        if not asyncio.isfuture(response):
+            self._note(context, change, errors_of(response) if isinstance(response, Message) else [])
+        elif change is not None or context.rights is not None:
+            response.add_done_callback(partial(self._settled, context, change))
+
+    def _settled(self, context: RequestContext, change: AuditEntry | None, future: asyncio.Future[object]) -> None:
+        if future.cancelled():
+            # The client is gone, or the broker stops. Nobody knows whether the change took effect.
+            self._note(context, change, [{"error": "UNKNOWN"}])
+            return
+        failure = future.exception()
+        if failure is not None:
+            error = failure.error if isinstance(failure, KafkaError) else Errors.UNKNOWN_SERVER_ERROR
+            self._note(context, change, [{"error": error.name}])
+            return
+        response = future.result()
+        self._note(context, change, errors_of(response) if isinstance(response, Message) else [])
+
+    def _note(self, context: RequestContext, change: AuditEntry | None, errors: list[dict[str, object]]) -> None:
+        rights = context.rights
+        is_denied = rights is not None and rights.is_denied
+        selected = is_denied and DENIALS in self._events
+        if change is not None:
+            selected = selected or f"{change['event']}s" in self._events
+        if not selected:
+            return
+        entry: dict[str, object] = {
+            **self._start(context.now_ms, "denied" if change is None else str(change["event"])),
+            "allowed": not is_denied,
+            "principal": context.principal,
+            "host": context.client_host.removeprefix("/"),
+            "clientId": context.client_id,
+            "listener": context.listener_name,
+            "request": request_name(context.api_key),
+            "version": context.api_version,
+        }
+        if rights is not None:
+            entry["decisions"] = rights.decisions(denials_only=change is None)
+        if change is not None:
+            entry |= {"fields": change["fields"], "errors": errors}
+        self.file.add(entry)
+
+    def login(self, client: Client, listener_name: str, now_ms: int, mechanism: str, failure: str | None) -> None:
+        """Notes the end of an authentication. `failure` is why it failed; None if it succeeded."""
+        if LOGINS not in self._events:
+            return
+        entry: dict[str, object] = {
+            **self._start(now_ms, "login"),
+            "allowed": failure is None,
+            "principal": client.principal if failure is None else None,
+            "host": client.remote_host,
+            "listener": listener_name,
+            "mechanism": mechanism,
+        }
+        if failure is not None:
+            entry["reason"] = failure
+        self.file.add(entry)
+
+    def _start(self, now_ms: int, event: str) -> Mapping[str, object]:
+        time = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        return {"time": time.replace("+00:00", "Z"), "event": event, "broker": self._broker_id}
