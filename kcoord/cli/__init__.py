@@ -25,6 +25,7 @@ COMMANDS = {
     "topics": "create, alter, delete, list and describe topics",
     "configs": "show and change the settings of topics, brokers, groups, users and client metrics",
     "users": "list, add, alter and delete the SCRAM credentials of users",
+    "delegation-tokens": "create, renew, expire and describe delegation tokens",
     "acls": "add, remove and list ACLs",
     "features": "show and change the levels of the cluster's features",
     "consume": "print records of topics",
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:<17}{text}" for name, text in COMMANDS.items())
+    listing = "\n".join(f"  {name:<19}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="kcoord",
         description="A Kafka group coordinator and broker.",

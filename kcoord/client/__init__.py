@@ -6,6 +6,7 @@
 
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.client_quotas import ClientQuotaEntity
+from kcoord.client.admin.delegation_tokens import DelegationToken
 from kcoord.client.admin.group_offsets import DeleteConsumerGroupOffsetsResult
 from kcoord.client.admin.model import (
     AlterConfigOp,
@@ -93,6 +94,7 @@ __all__ = [
     "ConsumerRebalanceListener",
     "ConsumerRecord",
     "CreatedTopic",
+    "DelegationToken",
     "DeleteConsumerGroupOffsetsResult",
     "DisconnectException",
     "Errors",

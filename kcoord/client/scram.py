@@ -24,14 +24,17 @@ MAX_ITERATIONS: Final = 1 << 20
 
 
 class ScramExchange:
-    """One exchange. Call `first`, then `final` with the server's first message, then `verify` with its last message."""
+    """One exchange. Call `first`, then `final` with the server's first message, then `verify` with its last message.
 
-    def __init__(self, mechanism: str, user: str, password: str, nonce: str) -> None:
+    With `is_token`, user and password are the id and the HMAC of a delegation token (KIP-48).
+    """
+
+    def __init__(self, mechanism: str, user: str, password: str, nonce: str, *, is_token: bool = False) -> None:
         self._mechanism = mechanism
         self._password = password.encode()
         self._nonce = nonce
         name = user.replace("=", "=3D").replace(",", "=2C")
-        self._first_bare = f"n={name},r={nonce}".encode()
+        self._first_bare = f"n={name},r={nonce}{',tokenauth=true' if is_token else ''}".encode()
         self._server_signature = b""
 
     def first(self) -> bytes:

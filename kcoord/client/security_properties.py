@@ -94,18 +94,20 @@ def security_of(properties: Mapping[str, str]) -> Security | None:
 
 
 class _PasswordLogin:
-    """A login with user and password, by PLAIN or SCRAM."""
+    """A login with user and password, by PLAIN or SCRAM. With `is_token` they are those of a delegation token."""
 
-    def __init__(self, mechanism: str, user: str, password: str) -> None:
+    def __init__(self, mechanism: str, user: str, password: str, *, is_token: bool = False) -> None:
         self.mechanism = mechanism
         self._user = user
         self._password = password
+        self._is_token = is_token
 
     async def log_in(self, send: Send) -> None:
         if self.mechanism == _PLAIN:
             await send(f"\0{self._user}\0{self._password}".encode())
             return
-        exchange = ScramExchange(self.mechanism, self._user, self._password, secrets.token_urlsafe(_NONCE_BYTES))
+        nonce = secrets.token_urlsafe(_NONCE_BYTES)
+        exchange = ScramExchange(self.mechanism, self._user, self._password, nonce, is_token=self._is_token)
         try:
             exchange.verify(await send(exchange.final(await send(exchange.first()))))
         except ScramError as error:
@@ -174,7 +176,12 @@ def _login_of(properties: Mapping[str, str]) -> _PasswordLogin | BearerLogin:
     options = module.options
     if "username" not in options or "password" not in options:
         raise ConfigException('sasl.jaas.config: must have a login module with username="..." and password="..."')
-    return _PasswordLogin(mechanism, options["username"], options["password"])
+    is_token = options.get("tokenauth", "").lower() == "true"
+    if is_token and mechanism == _PLAIN:
+        raise ConfigException(
+            'sasl.jaas.config: tokenauth="true" needs a mechanism of SCRAM, but sasl.mechanism is PLAIN'
+        )
+    return _PasswordLogin(mechanism, options["username"], options["password"], is_token=is_token)
 
 
 def is_used(key: str, properties: Mapping[str, str]) -> bool:

@@ -4,14 +4,14 @@
 A token lets its holder log in as its owner. Theory of operation:
 
 * Its record has an id, the owner, the requester, the renewers and three times. The HMAC of the token is its password:
-  HmacSHA512 of the id with `delegation.token.secret.key`. The log never has it, so whoever reads the log cannot log in,
-  and all brokers with the same secret key accept the same tokens.
+  HmacSHA512 of the id with `delegation.token.secret.key`. The log never has it, so nobody can log in with what the log
+  has, and all brokers with the same secret key accept the same tokens.
 * A token is valid until its expiry time. The owner and the renewers may renew it, until its maximum time at most.
 * The owner and the renewers may also expire it, at a later time or at once.
 * The controller removes expired tokens every `delegation.token.expiry.check.interval.ms`. A token that has expired and
   is not removed yet cannot be renewed, and nobody can log in with it.
 
-The HMAC names the token in requests to renew or expire it. As in Kafka, who lacks the HMAC cannot even ask.
+The HMAC names the token in requests to renew or expire it, so a client needs it for them, as in Kafka.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.records import (
-    DelegationToken,
+    DelegationTokenData,
     new_delegation_token_record,
     new_remove_delegation_token_record,
 )
@@ -90,7 +90,7 @@ def create_delegation_token(
     if request.max_lifetime_ms > 0:
         lifetime_ms = min(lifetime_ms, request.max_lifetime_ms)
     max_ms = _later(now_ms, lifetime_ms)
-    token = DelegationToken(
+    token = DelegationTokenData(
         owner=owner,
         requester=context.principal,
         renewers=tuple(f"{renewer.principal_type}:{renewer.principal_name}" for renewer in request.renewers),
@@ -228,7 +228,7 @@ def described_tokens(
     config: BrokerConfig,
     request: DescribeDelegationTokenRequest,
     requester: str,
-    may_describe: Callable[[str, DelegationToken], bool],
+    may_describe: Callable[[str, DelegationTokenData], bool],
 ) -> Iterator[DescribedToken]:
     """Yields the tokens that the request asks for and the requester may see.
 
@@ -243,7 +243,7 @@ def described_tokens(
             yield _described(config, token_id, token)
 
 
-def _described(config: BrokerConfig, token_id: str, token: DelegationToken) -> DescribedToken:
+def _described(config: BrokerConfig, token_id: str, token: DelegationTokenData) -> DescribedToken:
     owner_type, owner_name = _parts(token.owner)
     requester_type, requester_name = _parts(token.requester)
     return DescribedToken(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE, DelegationToken
+from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE, DelegationTokenData
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
@@ -137,7 +137,7 @@ class MetadataImage:
     """The ACLs by their id. An image shares this mapping with the image before it if no ACL has changed."""
     client_quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
     """The client quotas by entity and key. Shared with the image before it if no quota has changed."""
-    delegation_tokens: Mapping[str, DelegationToken] = field(default_factory=dict)
+    delegation_tokens: Mapping[str, DelegationTokenData] = field(default_factory=dict)
     """The delegation tokens by id. Shared with the image before it if no token has changed."""
     racks: Mapping[int, str] = field(init=False, compare=False, repr=False)
     """The racks of the brokers that have one, by broker id."""
@@ -226,7 +226,7 @@ class ImageBuilder:
         self._client_quotas = image.client_quotas
         self._own_quotas: dict[QuotaEntity, Mapping[str, float]] | None = None
         self._delegation_tokens = image.delegation_tokens
-        self._own_tokens: dict[str, DelegationToken] | None = None
+        self._own_tokens: dict[str, DelegationTokenData] | None = None
         self._own_topics: set[bytes] = set()
         self._own_configs: dict[tuple[int, str], dict[str, str]] = {}
         self._replayed = 0
@@ -430,7 +430,7 @@ class ImageBuilder:
         if isinstance(record, RemoveDelegationTokenRecord):
             self._own_tokens.pop(record.token_id, None)
             return
-        self._own_tokens[record.token_id] = DelegationToken(
+        self._own_tokens[record.token_id] = DelegationTokenData(
             record.owner,
             record.requester,
             tuple(record.renewers),

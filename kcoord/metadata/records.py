@@ -82,7 +82,7 @@ class BrokerRegistration:
 
 
 @dataclass(slots=True, frozen=True)
-class DelegationToken:
+class DelegationTokenData:
     """A delegation token (KIP-48). Principals are `Type:name`; times are in milliseconds since 1970."""
 
     owner: str
@@ -103,7 +103,7 @@ class DelegationToken:
         """Returns whether the token has expired. In the millisecond of its expiry time it is still valid."""
         return min(self.max_ms, self.expiry_ms) < now_ms
 
-    def expiring(self, expiry_ms: int) -> DelegationToken:
+    def expiring(self, expiry_ms: int) -> DelegationTokenData:
         """Returns the token with another expiry time, its maximum time at most."""
         return replace(self, expiry_ms=min(self.max_ms, expiry_ms))
 
@@ -243,7 +243,7 @@ def new_remove_scram_credential_record(mechanism: ScramMechanism, user: str) -> 
     return _record(RemoveUserScramCredentialRecord(name=user, mechanism=mechanism))
 
 
-def new_delegation_token_record(token_id: str, token: DelegationToken) -> CoordinatorRecord:
+def new_delegation_token_record(token_id: str, token: DelegationTokenData) -> CoordinatorRecord:
     """Creates a token, or replaces the token with this id."""
     value = DelegationTokenRecord(
         owner=token.owner,

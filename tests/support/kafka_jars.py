@@ -28,6 +28,7 @@ TOOLS = {
     "console-share-consumer": "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "delegation-tokens": "org.apache.kafka.tools.DelegationTokenCommand",
     "dump-log": "org.apache.kafka.tools.DumpLogSegments",
     "features": "org.apache.kafka.tools.FeatureCommand",
     "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",

@@ -7,9 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from kcoord.client.admin import acls, client_quotas, configs, features, group_offsets, groups, scram_credentials, topics
+from kcoord.client.admin import (
+    acls,
+    client_quotas,
+    configs,
+    delegation_tokens,
+    features,
+    group_offsets,
+    groups,
+    scram_credentials,
+    topics,
+)
 from kcoord.client.admin.client_quotas import ClientQuotaEntity
 from kcoord.client.admin.configs import Config
+from kcoord.client.admin.delegation_tokens import DelegationToken
 from kcoord.client.admin.group_offsets import DeleteConsumerGroupOffsetsResult
 from kcoord.client.admin.model import (
     AlterConfigOp,
@@ -380,3 +391,57 @@ class AdminClient:
         """Creates, replaces and deletes SCRAM credentials (KIP-554). Brokers accept one alteration for each user."""
         deadline = self._deadline(timeout_ms)
         return Results(await scram_credentials.alter_user_scram_credentials(self._cluster, deadline, alterations))
+
+    # Delegation tokens. Periods are in milliseconds from now, principals are `Type:name`.
+
+    async def create_delegation_token(
+        self,
+        *,
+        owner: str | None = None,
+        renewers: Iterable[str] = (),
+        max_life_time_ms: int = -1,
+        timeout_ms: int | None = None,
+    ) -> DelegationToken:
+        """Creates a delegation token (KIP-48) of `owner`, or of this client. -1 is the longest life of the broker.
+
+        If a response is lost, the client asks again, and there may be a token that nobody got.
+        """
+        cluster, renewer_list = self._cluster, list(renewers)
+        return await cluster.retry(
+            "create a delegation token",
+            self._deadline(timeout_ms),
+            lambda: delegation_tokens.create_delegation_token(cluster, owner, renewer_list, max_life_time_ms),
+        )
+
+    async def renew_delegation_token(
+        self, hmac: bytes, *, renew_time_period_ms: int = -1, timeout_ms: int | None = None
+    ) -> int:
+        """Lets a token expire after a period, -1 for the broker's default. Returns the new expiry time."""
+        cluster = self._cluster
+        return await cluster.retry(
+            "renew a delegation token",
+            self._deadline(timeout_ms),
+            lambda: delegation_tokens.renew_delegation_token(cluster, hmac, renew_time_period_ms),
+        )
+
+    async def expire_delegation_token(
+        self, hmac: bytes, *, expiry_time_period_ms: int = -1, timeout_ms: int | None = None
+    ) -> int:
+        """Lets a token expire after a period; a negative period removes it at once. Returns the new expiry time."""
+        cluster = self._cluster
+        return await cluster.retry(
+            "expire a delegation token",
+            self._deadline(timeout_ms),
+            lambda: delegation_tokens.expire_delegation_token(cluster, hmac, expiry_time_period_ms),
+        )
+
+    async def describe_delegation_tokens(
+        self, owners: Iterable[str] | None = None, *, timeout_ms: int | None = None
+    ) -> list[DelegationToken]:
+        """Returns the tokens that one of `owners` owns or may renew. None stands for all that this client may see."""
+        cluster, owner_list = self._cluster, None if owners is None else list(owners)
+        return await cluster.retry(
+            "describe delegation tokens",
+            self._deadline(timeout_ms),
+            lambda: delegation_tokens.describe_delegation_tokens(cluster, owner_list),
+        )

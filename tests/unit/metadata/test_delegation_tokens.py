@@ -18,7 +18,7 @@ from kcoord.config import Listener, SecurityProtocol
 from kcoord.config.kip1327 import Kip1327Form
 from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.machine import TOKEN_EXPIRY
-from kcoord.metadata.records import DelegationToken
+from kcoord.metadata.records import DelegationTokenData
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule
 from kcoord.server.api.api_table import Client, RequestContext
 from kcoord.server.api.handlers import (
@@ -122,7 +122,7 @@ async def test_a_token_has_the_times_and_the_password_of_kafka(people: People) -
     assert len(urlsafe_b64decode(created.token_id + "==")) == 16
     assert created.hmac == hmac.new(b"pepper", created.token_id.encode(), hashlib.sha512).digest()
     assert people.cluster.image.delegation_tokens == {
-        created.token_id: DelegationToken(
+        created.token_id: DelegationTokenData(
             "User:alice",
             "User:alice",
             ("User:bob", "User:carol"),

@@ -7,7 +7,7 @@ Clients see their own tokens and those that they may renew. Other tokens need a 
 from __future__ import annotations
 
 from kcoord.metadata.delegation_tokens import described_tokens
-from kcoord.metadata.records import DelegationToken
+from kcoord.metadata.records import DelegationTokenData
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.token_requests import allows_token_requests
 from kcoord.server.broker import Broker
@@ -29,7 +29,7 @@ def handle(
         raise KafkaError(Errors.DELEGATION_TOKEN_AUTH_DISABLED)
     rights = context.rights
 
-    def may_describe(token_id: str, token: DelegationToken) -> bool:
+    def may_describe(token_id: str, token: DelegationTokenData) -> bool:
         return (
             rights is None
             or rights.allows(AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token_id)
