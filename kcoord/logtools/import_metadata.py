@@ -15,7 +15,7 @@ from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, check_group_co
 from kcoord.logtools.decode import shown_config
 from kcoord.logtools.topic_clues import GuessedTopic
 from kcoord.metadata import records
-from kcoord.metadata.client_quotas import records_of_quotas, unenforced_keys
+from kcoord.metadata.client_quotas import records_of_quotas
 from kcoord.metadata.delegation_tokens import records_of_tokens
 from kcoord.metadata.image import (
     BROKER_RESOURCE,
@@ -63,7 +63,6 @@ class MetadataImport:
         made += records_of_tokens(image)
         made += (records.new_acl_record(acl_id, acl) for acl_id, acl in image.acls.items())
         made += records_of_quotas(image)
-        self.skipped.update(f"client quota {key}" for key in unenforced_keys(image))
         if image.next_producer_id:
             made.append(records.new_producer_ids_record(self.config.node_id, -1, image.next_producer_id))
         return made

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AlterClientQuotas and DescribeClientQuotas (KIP-546) as pure functions of image and request.
 
-A quota belongs to an entity: a user, a client id, or both. A name of None is the default of its type. Only the keys of
-ENFORCED_KEYS can be set, so no broker keeps a quota that it does not enforce. Any stored key can be removed.
+A quota belongs to an entity: a user, a client id, both, or an ip. A name of None is the default of its type. Any stored
+key can be removed.
 The entities of a request succeed or fail one by one. The error texts were observed in Kafka 4.4.0.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from ipaddress import IPv6Address, ip_address
 from math import isfinite
 from typing import Final
 
@@ -34,11 +35,15 @@ CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 REQUEST_PERCENTAGE: Final = "request_percentage"
 CLIENT_KEYS: Final = frozenset((PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONTROLLER_MUTATION_RATE, REQUEST_PERCENTAGE))
-ENFORCED_KEYS: Final = CLIENT_KEYS
-IP_KEYS: Final = frozenset(("connection_creation_rate",))
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+IP_KEYS: Final = frozenset((CONNECTION_CREATION_RATE,))
 
 _FRACTION: Final = 1e-6
-_MAX_VALUES: Final = {PRODUCER_BYTE_RATE: (2.0**63, "a LONG"), CONSUMER_BYTE_RATE: (2.0**63, "a LONG")}
+_MAX_VALUES: Final = {
+    PRODUCER_BYTE_RATE: (2.0**63, "a LONG"),
+    CONSUMER_BYTE_RATE: (2.0**63, "a LONG"),
+    CONNECTION_CREATION_RATE: (2.0**31 - 1, "an INT"),
+}
 """The largest values of the keys that have an integer, and the names of their types. Other keys may have a fraction."""
 
 AlterEntry = AlterClientQuotasRequest.EntryData
@@ -128,15 +133,30 @@ def _keys_of(entity: QuotaEntity) -> frozenset[str]:
     if IP in types and len(types) > 1:
         text = "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId"
         raise KafkaError(Errors.INVALID_REQUEST, text)
-    return IP_KEYS if IP in types else CLIENT_KEYS
+    if IP not in types:
+        return CLIENT_KEYS
+    name = entity[0][1]
+    if name is not None and address_of(name) is None:
+        # Kafka also takes the name of a host. Asking the DNS would block the broker.
+        text = f"{name} is not a valid IP or resolvable host: name the address of the host."
+        raise KafkaError(Errors.INVALID_REQUEST, text)
+    return IP_KEYS
+
+
+def address_of(name: str) -> str | None:
+    """Returns an ip address in its usual form, None if the name is no address. IPv4 within IPv6 becomes IPv4."""
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(address)
 
 
 def _check_value(keys: frozenset[str], key: str, value: float) -> None:
     if key not in keys:
         raise KafkaError(Errors.INVALID_REQUEST, f"Invalid configuration key {key}")
-    if key not in ENFORCED_KEYS:
-        text = f"This broker does not enforce the quota {key}. Use one of {', '.join(sorted(ENFORCED_KEYS))}."
-        raise KafkaError(Errors.INVALID_REQUEST, text)
     if not isfinite(value):
         raise KafkaError(Errors.INVALID_REQUEST, f"Quota {key} must be a finite number")
     if value <= 0:
@@ -226,14 +246,7 @@ def _check_component(component: Component, before: Mapping[str, Component]) -> N
 
 
 def records_of_quotas(image: MetadataImage) -> Iterator[CoordinatorRecord]:
-    """Yields the records of the quotas of an image that kcoord enforces, for another metadata log."""
+    """Yields the records of the quotas of an image, for another metadata log."""
     for entity, quotas in image.client_quotas.items():
         for key, value in quotas.items():
-            if key in ENFORCED_KEYS:
-                yield new_client_quota_record(entity, key, value)
-
-
-def unenforced_keys(image: MetadataImage) -> Iterator[str]:
-    """Yields the key of each quota that `records_of_quotas` leaves out."""
-    for quotas in image.client_quotas.values():
-        yield from (key for key in quotas if key not in ENFORCED_KEYS)
+            yield new_client_quota_record(entity, key, value)

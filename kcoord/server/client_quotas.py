@@ -7,6 +7,7 @@ throttle_time_ms after which time the rate is back at the quota. The broker read
 during that time (`RequestPath`). A response to Fetch is then empty, and does not count.
 
 The CPU time of requests counts in the same way (`kcoord.server.request_quota`).
+Connections above the rate of their ip address wait and are closed (`ConnectionQuota`).
 Partitions that clients create and delete use tokens of a bucket instead (`kcoord.server.mutation_quota`).
 
 The most specific quota counts, in Kafka's order (`QuotaLimits.of`). Who shares a rate follows from that quota: all
@@ -26,10 +27,13 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kcoord.metadata.client_quotas import (
     CLIENT_ID,
+    CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
+    IP,
     PRODUCER_BYTE_RATE,
     USER,
+    address_of,
 )
 from kcoord.metadata.image import QuotaEntity, quota_entity
 
@@ -138,6 +142,14 @@ class QuotaLimits:
     def __init__(self, quotas: Mapping[QuotaEntity, Mapping[str, float]], key: str) -> None:
         self._limits = {entity: values[key] for entity, values in quotas.items() if key in values}
 
+    def of_ip(self, address: str) -> float | None:
+        """Returns the quota of an ip address, None if it has none."""
+        limit = self._limits.get(((IP, address),))
+        return limit if limit is not None else self._limits.get(((IP, None),))
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
     def of(self, user: str, client_id: str) -> tuple[float, Sharers] | None:
         """Returns the quota of a client and who shares its rate, None if the client has no quota."""
         for user_name, client_name, sharers in (
@@ -186,20 +198,19 @@ class Quota(Generic[M]):
         return None if limit is None else limit[0]
 
     def meter_of(self, user: str, client_id: str, now_ms: int) -> tuple[float, M] | None:
-        """Returns the limit and the meter of a client, None if it has no limit.
-
-        Clients choose their ids, so the meters of idle clients are dropped.
-        """
+        """Returns the limit and the meter of a client, None if it has no limit."""
         limit = self._limits.of(user, client_id)
-        if limit is None:
-            return None
-        meter = self._meters.get(limit[1])
+        return None if limit is None else (limit[0], self._meter(limit[1], now_ms))
+
+    def _meter(self, sharers: Sharers, now_ms: int) -> M:
+        """Returns the meter of these clients. Clients choose their ids, so the meters of idle clients are dropped."""
+        meter = self._meters.get(sharers)
         if meter is None:
             if len(self._meters) >= self._sweep_at:
                 self._meters = {key: kept for key, kept in self._meters.items() if not kept.is_idle(now_ms)}
                 self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._meters))
-            meter = self._meters[limit[1]] = self._new_meter()
-        return limit[0], meter
+            meter = self._meters[sharers] = self._new_meter()
+        return meter
 
 
 class RateQuota(Quota[Rate]):
@@ -230,6 +241,41 @@ class RateQuota(Quota[Rate]):
             metered[1].record(-amount, now_ms)
 
 
+class ConnectionQuota(Quota[Rate]):
+    """The rates of new connections by ip address (KIP-612)."""
+
+    def __init__(self, windows: int, window_ms: int) -> None:
+        super().__init__(CONNECTION_CREATION_RATE, lambda: Rate(windows, window_ms))
+        self._longest_ms = window_ms
+
+    def change_limits(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
+        """Uses these quotas from now on. Addresses are compared in their usual form."""
+        by_address: dict[QuotaEntity, Mapping[str, float]] = {}
+        for entity, values in quotas.items():
+            entity_type, name = entity[0]
+            if entity_type == IP:
+                by_address[((IP, name and address_of(name)),)] = values
+        super().change_limits(by_address)
+
+    def throttle_ms(self, host: str, now_ms: int) -> int:
+        """Counts a new connection. Returns how long to keep it until it is closed; 0 if it is within the quota.
+
+        A connection that is closed does not count.
+        """
+        if not self._limits:
+            return 0
+        address = address_of(host) or host
+        limit = self._limits.of_ip(address)
+        if limit is None:
+            return 0
+        rate = self._meter((None, address), now_ms)
+        rate.record(1, now_ms)
+        throttle_ms = min(rate.throttle_ms(limit, now_ms), self._longest_ms)
+        if throttle_ms:
+            rate.record(-1, now_ms)
+        return throttle_ms
+
+
 class ClientQuotas:
     """The client quotas of a broker, but for that on the time of requests."""
 
@@ -239,9 +285,10 @@ class ClientQuotas:
         self.fetch = RateQuota(CONSUMER_BYTE_RATE, windows, window_ms)
         burst_seconds = config.controller_quota_window_num * config.controller_quota_window_size_seconds
         self.mutations = Quota(CONTROLLER_MUTATION_RATE, lambda: TokenBucket(burst_seconds))
+        self.connections = ConnectionQuota(windows, window_ms)
         self.applied: Mapping[QuotaEntity, Mapping[str, float]] = {}
 
     def apply(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
         self.applied = quotas
-        for quota in (self.produce, self.fetch, self.mutations):
+        for quota in (self.produce, self.fetch, self.mutations, self.connections):
             quota.change_limits(quotas)

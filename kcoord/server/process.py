@@ -137,7 +137,7 @@ class BrokerProcess:
             from kcoord.server.observe.audit_log import AuditLog
 
             broker.audit = AuditLog(broker.config, broker.topics.topic_name)
-        limits = ConnectionLimits(broker.config)
+        limits = ConnectionLimits(broker.config, lambda: broker.quotas.connections if broker.quotas else None)
         self.listeners = [new_listener(address, broker, limits) for address in broker.config.open_listeners]
 
     def _open_metrics(self) -> BrokerMetrics | None:

@@ -16,6 +16,7 @@ A connection is in one of these states:
   - The client reads its responses too slowly: `pause_writing` until `resume_writing`.
   - The connection came faster than max.connection.creation.rate: `hold` until its timer. With TLS, the handshake
     begins then.
+  - The address of the client is above connection_creation_rate: `close_after` until its timer closes the connection.
   - The client is above its quota: `_throttle` until its timer.
   - MAX_IN_FLIGHT_REQUESTS are unanswered, until responses leave.
   - More than FRAMES_PER_TURN requests wait, until the next turn of the event loop.
@@ -116,7 +117,8 @@ class Connections:
     def admit(self, connection: KafkaConnection, host: str) -> bool:
         """Counts the connection; returns False, with a log line, if a limit is reached.
 
-        Holds a connection that came faster than max.connection.creation.rate.
+        Holds a connection that came faster than max.connection.creation.rate, and one that will be closed because its
+        address is above connection_creation_rate.
         """
         now_seconds = asyncio.get_running_loop().time()
         refusal = self._limits.refusal(host, now_seconds)
@@ -124,6 +126,11 @@ class Connections:
             self.report(f"{connection.peer}: connection refused, {refusal}")
             return False
         self._connections[connection] = None
+        delay_seconds = self._limits.delay_seconds(host, now_seconds)
+        if delay_seconds:
+            self.report(f"{connection.peer}: closing, connection_creation_rate of its address is exceeded")
+            connection.close_after(delay_seconds)
+            return True
         wait_seconds = self._limits.wait_seconds(now_seconds)
         if wait_seconds:
             connection.hold(wait_seconds)
@@ -286,10 +293,18 @@ class KafkaConnection(asyncio.Protocol):
 
     def hold(self, seconds: float) -> None:
         """Mutes the connection for `seconds`: it was made faster than max.connection.creation.rate."""
+        self._hold()
+        asyncio.get_running_loop().call_later(seconds, self._release)
+
+    def close_after(self, seconds: float) -> None:
+        """Mutes the connection, and closes it after `seconds`: its address is above connection_creation_rate."""
+        self._hold()
+        asyncio.get_running_loop().call_later(seconds, self.close)
+
+    def _hold(self) -> None:
         self._held = True
         self.path.pause(self._write_paused or self._held)
         self._pause_or_resume_reading()
-        asyncio.get_running_loop().call_later(seconds, self._release)
 
     def _release(self) -> None:
         self._held = False

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kcoord.config.checks import parse_ip_overrides
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
+    from kcoord.server.client_quotas import ConnectionQuota
 
 
 class ConnectionLimits:
@@ -19,12 +21,17 @@ class ConnectionLimits:
     delays it. A connection that would wait longer than the quota windows is refused: otherwise a flood, whose
     connections keep their turns when they are closed, would delay later clients without a bound. The configuration is
     read for each connection, so a dynamic broker config takes effect at once.
+
+    `quota` returns the current quota of ip addresses, None if there is none. A connection above it is kept open, muted,
+    for at most `quota.window.size.seconds`, and then closed, as in Kafka. Clients that connect again and again are
+    slowed by that. It takes no turn of `max.connection.creation.rate`.
     """
 
-    __slots__ = ("_config", "_per_ip", "_total", "_turn_seconds")
+    __slots__ = ("_config", "_per_ip", "_quota", "_total", "_turn_seconds")
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, quota: Callable[[], ConnectionQuota | None] = lambda: None) -> None:
         self._config = config
+        self._quota = quota
         self._per_ip: Counter[str] = Counter()
         self._total = 0
         self._turn_seconds = float("-inf")
@@ -50,6 +57,14 @@ class ConnectionLimits:
         self._per_ip[host] -= 1
         if not self._per_ip[host]:
             del self._per_ip[host]
+
+    def delay_seconds(self, host: str, now_seconds: float) -> float:
+        """Returns after which time to close a new connection that is above the quota of its address, 0.0 if it is not.
+
+        Called for each connection that `refusal` has counted.
+        """
+        quota = self._quota()
+        return 0.0 if quota is None else quota.throttle_ms(host, int(now_seconds * 1000)) / 1000
 
     def wait_seconds(self, now_seconds: float) -> float:
         """Returns how long a new connection has to wait, 0.0 if it is within the rate.

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from kcoord_protocol.messages import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from tests.integration.wire import ConnectionClosed, WireClient
 from tests.support.command_line import CommandLine
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import KcoordProcess
@@ -82,6 +90,42 @@ def test_a_client_above_its_share_of_time_is_slowed(broker: KcoordProcess, name:
     assert produce(broker, name, "busy", 5)[1] == 0
 
 
+def test_connections_above_the_rate_of_their_address_are_closed(broker: KcoordProcess) -> None:
+    """Ten seconds' worth of connections are served at once. The others hear nothing until they are closed."""
+    with WireClient(broker.port) as kept:
+        alter_address(kept, "127.0.0.1", 1.0)
+        served = 0
+        while is_served(broker.port) and served < 20:
+            served += 1
+        began = time.monotonic()
+        assert not is_served(broker.port)
+        assert 0.5 < time.monotonic() - began < 5
+        assert served in (9, 10, 11), "the connections before the quota do not count, and time passes"
+        assert is_served(broker.port, "127.0.0.2")
+        alter_address(kept, "127.0.0.1", None)
+    assert is_served(broker.port)
+
+
+def alter_address(client: WireClient, address: str, rate: float | None) -> None:
+    alter = AlterClientQuotasRequest
+    change = alter.EntryData(
+        entity=[alter.EntityData(entity_type="ip", entity_name=address)],
+        ops=[alter.OpData(key="connection_creation_rate", value=rate or 0.0, remove=rate is None)],
+    )
+    (altered,) = client.call(alter(entries=[change]), 1, AlterClientQuotasResponse).entries
+    assert (altered.error_code, altered.error_message) == (0, None)
+
+
+def is_served(port: int, own_address: str = "127.0.0.1") -> bool:
+    """Returns whether a new connection gets a response, False if the broker closes it."""
+    connected = socket.create_connection(("127.0.0.1", port), 10, (own_address, 0))
+    with WireClient(port, connected=connected) as client:
+        try:
+            return client.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
+        except (ConnectionClosed, ConnectionError):
+            return False
+
+
 ALTERATIONS = [
     ("--entity-type users --entity-name alice", "config for user alice"),
     ("--user-defaults", "default config for users in the cluster"),
@@ -111,10 +155,18 @@ def test_kcoord_configs_shows_quotas_as_kafkas_tool(broker: KcoordProcess) -> No
         parts = (line.rpartition(" are ") for line in output.splitlines())
         return {(entity, frozenset(values.split(", "))) for entity, _, values in parts}
 
-    values = "producer_byte_rate=12345678,consumer_byte_rate=2048,controller_mutation_rate=0.5"
+    values = "producer_byte_rate=12345678,consumer_byte_rate=2048,controller_mutation_rate=0.5,request_percentage=9000"
     for options, title in ALTERATIONS:
         changed = kcoord.succeed("configs", "--alter", "--add-config", values, *options.split()).out
         assert changed == f"Completed updating {title}.\n"
+    for options, rate in (("--ip 192.0.2.1", 5), ("--ip-defaults", 7000)):
+        kcoord.succeed("configs", "--alter", "--add-config", f"connection_creation_rate={rate}", *options.split())
+    ips = lines(kcoord.succeed("configs", "--describe", "--entity-type", "ips").out)
+    assert ips == lines(kafka("--describe", "--entity-type", "ips"))
+    assert ("Quota configs for the default ip", frozenset({"connection_creation_rate=7000.0"})) in ips
+    kafka("--alter", "--ip-defaults", "--delete-config", "connection_creation_rate")
+    assert kcoord.succeed("configs", "--describe", "--ip-defaults").out == ""
+    kcoord.succeed("configs", "--alter", "--ip", "192.0.2.1", "--delete-config", "connection_creation_rate")
     pair = ["--entity-type", "clients", "--entity-type", "users"]
     for names, count in (([], 5), (["--entity-name", "app"], 2)):
         ours = lines(kcoord.succeed("configs", "--describe", *pair, *names).out)
@@ -127,7 +179,10 @@ def test_kcoord_configs_shows_quotas_as_kafkas_tool(broker: KcoordProcess) -> No
     kafka("--alter", "--client", "app", "--user", "alice", "--delete-config", "producer_byte_rate,consumer_byte_rate")
     described = kcoord.succeed("configs", "--describe", "--user", "alice", "--client", "app", "--json").json
     assert described == [
-        {"entity": {"users": "alice", "clients": "app"}, "quotas": {"controller_mutation_rate": 0.5}},
+        {
+            "entity": {"users": "alice", "clients": "app"},
+            "quotas": {"controller_mutation_rate": 0.5, "request_percentage": 9000.0},
+        },
     ]
     failed = kcoord.run("configs", "--alter", *ALTERATIONS[4][0].split(), "--delete-config", "producer_byte_rate")
     assert (failed.code, failed.out) == (1, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.metadata.client_quotas import records_of_quotas, unenforced_keys
+from kcoord.metadata.client_quotas import records_of_quotas
 from kcoord.metadata.image import ImageBuilder, QuotaEntity, quota_entity
 from kcoord.metadata.records import new_client_quota_record
 from kcoord.server.api.handlers import alter_client_quotas, describe_client_quotas
@@ -18,6 +18,7 @@ from tests.unit.metadata.serving import broker_of, context, settle
 ALICE: QuotaEntity = (("user", "alice"),)
 DEFAULT_USER: QuotaEntity = (("user", None),)
 ALICE_APP: QuotaEntity = (("client-id", "app"), ("user", "alice"))
+IP: QuotaEntity = (("ip", "192.0.2.1"),)
 APP: QuotaEntity = (("client-id", "app"),)
 RATE = "producer_byte_rate"
 
@@ -74,6 +75,13 @@ async def test_quotas_are_set_changed_and_removed(cluster: Cluster) -> None:
     assert cluster.image.client_quotas == {}
 
 
+@pytest.mark.parametrize("name", ["192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1", None])
+async def test_rates_of_connections(cluster: Cluster, name: str | None) -> None:
+    entity: QuotaEntity = (("ip", name),)
+    assert await alter(cluster, entry(entity, connection_creation_rate=2.0**31 - 1)) == [(0, None)]
+    assert cluster.image.client_quotas == {entity: {"connection_creation_rate": 2.0**31 - 1}}
+
+
 async def test_a_rate_of_partitions_may_be_a_fraction(cluster: Cluster) -> None:
     assert await alter(cluster, entry(ALICE, controller_mutation_rate=1e30)) == [(0, None)]
     assert await alter(cluster, entry(ALICE, controller_mutation_rate=0.25)) == [(0, None)]
@@ -121,10 +129,16 @@ async def test_entities_succeed_and_fail_one_by_one(cluster: Cluster) -> None:
             "Quota request_percentage must be a finite number",
         ),
         (entry(ALICE, controller_mutation_rate=0.0), "Quota controller_mutation_rate must be greater than 0"),
+        (entry(IP, connection_creation_rate=0.0), "Quota connection_creation_rate must be greater than 0"),
+        (entry(IP, connection_creation_rate=1.5), "connection_creation_rate cannot be a fractional value."),
         (
-            entry((("ip", None),), connection_creation_rate=1.0),
-            "This broker does not enforce the quota connection_creation_rate. "
-            "Use one of consumer_byte_rate, controller_mutation_rate, producer_byte_rate, request_percentage.",
+            entry(IP, connection_creation_rate=2.0**31),
+            "Proposed value for connection_creation_rate is too large for an INT.",
+        ),
+        (entry(IP, request_percentage=1.0), "Invalid configuration key request_percentage"),
+        (
+            entry((("ip", "host.example"),), connection_creation_rate=1.0),
+            "host.example is not a valid IP or resolvable host: name the address of the host.",
         ),
     ],
 )
@@ -169,12 +183,10 @@ def test_a_failed_request_names_its_entities() -> None:
     assert [(part.entity_type, part.entity_name) for part in result.entity] == [("user", "alice")]
 
 
-def test_other_logs_get_only_the_quotas_that_are_enforced() -> None:
+def test_other_logs_get_all_quotas() -> None:
     made = [
         new_client_quota_record(ALICE, RATE, 1.0),
         new_client_quota_record(ALICE, "request_percentage", 2.0),
         new_client_quota_record((("ip", None),), "connection_creation_rate", 3.0),
     ]
-    image = ImageBuilder.of(made)
-    assert list(records_of_quotas(image)) == made[:2]
-    assert list(unenforced_keys(image)) == ["connection_creation_rate"]
+    assert list(records_of_quotas(ImageBuilder.of(made))) == made

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.metadata.image import QuotaEntity
-from kcoord.server.client_quotas import QuotaLimits, Rate, RateQuota, TokenBucket
+from kcoord.server.client_quotas import ConnectionQuota, QuotaLimits, Rate, RateQuota, TokenBucket
 
 WINDOWS = 11
 WINDOW_MS = 1000
@@ -118,3 +118,37 @@ def test_new_quotas_keep_the_rates_and_clients_without_a_quota_are_free() -> Non
     assert quota.record("bob", "app", 1 << 40, 0) == 0
     quota.change_limits({(("user", "alice"),): {KEY: 50.0}})
     assert quota.record("alice", "app", 0, 0) == 10_000
+
+
+def connections(rates: dict[str | None, float]) -> ConnectionQuota:
+    quota = ConnectionQuota(WINDOWS, WINDOW_MS)
+    quota.change_limits({(("ip", ip),): {"connection_creation_rate": rate} for ip, rate in rates.items()})
+    return quota
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=80), st.integers(1, 5))
+def test_connections_above_the_rate_of_the_oracle_are_closed(pauses_ms: list[int], limit: int) -> None:
+    """Closed connections do not count. The delay is a window at most."""
+    quota, events, now_ms = connections({"192.0.2.1": float(limit)}), [], 0
+    for pause_ms in pauses_ms:
+        now_ms += pause_ms
+        events.append((now_ms, 1))
+        expected_ms = oracle_throttle_ms(events, limit, now_ms)
+        delay_ms = quota.throttle_ms("192.0.2.1", now_ms)
+        assert abs(delay_ms - min(expected_ms, WINDOW_MS)) <= 1
+        if delay_ms:
+            events.append((now_ms, -1))
+
+
+def test_each_address_has_a_rate_of_its_own() -> None:
+    quota = connections({None: 1.0, "192.0.2.9": 2.0, "2001:DB8:0::9": 3.0})
+
+    def accepted(host: str) -> int:
+        return sum(quota.throttle_ms(host, 0) == 0 for _ in range(50))
+
+    assert [accepted("192.0.2.1"), accepted("192.0.2.2")] == [10, 10]
+    assert accepted("192.0.2.9") == 20
+    assert accepted("::ffff:192.0.2.9") == 0, "the same address, on a listener for IPv6"
+    assert accepted("2001:db8::9") == 30
+    assert connections({"192.0.2.9": 1.0}).throttle_ms("192.0.2.1", 0) == 0
+    assert connections({}).throttle_ms("192.0.2.1", 0) == 0

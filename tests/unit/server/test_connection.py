@@ -408,6 +408,21 @@ async def test_a_connection_above_the_creation_rate_is_held(monkeypatch: pytest.
     assert [number for number, _ in peer.answers()] == [1]
 
 
+async def test_a_connection_above_the_rate_of_its_address_is_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[tuple[float, Callable[[], object]]] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
+    peer = Peer()
+    peer.connection.close_after(0.7)
+    peer.connection.data_received(request(1))
+    assert not peer.transport.reading
+    ((delay, close),) = later
+    assert delay == 0.7
+    assert not peer.transport.is_closing()
+    close()
+    assert peer.transport.is_closing()
+    assert peer.answers() == []
+
+
 async def test_a_throttled_connection_reads_on_after_the_longest_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer()
     loop = asyncio.get_running_loop()

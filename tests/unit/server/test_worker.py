@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from kcoord.config import BrokerConfig
+from kcoord.server.client_quotas import ConnectionQuota
 from kcoord.server.net.connection import ReportLimiter
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord_protocol.errors import Errors
@@ -153,6 +154,20 @@ def test_a_flood_delays_later_clients_by_the_quota_windows_at_most() -> None:
     assert limits.wait_seconds(200.0) == pytest.approx(11, abs=0.1)
     assert limits.refusal("10.0.0.1", 200.0) == refused
     assert limits.refusal("10.0.0.1", 200.2) is None
+
+
+def test_connections_above_the_quota_of_their_address_take_no_turn() -> None:
+    """The first ten are within the quota, and count for max.connection.creation.rate. The others wait a second."""
+    quota = ConnectionQuota(11, 1000)
+    quota.change_limits({(("ip", None),): {"connection_creation_rate": 1.0}})
+    limits = ConnectionLimits(BrokerConfig.from_properties({"max.connection.creation.rate": "1"}), lambda: quota)
+    delays = []
+    for _ in range(12):
+        assert limits.refusal("10.0.0.1", 100.0) is None
+        delays.append(limits.delay_seconds("10.0.0.1", 100.0))
+    assert delays == [0.0] * 10 + [1.0] * 2
+    assert limits.delay_seconds("10.0.0.1", 101.0) == 1.0
+    assert limits.delay_seconds("10.0.0.1", 111.0) == 0.0
 
 
 def test_a_changed_limit_applies_at_once() -> None:
