@@ -91,10 +91,13 @@ class RequestUse:
         self._spent_ns = 0
         self._throttle_ms: int | None = None
         self.is_exempt = False
-        self._since_ns = quota.cpu_ns()
+        self._since_ns: int | None = quota.cpu_ns()
+        """None while the request waits. The time of the thread is that of other requests then."""
 
     def pause(self) -> None:
-        self._spent_ns += self._quota.cpu_ns() - self._since_ns
+        if self._since_ns is not None:
+            self._spent_ns += self._quota.cpu_ns() - self._since_ns
+            self._since_ns = None
 
     def resume(self) -> None:
         self._since_ns = self._quota.cpu_ns()
@@ -125,7 +128,8 @@ class RequestUse:
     def _count(self, now_ms: int) -> int:
         if self.is_exempt:
             return 0
-        self.pause()
-        self.resume()
+        if self._since_ns is not None:
+            self.pause()
+            self.resume()
         spent_ns, self._spent_ns = self._spent_ns, 0
         return self._quota.record(self._user, self._client_id, spent_ns * _PERCENT_PER_NS, now_ms)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -152,7 +153,8 @@ async def test_a_request_is_not_charged_while_it_waits(cluster: Cluster) -> None
     waiting.max_wait_ms, waiting.min_bytes = 10_000, 1
     alice = Person(cluster.broker, ALICE)
     answer = cluster.broker.spawn(alice.ask(waiting, 17, FetchResponse))
-    await list_groups(cluster.admin)
+    while not alice.path.in_flight:
+        await asyncio.sleep(0)
     cluster.clock.cpu_step_ns = 60 * HALF_SECOND_NS
     cluster.clock.cpu_ns()
     cluster.clock.cpu_step_ns = 0
