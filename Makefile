@@ -37,7 +37,7 @@ needs = @test -e "$(SHARED)/$(1)" || { printf '%s\n' "make $@ reads $(1) in a fo
 	"$(SHARED)/$(1) does not exist. Set SHARED=FOLDER if you have the folder elsewhere." "Without it: $(2)." >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports shape spelling prose format generate generate-check simulate model-check soak fuzz mutate conformance transcripts vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports shape spelling prose format generate generate-check simulate model-check soak fuzz mutate conformance transcripts authorization vectors schemas-check bench bench-check bench-peers \
 	docker docker-test docs docs-serve lock env clean
 
 help: ## this list
@@ -126,6 +126,10 @@ model-check: $(RUN) ## all states of small groups, a million of them (STATES=100
 conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 and 4.4.0 against a fresh kcoord (needs SHARED=../shared; without: make test ARGS=tests/transcripts)
 	$(call needs,conformance/golden.py,make test ARGS=tests/transcripts plays dialogues whose responses are compared with Kafka's)
 	$(BIN)/python -m pytest -q tests/conformance $(ARGS)
+
+authorization: $(DEV) ## the rights, users and failed logins of all APIs on Apache Kafka 4.4.0 and kcoord, a minute (needs SHARED=../shared; without: make test ARGS=tests/unit/security)
+	$(call needs,anchors/kafka/run.sh,make test ARGS=tests/unit/security compares the authorizer with the description)
+	KCOORD_REQUIRE_ALL=1 $(BIN)/python -m pytest -q tests/integration/clients/test_acl_decisions.py $(ARGS)
 
 vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka 4.3.1's and 4.4.0's serializers (needs SHARED=../shared; without: make test ARGS=tests/protocol)
 	$(call needs,kafka-facts-4.4.0/vectors.jsonl.gz,make test ARGS=tests/protocol tests the codec)
