@@ -19,6 +19,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from operator import itemgetter
 from typing import Final
 
@@ -50,6 +51,10 @@ UNKNOWN_TIME: Final = -1
 _FIRST_METADATA_VERSION: Final = 14
 """The first metadata.version with delegation tokens, that of Kafka 3.6."""
 _LATEST_TIME: Final = 2**63 - 1
+_MAX_DIGESTS: Final = 1 << 18
+"""The number of HMACs that are kept: a request to renew or expire a token compares those of all tokens."""
+MAX_REMOVALS: Final = 1000
+"""The largest number of expired tokens that one operation removes, since its records must fit into one batch."""
 
 DescribedToken = DescribeDelegationTokenResponse.DescribedDelegationToken
 DescribedRenewer = DescribeDelegationTokenResponse.DescribedDelegationTokenRenewer
@@ -59,6 +64,11 @@ def token_hmac(config: BrokerConfig, token_id: str) -> bytes:
     """Returns the HMAC of a token. Tokens are enabled."""
     secret_key = config.delegation_token_secret_key
     assert secret_key, "delegation.token.secret.key is set"
+    return _digest(secret_key, token_id)
+
+
+@lru_cache(_MAX_DIGESTS)
+def _digest(secret_key: str, token_id: str) -> bytes:
     return hmac.digest(secret_key.encode(), token_id.encode(), "sha512")
 
 
@@ -151,9 +161,11 @@ def expire_delegation_token(
 
 
 def expired_token_records(image: MetadataImage, now_ms: int) -> list[CoordinatorRecord]:
-    """Returns the records that remove all expired tokens."""
-    made = []
+    """Returns the records that remove the expired tokens, at most `MAX_REMOVALS`."""
+    made: list[CoordinatorRecord] = []
     for token_id, token in image.delegation_tokens.items():
+        if len(made) == MAX_REMOVALS:
+            break
         if token.is_expired(now_ms):
             _logger.info("Delegation token expired for token: %s for owner: %s", token_id, token.owner)
             made.append(new_remove_delegation_token_record(token_id))
@@ -172,7 +184,7 @@ def _availability(image: MetadataImage, config: BrokerConfig) -> Errors:
 def _token_of(image: MetadataImage, config: BrokerConfig, digest: bytes) -> tuple[Errors, str]:
     """Returns NONE and the id of the token with this HMAC, else an error.
 
-    The image does not have the HMACs, so all are computed: 2 ms for a thousand tokens. Requests with HMACs are rare.
+    The image does not have the HMACs, so that of each token is compared.
     """
     error = _availability(image, config)
     if error is Errors.NONE:

@@ -118,11 +118,13 @@ class MetadataMachine:
         return CoordinatorResult(None, timers=self._expiry_timers(context.now_ms))
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
-        """Removes the expired delegation tokens."""
+        """Removes expired delegation tokens. If there may be more of them, the next operation follows at once."""
         assert key == TOKEN_EXPIRY, f"the metadata machine does not set this timer: {key}"
         from kcoord.metadata import delegation_tokens
 
         expired = delegation_tokens.expired_token_records(self.image, context.now_ms)
+        if len(expired) == delegation_tokens.MAX_REMOVALS:
+            return CoordinatorResult(None, expired, [Schedule(TOKEN_EXPIRY, context.now_ms)])
         return CoordinatorResult(None, expired, self._expiry_timers(context.now_ms))
 
     def _expiry_timers(self, now_ms: int) -> list[Schedule | Cancel]:

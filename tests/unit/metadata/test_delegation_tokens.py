@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from kcoord.config import Listener, SecurityProtocol
 from kcoord.config.kip1327 import Kip1327Form
+from kcoord.metadata.delegation_tokens import MAX_REMOVALS
 from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.machine import TOKEN_EXPIRY
-from kcoord.metadata.records import DelegationTokenData
-from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule
+from kcoord.metadata.records import DelegationTokenData, new_delegation_token_record, new_feature_level_record
+from kcoord.runtime.result import MAX_BATCH_BYTES, CoordinatorResult, OperationContext, Schedule
+from kcoord.runtime.serde import MetadataSerde, size_bound_bytes
 from kcoord.server.api.api_table import Client, RequestContext
 from kcoord.server.api.handlers import (
     create_delegation_token,
@@ -242,6 +244,16 @@ async def test_without_a_secret_key_there_are_no_tokens() -> None:
     assert people.cluster.machine.on_loaded(OperationContext(0)).timers == []
 
 
+async def test_an_old_metadata_version_has_no_tokens(people: People) -> None:
+    for level, error in ((13, Errors.UNSUPPORTED_VERSION), (14, Errors.NONE)):
+        people.cluster.machine.replay(new_feature_level_record("metadata.version", level))
+        created = await people.create()
+        assert created.error_code == error
+    people.cluster.machine.replay(new_feature_level_record("metadata.version", 13))
+    assert await people.renew("alice", created.hmac, -1) == (Errors.UNSUPPORTED_VERSION, 0)
+    assert await people.expire("alice", created.hmac, -1) == (Errors.UNSUPPORTED_VERSION, 0)
+
+
 @pytest.mark.parametrize(
     ("protocol", "user", "has_token", "is_allowed"),
     [
@@ -302,6 +314,19 @@ async def test_expired_tokens_are_removed_on_the_interval(caplog: pytest.LogCapt
         assert fired.timers == [Schedule(TOKEN_EXPIRY, cluster.now_ms + after_ms + 60_000)]
         assert cluster.image.delegation_tokens.keys() == left
     assert f"Delegation token expired for token: {short.token_id} for owner: User:alice" in caplog.text
+
+
+async def test_many_expired_tokens_are_removed_in_parts(people: People) -> None:
+    token = DelegationTokenData("User:alice", "User:alice", (), 0, 1, 1)
+    for number in range(MAX_REMOVALS * 2 + 5):
+        people.cluster.machine.replay(new_delegation_token_record(f"token-{number}", token))
+    for removed, delay_ms in ((MAX_REMOVALS, 0), (MAX_REMOVALS, 0), (5, HOUR_MS)):
+        fired = people.fire()
+        assert len(fired.records) == removed
+        assert fired.timers == [Schedule(TOKEN_EXPIRY, people.cluster.now_ms + delay_ms)]
+        serde = MetadataSerde()
+        assert size_bound_bytes([serde.serialize(record) for record in fired.records]) < MAX_BATCH_BYTES
+    assert people.cluster.image.delegation_tokens == {}
 
 
 async def test_who_sees_which_tokens(people: People) -> None:
