@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ SETTINGS = {
     "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
     "kcoord.bootstrap.scram": USERS,
     "delegation.token.secret.key": "do-not-print-me",
+    "delegation.token.expiry.check.interval.ms": "200",
     "group.coordinator.threads": "2",
     "node.id": "10",
 }
@@ -140,6 +142,20 @@ def test_librdkafka_cannot_log_in_with_a_token(broker: TokenBroker) -> None:
     )
     with pytest.raises(KafkaException):
         admin.list_topics(timeout=1)
+
+
+async def test_the_controller_removes_expired_tokens(broker: TokenBroker) -> None:
+    async with (
+        broker.admin(broker.login("alice"), broker.ports[0]) as alice,
+        broker.admin(broker.login("bob"), broker.ports[1]) as bob,
+    ):
+        short = await alice.create_delegation_token(renewers=["User:bob"], max_life_time_ms=1)
+        long = await alice.create_delegation_token(renewers=["User:bob"])
+        async with asyncio.timeout(10):
+            while short.token_id in (left := {token.token_id for token in await bob.describe_delegation_tokens()}):
+                await asyncio.sleep(0.02)
+        assert long.token_id in left
+    assert f"Delegation token expired for token: {short.token_id} for owner: User:alice" in broker.log
 
 
 async def test_tokens_survive_kill_9_and_an_export(broker: TokenBroker, tmp_path: Path) -> None:

@@ -139,7 +139,9 @@ ACL = Acl(ResourceType.TOPIC, "o", PatternType.PREFIXED, "User:a", "*", AclOpera
 
 
 def test_configs_are_exported_except_those_of_kcoord() -> None:
+    token = records.DelegationTokenData("User:alice", "User:bob", ("User:carol",), 1, 3, 2)
     image, maker = exported_image(
+        records.new_delegation_token_record("token", token),
         records.new_config_record(2, "orders", "retention.ms", "1234"),
         records.new_config_record(2, "orders", "min.insync.replicas", "2"),
         records.new_config_record(4, "", "log.cleaner.threads", "2"),
@@ -162,6 +164,7 @@ def test_configs_are_exported_except_those_of_kcoord() -> None:
         "configs of broker 9": 1,
         "config kcoord.offsets.retention.minutes: Kafka does not have it": 1,
     }
+    assert image.delegation_tokens == {"token": token}
     assert image.acls == {b"i" * 16: ACL, b"j" * 16: replace(ACL, host="10.0.0.0/8")}
     note, note_about_acl = maker.notes
     assert note_about_acl.startswith("Kafka 4.3.1 does not treat the host as a range")

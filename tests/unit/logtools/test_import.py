@@ -215,6 +215,8 @@ def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
         records.new_scram_credential_record(ScramMechanism.SCRAM_SHA_512, "alice", b"s", bytes(64), bytes(64), 4096)
     )
     made.append(records.new_acl_record(b"i" * 16, ACL))
+    token = records.DelegationTokenData("User:alice", "User:bob", ("User:carol",), 1, 3, 2)
+    made.append(records.new_delegation_token_record("token", token))
     log_dir = open_folder(str(source))
     write_metadata(log_dir, made)
     log_dir.close()
@@ -225,6 +227,7 @@ def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
     assert image.next_producer_id == 5000
     assert image.scram_credentials == {("SCRAM-SHA-512", "alice"): ScramCredential(b"s", bytes(64), bytes(64), 4096)}
     assert image.acls == {b"i" * 16: ACL}
+    assert image.delegation_tokens == {"token": token}
     skipped = sorted(report.skipped)
     assert len(skipped) == 3
     assert skipped[0].startswith("config no.such.config=1")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kcoord.metadata import records
 from kcoord.metadata.image import GROUP_RESOURCE, TOPIC_RESOURCE, ImageBuilder, MetadataImage, ScramCredential
 from kcoord.runtime.result import CoordinatorRecord
@@ -137,6 +139,21 @@ def test_configs_of_all_kinds() -> None:
     assert image.group_configs("g") == {"consumer.session.timeout.ms": "50000"}
     assert image.client_metrics_configs("cm") == {"interval.ms": "1000"}
     assert image.resource_names(GROUP_RESOURCE) == ["g", "h"]
+
+
+def test_delegation_tokens() -> None:
+    token = records.DelegationTokenData("User:alice", "User:bob", ("User:carol",), 1, 9, 2)
+    before = ImageBuilder.of(records.new_delegation_token_record(token_id, token) for token_id in ("a", "b"))
+    after = built(
+        before,
+        records.new_delegation_token_record("a", token.expiring(20)),
+        records.new_remove_delegation_token_record("b"),
+        records.new_remove_delegation_token_record("unknown"),
+    )
+    assert before.delegation_tokens == {"a": token, "b": token}
+    assert after.delegation_tokens == {"a": replace(token, expiry_ms=9)}
+    unrelated = built(after, records.new_feature_level_record("group.version", 1))
+    assert unrelated.delegation_tokens is after.delegation_tokens
 
 
 def test_scram_credentials() -> None:
