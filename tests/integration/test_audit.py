@@ -19,6 +19,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
+from kcoord.cli import main
 from kcoord_protocol.messages import DeleteGroupsRequest, DeleteGroupsResponse
 from tests.integration.test_metrics import scrape
 from tests.integration.wire import ConnectionClosed, WireClient
@@ -239,6 +240,7 @@ def test_each_worker_has_its_own_file(tmp_path: Path) -> None:
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
         delete_group(port, str(port))
         results(admin.create_topics([NewTopic(f"t{port}", 1)]))
+    assert main(["workers", "fence", "2", "--data", str(process.data)]) == 0
     process.stop()
     files = [tmp_path / f"audit.log.broker-{number}" for number in (1, 2)]
     assert sorted(tmp_path.glob("audit.log*")) == files
@@ -253,6 +255,10 @@ def test_each_worker_has_its_own_file(tmp_path: Path) -> None:
     assert sorted(entry["fields"]["topics"][0]["name"] for entry in created) == sorted(
         f"t{port}" for port in process.ports
     )
+
+    (fenced,) = (entry for entry in entries_of(files[0]) if entry["request"] == "BrokerHeartbeat")
+    assert fenced["fields"]["brokerId"] == 2 and fenced["fields"]["wantFence"]
+    assert (fenced["principal"], fenced["host"], fenced["errors"]) == (None, "", [])
 
 
 def test_a_file_that_cannot_be_written_refuses_the_start(tmp_path: Path) -> None:

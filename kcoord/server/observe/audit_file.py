@@ -197,7 +197,7 @@ class AuditFile:
 
 
 def _line(entry: AuditEntry) -> bytes:
-    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 def _refusal(path: str, reason: str) -> str:

@@ -102,7 +102,7 @@ class AuditLog:
         entry: dict[str, object] = {
             **self._start(context.now_ms, "denied" if change is None else str(change["event"])),
             "allowed": not is_denied,
-            "principal": context.principal,
+            "principal": context.principal or None,
             "host": context.client_host.removeprefix("/"),
             "clientId": context.client_id,
             "listener": context.listener_name,

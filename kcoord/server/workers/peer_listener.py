@@ -159,7 +159,12 @@ class _PeerServerConnection(asyncio.Protocol):
             rights=None,
         )
         self._owner.in_flight += 1
+        # The worker that serves the client notes all other changes. Only `kcoord workers` fences brokers. It asks here.
+        audit = broker.audit if bound.key is ApiKey.BROKER_HEARTBEAT else None
+        change = audit.change_of(context, request) if audit is not None else None
         response = bound.respond(broker, context, request)
+        if audit is not None:
+            audit.answered(context, change, response)
         if asyncio.isfuture(response):
             response.add_done_callback(partial(self._settled, bound, correlation_id, request))
         else:
