@@ -42,6 +42,7 @@ def sample_snapshot() -> MetricsSnapshot:
     timing = Timing((0,) * (len(BUCKETS_MS) + 1), 0.0, 0.0)
     return MetricsSnapshot(
         requests=[(ApiKey.OFFSET_COMMIT, 9, timing)],
+        throttles={ApiKey.OFFSET_COMMIT: timing},
         connections={"PLAINTEXT": 1},
         authentications={(name, "SSL"): 0 for name in AUTHENTICATIONS},
         acls=0,

@@ -82,6 +82,8 @@ class MetricsSnapshot:
 
     requests: Sequence[tuple[int, int, Timing]]
     """(API key, version, times) of every API version that was requested."""
+    throttles: Mapping[int, Timing]
+    """Throttle times of responses by API key, without those of 0."""
     connections: Mapping[str, int]
     """Open connections by listener."""
     authentications: Mapping[tuple[str, str], int]
@@ -187,6 +189,13 @@ def _requests(snapshot: MetricsSnapshot) -> list[Metric]:
         counts[name, str(version)] = sum(timing.counts)
         earlier = times.get((name,))
         times[name,] = timing if earlier is None else _sum(earlier, timing)
+    throttles: dict[tuple[str, ...], Timing] = {}
+    for api_key, throttled in snapshot.throttles.items():
+        total = times.get((_api_name(api_key),), throttled)
+        unthrottled = max(sum(total.counts) - sum(throttled.counts), 0)
+        throttles[_api_name(api_key),] = Timing(
+            (throttled.counts[0] + unthrottled, *throttled.counts[1:]), throttled.sum_ms, throttled.largest_ms
+        )
     prefix = "kafka_network_request_metrics"
     return [
         _counter(
@@ -197,6 +206,12 @@ def _requests(snapshot: MetricsSnapshot) -> list[Metric]:
             "Time from the whole request to its response, waiting for the disk included.",
             ["request"],
             times,
+        ),
+        _histogram(
+            f"{prefix}_throttle_time_ms",
+            "Throttle time of responses, 0 within the quotas. APIs that were never throttled are omitted.",
+            ["request"],
+            throttles,
         ),
     ]
 

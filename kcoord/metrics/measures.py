@@ -53,12 +53,16 @@ class Histogram:
 
 
 class RequestMeasures:
-    """Times of the requests of all connections, by their first four bytes: API key and version."""
+    """Times of the requests of all connections, by their first four bytes: API key and version.
 
-    __slots__ = ("_by_start",)
+    `throttles` has the throttle times of responses by API key. Those of 0 are not in the histograms.
+    """
+
+    __slots__ = ("_by_start", "throttles")
 
     def __init__(self) -> None:
         self._by_start: dict[bytes, Histogram] = {}
+        self.throttles: dict[int, Histogram] = {}
 
     def add(self, start: bytes, seconds: float) -> None:
         """Adds a request that begins with `start` and got its response after `seconds`."""
@@ -69,6 +73,10 @@ class RequestMeasures:
                 return
             histogram = self._by_start[start] = Histogram()
         histogram.add(seconds * 1000)
+
+    def add_throttle(self, api_key: int, throttle_ms: int) -> None:
+        """Adds a response that throttles its client."""
+        self.throttles.setdefault(api_key, Histogram()).add(throttle_ms)
 
     def items(self) -> list[tuple[int, int, Histogram]]:
         """Returns (API key, version, histogram), sorted by key and version."""

@@ -469,7 +469,7 @@ class RequestPath:
             return
         if use is not None:
             use.resume()
-        response = exchange.bound.settle(future, exchange.request)
+        response = exchange.response = exchange.bound.settle(future, exchange.request)
         if use is not None:
             use.throttle(response, self._broker.now_ms(), self.client.throttle)
         if isinstance(response, CloseConnection):

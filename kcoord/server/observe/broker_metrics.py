@@ -11,13 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kcoord.metrics.exposition import AUTHENTICATIONS, MetricsServer, MetricsSnapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
-from kcoord.server.api.api_table import DeferredResponse
+from kcoord.server.api.api_table import DeferredResponse, Exchange
 from kcoord.server.broker import Broker
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.request_path import PathSettings, RequestPath
+
+if TYPE_CHECKING:
+    from kcoord.server.request_quota import RequestUse
 
 
 class MeasuredPath(RequestPath):
@@ -41,6 +45,19 @@ class MeasuredPath(RequestPath):
                 last.future.add_done_callback(partial(self._answered, start, began))
                 return
         self._requests.add(start, time.perf_counter() - began)
+
+    def _answer(self, exchange: Exchange, response: object) -> None:
+        super()._answer(exchange, response)
+        self._note_throttle(exchange)
+
+    def _settled(self, exchange: Exchange, use: RequestUse | None, future: asyncio.Future[object]) -> None:
+        super()._settled(exchange, use, future)
+        self._note_throttle(exchange)
+
+    def _note_throttle(self, exchange: Exchange) -> None:
+        throttle_ms = getattr(exchange.response, "throttle_time_ms", 0)
+        if throttle_ms:
+            self._requests.add_throttle(exchange.bound.key, throttle_ms)
 
     def _answered(self, start: bytes, began: float, *_: object) -> None:
         self._requests.add(start, time.perf_counter() - began)
@@ -125,6 +142,7 @@ class BrokerMetrics:
                 await asyncio.sleep(0)
         return MetricsSnapshot(
             requests=[(key, version, Timing.of(histogram)) for key, version, histogram in measures.requests.items()],
+            throttles={key: Timing.of(histogram) for key, histogram in measures.requests.throttles.items()},
             connections={listener.listener_name: len(listener.connections) for listener in self._listeners},
             authentications={
                 (name, listener.listener_name): listener.path_settings.logins[name]

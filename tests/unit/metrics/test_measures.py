@@ -59,6 +59,7 @@ def timing(*values: float) -> Timing:
 
 SNAPSHOT = MetricsSnapshot(
     requests=[(8, 9, timing(1.0)), (8, 10, timing(3.0, 70_000.0)), (999, 0, timing())],
+    throttles={8: timing(400.0, 700.0)},
     connections={"PLAINTEXT": 3},
     authentications={("failed_authentication", "LOGIN"): 2},
     acls=6,
@@ -98,6 +99,9 @@ def test_prometheus_can_parse_the_page_and_finds_the_values_of_the_snapshot() ->
     assert samples["kafka_network_request_metrics_total_time_ms_bucket", ("2.5", "OffsetCommit")] == 1
     assert samples["kafka_network_request_metrics_total_time_ms_bucket", ("10000.0", "OffsetCommit")] == 2
     assert samples["kafka_network_request_metrics_total_time_ms_bucket", ("+Inf", "OffsetCommit")] == 3
+    assert samples["kafka_network_request_metrics_throttle_time_ms_count", ("OffsetCommit",)] == 3
+    assert samples["kafka_network_request_metrics_throttle_time_ms_sum", ("OffsetCommit",)] == 1100
+    assert samples["kafka_network_request_metrics_throttle_time_ms_bucket", ("0.05", "OffsetCommit")] == 1
     assert samples["kafka_group_coordinator_metrics_group_count", ("consumer",)] == 3
     assert samples["kafka_group_coordinator_metrics_consumer_group_count", ("Stable",)] == 2
     assert samples["kafka_group_coordinator_metrics_classic_group_count", ("Empty",)] == 4

@@ -8,7 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kcoord.metrics.measures import RequestMeasures
+from kcoord.server.net.request_path import PathSettings
+from kcoord.server.observe.broker_metrics import MeasuredPath
 from kcoord.server.quota_use import response_bytes
+from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     ApiVersionsRequest,
@@ -181,6 +185,21 @@ async def test_fast_paths_respect_a_quota_that_is_set_while_they_are_hot(cluster
     assert throttles == [0]
     assert (await alice.ask(commit(7), 9, OffsetCommitResponse)).throttle_time_ms == WINDOW_MS
     assert alice.path.take_throttle_ms() == WINDOW_MS
+
+
+async def test_metrics_have_the_throttle_times(cluster: Cluster) -> None:
+    """ListGroups is answered at once, and OffsetCommit when its records are written."""
+    requests = RequestMeasures()
+    alice = Person(cluster.broker, ALICE)
+    alice.path = MeasuredPath(requests, PathSettings.of(cluster.broker, "PLAINTEXT"), alice.path._on_answer)
+    alice.path.client.principal = ALICE
+    assert await list_groups(alice) == 0
+    assert requests.throttles == {}
+    assert await list_groups(alice) == WINDOW_MS
+    alice.path.end_throttle()
+    assert (await alice.ask(commit(1), 9, OffsetCommitResponse)).throttle_time_ms == WINDOW_MS
+    throttles = {key: (histogram.count, histogram.sum_ms) for key, histogram in requests.throttles.items()}
+    assert throttles == {ApiKey.LIST_GROUPS: (1, WINDOW_MS), ApiKey.OFFSET_COMMIT: (1, WINDOW_MS)}
 
 
 @pytest.mark.parametrize("version", range(4, 19))
