@@ -6,9 +6,9 @@ Theory of operation. The broker measures the rate of a client over the last `quo
 throttle_time_ms after which time the rate is back at the quota. The broker reads no further request of the connection
 during that time (`RequestPath`). A response to Fetch is then empty, and does not count.
 
-The CPU time of requests counts in the same way (`kcoord.server.request_quota`).
-Connections above the rate of their ip address wait and are closed (`ConnectionQuota`).
-Partitions that clients create and delete use tokens of a bucket instead (`kcoord.server.mutation_quota`).
+The CPU time of requests counts in the same way (`kcoord.server.request_quota`). Partitions that clients create and
+delete use tokens of a bucket instead (`kcoord.server.mutation_quota`). A connection above the rate of its ip address is
+closed later (`ConnectionQuota`).
 
 The most specific quota counts, in Kafka's order (`QuotaLimits.of`). Who shares a rate follows from that quota: all
 connections with the same user and client id, all clients of a user, or all users of a client id.
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 Sharers: TypeAlias = tuple[str | None, str | None]
 """The user and the client id that share a rate; None if a rate counts all of them."""
 
+_LONGEST_MS: Final = 2**31 - 1
 _FIRST_SWEEP: Final = 1000
 """The number of rates at which those of idle clients are dropped for the first time."""
 
@@ -58,6 +59,11 @@ class _Window:
     started_ms: int
     last_ms: int
     amount: float
+
+
+def whole_ms(time_ms: float) -> int:
+    """Returns a throttle time as a response has it: an int32, also if the quota is tiny."""
+    return int(min(time_ms, _LONGEST_MS) + 0.5)
 
 
 class Rate:
@@ -100,7 +106,7 @@ class Rate:
         per_second = sum(window.amount for window in self._windows) / (elapsed_ms / 1000)
         if per_second <= limit:
             return 0
-        return int((per_second - limit) / limit * elapsed_ms + 0.5)
+        return whole_ms((per_second - limit) / limit * elapsed_ms)
 
 
 class TokenBucket:
@@ -152,6 +158,8 @@ class QuotaLimits:
 
     def of(self, user: str, client_id: str) -> tuple[float, Sharers] | None:
         """Returns the quota of a client and who shares its rate, None if the client has no quota."""
+        if not self._limits:
+            return None
         for user_name, client_name, sharers in (
             ((USER, user), (CLIENT_ID, client_id), (user, client_id)),
             ((USER, user), (CLIENT_ID, None), (user, client_id)),

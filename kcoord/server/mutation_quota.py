@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kcoord.runtime.result import OperationContext
-from kcoord.server.client_quotas import Throttled, TokenBucket
+from kcoord.server.client_quotas import Throttled, TokenBucket, whole_ms
 from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class MutationQuota:
         else:
             tokens = self._bucket.spend(count, self._rate, now_ms)
         if tokens < 0:
-            self._free_ms = now_ms + int(-tokens / self._rate * 1000 + 0.5)
+            self._free_ms = now_ms + whole_ms(-tokens / self._rate * 1000)
             if self._is_strict:
                 raise KafkaError(Errors.THROTTLING_QUOTA_EXCEEDED)
 

@@ -152,3 +152,10 @@ def test_each_address_has_a_rate_of_its_own() -> None:
     assert accepted("2001:db8::9") == 30
     assert connections({"192.0.2.9": 1.0}).throttle_ms("192.0.2.1", 0) == 0
     assert connections({}).throttle_ms("192.0.2.1", 0) == 0
+
+
+@pytest.mark.parametrize("limit", [1.0, 1e-300, 5e-324])
+def test_a_throttle_time_fits_its_field(limit: float) -> None:
+    rate = Rate(WINDOWS, WINDOW_MS)
+    rate.record(1e12, 0)
+    assert rate.throttle_ms(limit, 0) == 2**31 - 1

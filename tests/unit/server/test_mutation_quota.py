@@ -134,6 +134,13 @@ async def test_a_new_rate_takes_effect_and_other_users_are_free(cluster: Cluster
     assert await create(Person(cluster.broker, ALICE), {"d": 1}) == (1000, {"d": THROTTLED})
 
 
+@pytest.mark.parametrize("rate", [1e-7, 5e-324])
+async def test_a_throttle_time_fits_its_field(cluster: Cluster, rate: float) -> None:
+    await set_rate(cluster, rate)
+    await overdraw(cluster)
+    assert await create(Person(cluster.broker, ALICE), {"b": 1}) == (2**31 - 1, {"b": THROTTLED})
+
+
 async def test_topics_that_metadata_creates_count(cluster: Cluster) -> None:
     request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="auto")])
     await overdraw(cluster)
