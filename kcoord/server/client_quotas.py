@@ -262,7 +262,7 @@ class ConnectionQuota(Quota[Rate]):
         for entity, values in quotas.items():
             entity_type, name = entity[0]
             if entity_type == IP:
-                by_address[((IP, name and address_of(name)),)] = values
+                by_address[((IP, name and (address_of(name) or name)),)] = values
         super().change_limits(by_address)
 
     def throttle_ms(self, host: str, now_ms: int) -> int:

@@ -154,6 +154,12 @@ def test_each_address_has_a_rate_of_its_own() -> None:
     assert connections({}).throttle_ms("192.0.2.1", 0) == 0
 
 
+def test_the_name_of_a_host_is_not_the_default_of_all_addresses() -> None:
+    """A log of Kafka may have such a quota. It limits no address here."""
+    assert connections({"host.example": 0.05}).throttle_ms("192.0.2.1", 0) == 0
+    assert connections({None: 0.05}).throttle_ms("192.0.2.1", 0) == 1000
+
+
 @pytest.mark.parametrize("limit", [1.0, 1e-300, 5e-324])
 def test_a_throttle_time_fits_its_field(limit: float) -> None:
     rate = Rate(WINDOWS, WINDOW_MS)
