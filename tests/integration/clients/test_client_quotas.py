@@ -9,6 +9,8 @@ from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from kcoord_protocol.messages import (
     AlterClientQuotasRequest,
@@ -88,6 +90,17 @@ def test_a_client_above_its_share_of_time_is_slowed(broker: KcoordProcess, name:
     assert 0 < producer_throttle_ms <= 1000
     alter_quota(broker.address, {"client-id": "busy"}, request_percentage=None)
     assert produce(broker, name, "busy", 5)[1] == 0
+
+
+def test_new_topics_above_the_quota_are_delayed(broker: KcoordProcess, name: str) -> None:
+    """librdkafka asks for them in a version that no quota refuses. The first topic leaves a debt of 2.5 s."""
+    alter_quota(broker.address, {"client-id": "maker"}, controller_mutation_rate=10.0)
+    admin = AdminClient({"bootstrap.servers": broker.address, "client.id": "maker"})
+    for topic, partitions in ((name, 135), (f"{name}-2", 1)):
+        began = time.monotonic()
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
+    assert time.monotonic() - began > 1
+    alter_quota(broker.address, {"client-id": "maker"}, controller_mutation_rate=None)
 
 
 def test_connections_above_the_rate_of_their_address_are_closed(broker: KcoordProcess) -> None:
