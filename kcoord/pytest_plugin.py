@@ -35,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "kcoord(config=None, mode=None, tls=False, users=None, acls=None): settings, mode (in-process or process), "
-        "TLS, users (name: password) and ACLs of this test's kcoord_broker",
+        'TLS (True, or "mutual" with certificates of the clients), users (name: password) and ACLs of this test\'s '
+        "kcoord_broker",
     )
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from kcoord.testing.control_client import BASE64_PREFIX, acl_to_json, from_text, to_text
 from kcoord.testing.errors import ControlError
 from kcoord.testing.group_view import Group, group_from_json
-from kcoord.testing.security import BrokerSecurity, Mechanism, secure
+from kcoord.testing.security import BrokerSecurity, Mechanism, Tls, secure
 from kcoord.testing.transports import LoopThread, ProcessTransport, ThreadTransport, Transport
 from kcoord_protocol.acls import Acl
 
@@ -137,7 +137,8 @@ class KcoordBroker:
     def client_properties(self, user: str | None = None, mechanism: Mechanism = "PLAIN") -> dict[str, str]:
         """Returns what kcoord.client, Java's clients and Kafka's tools need to connect, as properties.
 
-        `user` is one of the broker's users, None for the first one.
+        `user` is one of the broker's users, None for the first one. With `tls="mutual"` the name in the certificate of
+        the client is that of the user; without users it may be any name.
         """
         return {"bootstrap.servers": self.bootstrap_servers, **self.security.kafka_properties(user, mechanism)}
 
@@ -376,15 +377,15 @@ def start_broker(
     config: Mapping[str, str] | None = None,
     mode: Mode = "in-process",
     *,
-    tls: bool = False,
+    tls: Tls = False,
     users: Mapping[str, str] | None = None,
     acls: Iterable[Acl] | None = None,
 ) -> KcoordBroker:
     """Starts a broker on a free port, in a thread of this process or in its own process. Use it in a `with`.
 
     `config` has broker settings by Kafka's config keys. They override `kcoord.testing.host.DEFAULTS`. With `tls`,
-    clients connect with TLS. With `users`, which maps names to passwords, they log in with SASL. With `acls`, even if
-    there are none, clients may do only what ACLs allow.
+    clients connect with TLS, and with `tls="mutual"` they need a certificate. With `users`, which maps names to
+    passwords, they log in with SASL. With `acls`, even if there are none, clients may do only what ACLs allow.
     """
     security = secure(config or {}, tls=tls, users=users, acls=acls)
     settings = {**(config or {}), **security.settings}

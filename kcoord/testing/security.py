@@ -8,19 +8,21 @@ certificate, and no file is written.
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import re
-import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from kcoord.config import ConfigError
 from kcoord.config.principals import SUPER_USERS
 from kcoord.config.security import STANDARD_AUTHORIZER
 from kcoord_protocol.acls import CLUSTER_NAME, WILDCARD, Acl, AclOperation, PatternType, PermissionType, ResourceType
 
+if TYPE_CHECKING:
+    from kcoord.testing.certificates import Authority, Identity
+
+Tls = Literal["mutual"] | bool
+"""Whether clients connect with TLS. If it is "mutual", they need a certificate."""
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 """A SASL mechanism with which each user can log in."""
 
@@ -38,34 +40,43 @@ _MODULES: Final[Mapping[Mechanism, str]] = {
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _PASSWORD: Final = re.compile(r'[^",\[\]=\\\s]+')
 """Without the characters that have a meaning in the settings of users."""
-_DAY: Final = datetime.timedelta(days=1)
-_DAYS_VALID: Final = 30
+_MUTUAL: Final = "mutual"
+_CLIENT: Final = "client"
+"""The name in the certificate of a client whose user is not given."""
 
 
 @dataclass(slots=True, frozen=True)
 class BrokerSecurity:
     """What protects the listener of the clients.
 
-    `authority_pem` is the certificate of the authority, None without TLS. `users` maps names to passwords; if it is
-    empty, clients do not log in. `acls` are those of a new broker; if it is None, clients may do everything.
+    `authority` certifies the keys of the broker and of its clients, None without TLS. If `is_mutual`, clients show a
+    certificate. `users` maps names to passwords; if it is empty, clients do not log in. `acls` are those of a new
+    broker; if it is None, clients may do everything.
     """
 
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
-    authority_pem: str | None = None
+    authority: Authority | None = field(default=None, repr=False)
+    is_mutual: bool = False
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
     acls: tuple[Acl, ...] | None = None
 
     @property
     def protocol(self) -> str:
         """The value of security.protocol."""
-        transport = "PLAINTEXT" if self.authority_pem is None else "SSL"
+        transport = "PLAINTEXT" if self.authority is None else "SSL"
         return f"SASL_{transport}" if self.users else transport
 
     def kafka_properties(self, user: str | None, mechanism: Mechanism) -> dict[str, str]:
         """Returns the settings of kcoord.client, of Java's clients and of Kafka's tools."""
         properties = {"security.protocol": self.protocol}
-        if self.authority_pem is not None:
-            properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": self.authority_pem}
+        if self.authority is not None:
+            properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": self.authority.pem}
+        if (identity := self._identity(user)) is not None:
+            properties |= {
+                "ssl.keystore.type": "PEM",
+                "ssl.keystore.key": identity.key_pem,
+                "ssl.keystore.certificate.chain": identity.chain_pem,
+            }
         if self.users:
             name, password = self._login(user, mechanism)
             properties["sasl.mechanism"] = mechanism
@@ -75,8 +86,10 @@ class BrokerSecurity:
     def librdkafka_properties(self, user: str | None, mechanism: Mechanism) -> dict[str, str]:
         """Returns the settings of librdkafka."""
         properties = {"security.protocol": self.protocol}
-        if self.authority_pem is not None:
-            properties["ssl.ca.pem"] = self.authority_pem
+        if self.authority is not None:
+            properties["ssl.ca.pem"] = self.authority.pem
+        if (identity := self._identity(user)) is not None:
+            properties |= {"ssl.key.pem": identity.key_pem, "ssl.certificate.pem": identity.chain_pem}
         if self.users:
             name, password = self._login(user, mechanism)
             properties |= {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password}
@@ -85,8 +98,11 @@ class BrokerSecurity:
     def python_arguments(self, user: str | None, mechanism: Mechanism) -> dict[str, object]:
         """Returns the keyword arguments of kafka-python and aiokafka."""
         arguments: dict[str, object] = {"security_protocol": self.protocol}
-        if self.authority_pem is not None:
-            arguments["ssl_context"] = ssl.create_default_context(cadata=self.authority_pem)
+        if self.authority is not None:
+            # Most test brokers have no TLS, and do not load what certificates need.
+            from kcoord.security.tls import TlsSettings, client_context
+
+            arguments["ssl_context"] = client_context(TlsSettings(self.kafka_properties(user, mechanism), {}))
         if self.users:
             name, password = self._login(user, mechanism)
             arguments |= {
@@ -95,6 +111,12 @@ class BrokerSecurity:
                 "sasl_plain_password": password,
             }
         return arguments
+
+    def _identity(self, user: str | None) -> Identity | None:
+        """Returns the key and certificate of a client, None if it needs none."""
+        if self.authority is None or not self.is_mutual:
+            return None
+        return self.authority.client(user or next(iter(self.users), _CLIENT))
 
     def _login(self, user: str | None, mechanism: Mechanism) -> tuple[str, str]:
         """Returns the name and the password of `user`, None for the first one. Raises ValueError if there is none."""
@@ -140,7 +162,7 @@ def allow(
 def secure(
     config: Mapping[str, str],
     *,
-    tls: bool = False,
+    tls: Tls = False,
     users: Mapping[str, str] | None = None,
     acls: Iterable[Acl] | None = None,
 ) -> BrokerSecurity:
@@ -149,6 +171,8 @@ def secure(
     Raises ConfigError if a user cannot be written into the settings, or if `config` has listeners of its own.
     """
     users = users or {}
+    if tls not in (False, True, _MUTUAL):
+        raise ConfigError(f'tls={tls!r} is not one of False, True and "{_MUTUAL}"')
     if not tls and not users and acls is None:
         return BrokerSecurity()
     if "listeners" in config:
@@ -160,13 +184,22 @@ def secure(
             raise ConfigError(
                 f"the password of {name} must have a character, and no space, quote, comma, [, ], = or \\"
             )
-    authority_pem = None
+    authority = None
     settings = {"listeners": f"{CLIENTS}://127.0.0.1:0,{CONTROL}://127.0.0.1:0"}
     if tls:
-        authority_pem, key_pem, chain_pem = _new_certificate()
+        from kcoord.testing.certificates import Authority
+
+        authority = Authority()
+        identity = authority.new_server()
         settings["ssl.keystore.type"] = "PEM"
-        settings["ssl.keystore.key"] = key_pem
-        settings["ssl.keystore.certificate.chain"] = chain_pem
+        settings["ssl.keystore.key"] = identity.key_pem
+        settings["ssl.keystore.certificate.chain"] = identity.chain_pem
+    if authority is not None and tls == _MUTUAL:
+        settings["ssl.truststore.type"] = "PEM"
+        settings["ssl.truststore.certificates"] = authority.pem
+        # With SASL only the key of the listener counts.
+        settings[f"listener.name.{CLIENTS.lower()}.ssl.client.auth"] = "required"
+        settings["ssl.principal.mapping.rules"] = "RULE:^CN=(.*)$/$1/"
     if users:
         options = " ".join(f'user_{name}="{password}"' for name, password in users.items())
         settings["sasl.enabled.mechanisms"] = ",".join(_MECHANISMS)
@@ -182,52 +215,6 @@ def secure(
     if acls is not None or _AUTHORIZER in config:
         settings["kcoord.listener.principals"] = f"{CONTROL}={_CONTROL_PRINCIPAL}"
         settings[SUPER_USERS] = ";".join(filter(None, (config.get(SUPER_USERS), _CONTROL_PRINCIPAL)))
-    security = BrokerSecurity(settings, authority_pem, dict(users), None if acls is None else tuple(acls))
+    security = BrokerSecurity(settings, authority, tls == _MUTUAL, dict(users), None if acls is None else tuple(acls))
     settings["listener.security.protocol.map"] = f"{CLIENTS}:{security.protocol},{CONTROL}:PLAINTEXT"
     return security
-
-
-def _new_certificate() -> tuple[str, str, str]:
-    """Returns a new authority, and a key for this machine with the certificate of that authority, as PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-    from cryptography.x509.oid import NameOID
-
-    def name_of(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    def builder(subject: str, key: ec.EllipticCurvePrivateKey, *, ca: bool) -> x509.CertificateBuilder:
-        # Clients that check strictly want both key identifiers.
-        own, issuers = x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier
-        return (
-            x509.CertificateBuilder()
-            .subject_name(name_of(subject))
-            .issuer_name(name_of(issuer))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _DAY)
-            .not_valid_after(now + _DAYS_VALID * _DAY)
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(own.from_public_key(key.public_key()), critical=False)
-            .add_extension(issuers.from_issuer_public_key(issuer_key.public_key()), critical=False)
-        )
-
-    now = datetime.datetime.now(datetime.UTC)
-    issuer = "kcoord.testing"
-    issuer_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority = builder(issuer, issuer_key, ca=True).sign(issuer_key, hashes.SHA256())
-    names = x509.SubjectAlternativeName(
-        [
-            x509.DNSName("localhost"),
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-            x509.IPAddress(ipaddress.ip_address("::1")),
-        ]
-    )
-    certificate = (
-        builder("localhost", key, ca=False).add_extension(names, critical=False).sign(issuer_key, hashes.SHA256())
-    )
-    authority_pem = authority.public_bytes(Encoding.PEM).decode()
-    key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    return authority_pem, key_pem, certificate.public_bytes(Encoding.PEM).decode() + authority_pem

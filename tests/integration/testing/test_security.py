@@ -18,7 +18,7 @@ from kcoord.config.security import STANDARD_AUTHORIZER
 from kcoord.testing import ControlError, KcoordBroker, Mode, allow, start_broker
 from kcoord.testing.control_client import acl_to_json
 from kcoord.testing.pool import BrokerPool
-from kcoord.testing.security import BrokerSecurity, Mechanism, secure
+from kcoord.testing.security import BrokerSecurity, Mechanism, Tls, secure
 
 USERS = {"alice": "apple-pie", "bob": "plum-cake"}
 MECHANISMS: tuple[Mechanism, ...] = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -53,10 +53,12 @@ def check_all_clients(broker: KcoordBroker, user: str | None, mechanism: Mechani
         (True, {}, "SSL"),
         (False, USERS, "SASL_PLAINTEXT"),
         (True, USERS, "SASL_SSL"),
+        ("mutual", {}, "SSL"),
+        ("mutual", USERS, "SASL_SSL"),
     ],
 )
 def test_every_client_connects_with_the_settings_that_the_broker_has_for_it(
-    tls: bool, users: dict[str, str], protocol: str
+    tls: Tls, users: dict[str, str], protocol: str
 ) -> None:
     with start_broker(tls=tls, users=users) as broker:
         assert broker.client_properties()["security.protocol"] == protocol
@@ -64,6 +66,36 @@ def test_every_client_connects_with_the_settings_that_the_broker_has_for_it(
         broker.produce("orders", ["one"])
         check_all_clients(broker, "bob" if users else None, "PLAIN")
         assert [record.value for record in broker.records("orders")] == [b"one"]
+
+
+@pytest.mark.parametrize("users", [{}, USERS])
+def test_mutual_tls_needs_a_certificate_of_the_broker(users: dict[str, str]) -> None:
+    with start_broker(tls="mutual", users=users) as broker, start_broker(tls="mutual", users=users) as other:
+        right = broker.client_properties("alice")
+        assert topics_for(right) == []
+        foreign = {key: text for key, text in other.client_properties("alice").items() if "keystore" in key}
+        none = {key: text for key, text in right.items() if "keystore" not in key}
+        for properties in (none, right | foreign):
+            with pytest.raises(KafkaError):
+                topics_for(properties | {"default.api.timeout.ms": "1000"})
+        assert foreign["ssl.keystore.key"] not in repr(other.security)
+
+
+def test_the_name_in_a_certificate_is_the_user() -> None:
+    acls = [allow("alice", "Describe", topic="orders")]
+    with start_broker(tls="mutual", acls=acls) as broker:
+        broker.create_topic("orders")
+        assert topics_for(broker.client_properties("alice")) == ["orders"]
+        assert topics_for(broker.client_properties("bob")) == topics_for(broker.client_properties()) == []
+
+
+def test_the_certificate_is_not_the_user_of_a_login() -> None:
+    acls = [allow("alice", "Describe", topic="orders")]
+    with start_broker(tls="mutual", users=USERS, acls=acls) as broker:
+        broker.create_topic("orders")
+        bob = {key: text for key, text in broker.client_properties("bob").items() if key.startswith("sasl")}
+        assert topics_for(broker.client_properties("alice")) == ["orders"]
+        assert topics_for(broker.client_properties("alice") | bob) == []
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
