@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TARGETS = ("requests", "batches", "subscriptions", "regexes")
+TARGETS = ("requests", "batches", "subscriptions", "regexes", "sasl", "tokens", "jaas")
 LONGEST_BYTES = 1024
 MOST_KEPT_BYTES = 32 * 1024
 """The limit per target. The shortest inputs are kept first."""

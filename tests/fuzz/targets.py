@@ -23,6 +23,7 @@ from kcoord_protocol.framing import decode_request_header, encode_request
 from kcoord_protocol.message import Decoder, Message
 from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kcoord_protocol.record_batch import Record, decode_entries, decode_records, encode_batch, iter_headers, records_of
+from tests.fuzz import login_targets
 from tests.fuzz.corpus import findings, recorded
 from tests.protocol.samples import full_sample
 from tests.protocol.test_malformed import decodes_alike
@@ -131,6 +132,9 @@ TARGETS: Final[dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]
     "batches": (batches, _batch_seeds),
     "subscriptions": (subscriptions, _subscription_seeds),
     "regexes": (regexes, _regex_seeds),
+    "sasl": (login_targets.sasl, login_targets.sasl_seeds),
+    "tokens": (login_targets.tokens, login_targets.token_seeds),
+    "jaas": (login_targets.jaas, login_targets.jaas_seeds),
 }
 
 
