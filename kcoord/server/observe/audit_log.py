@@ -74,24 +74,24 @@ class AuditLog:
     def answered(self, context: RequestContext, change: AuditEntry | None, response: object) -> None:
         """Notes a request when its response is known. `response` is that of the handler, or its future."""
         if not asyncio.isfuture(response):
-            self._note(context, change, errors_of(response) if isinstance(response, Message) else [])
+            self._note(context, change, response)
         elif change is not None or context.rights is not None:
             response.add_done_callback(partial(self._settled, context, change))
 
     def _settled(self, context: RequestContext, change: AuditEntry | None, future: asyncio.Future[object]) -> None:
         if future.cancelled():
             # The client is gone, or the broker stops. Nobody knows whether the change took effect.
-            self._note(context, change, [{"error": "UNKNOWN"}])
-            return
-        failure = future.exception()
-        if failure is not None:
+            self._note(context, change, None, "UNKNOWN")
+        elif (failure := future.exception()) is not None:
             error = failure.error if isinstance(failure, KafkaError) else Errors.UNKNOWN_SERVER_ERROR
-            self._note(context, change, [{"error": error.name}])
-            return
-        response = future.result()
-        self._note(context, change, errors_of(response) if isinstance(response, Message) else [])
+            self._note(context, change, None, error.name)
+        else:
+            self._note(context, change, future.result())
 
-    def _note(self, context: RequestContext, change: AuditEntry | None, errors: list[dict[str, object]]) -> None:
+    def _note(
+        self, context: RequestContext, change: AuditEntry | None, response: object, error: str | None = None
+    ) -> None:
+        """Queues the entry, if it is selected. `error` is set if there is no response."""
         rights = context.rights
         is_denied = rights is not None and rights.is_denied
         selected = is_denied and DENIALS in self._events
@@ -112,7 +112,10 @@ class AuditLog:
         if rights is not None:
             entry["decisions"] = rights.decisions(denials_only=change is None)
         if change is not None:
-            entry |= {"fields": change["fields"], "errors": errors}
+            entry["fields"] = change["fields"]
+            entry["errors"] = errors_of(response) if isinstance(response, Message) else []
+            if error is not None:
+                entry["errors"] = [{"error": error}]
         self.file.add(entry)
 
     def login(self, client: Client, listener_name: str, now_ms: int, mechanism: str, failure: str | None) -> None:
