@@ -159,7 +159,20 @@ def _record_row(row: Json) -> tuple[object, ...]:
     flags = "".join(letter for letter, name in (("T", "isTransactional"), ("C", "isControl")) if row[name])
     timestamp = row["timestamp"]
     assert isinstance(timestamp, int)
-    return row["offset"], format_time(timestamp), flags or "-", _short(row["key"]), _short(row["value"])
+    value = row["value"] if row["value"] is not None else _why(row["headers"])
+    return row["offset"], format_time(timestamp), flags or "-", _short(row["key"]), _short(value)
+
+
+def _why(headers: object) -> str | None:
+    """Returns why a tombstone was written and by whom, from its headers; None if it has no reason."""
+    from kcoord.runtime.serde import PRINCIPAL_HEADER, REASON_HEADER
+
+    assert isinstance(headers, list)
+    texts = {header["key"]: header["value"] for header in headers}
+    if REASON_HEADER not in texts:
+        return None
+    by = f" by {texts[PRINCIPAL_HEADER]}" if PRINCIPAL_HEADER in texts else ""
+    return f"({texts[REASON_HEADER]}{by})"
 
 
 def _short(value: object) -> str | None:

@@ -110,6 +110,8 @@ def test_a_deleted_group_is_restored_with_its_offsets(
         time.sleep(0.01)
         delete_group(client)
         assert committed(client) == []
+        assert main(["log", "dump", str(server.data)]) == 0
+        assert capsys.readouterr().out.count("(group-delete by User:ANONYMOUS)") > PARTITIONS
         assert restore(server, str(before), "--dry-run") == 0
         assert committed(client) == []
         lines = capsys.readouterr().out
