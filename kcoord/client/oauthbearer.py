@@ -292,8 +292,13 @@ def _number(properties: Mapping[str, str], key: str, default: float, lowest: flo
 
 def _allowed_url(url: str, environment: Mapping[str, str]) -> str:
     """Returns the address of the tokens. Raises ConfigException unless the environment allows it."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("https", "file") or (parts.scheme == "https" and not parts.hostname) or "@" in parts.netloc:
+    try:
+        parts = urlsplit(url)
+        # A malformed port is an error here, not at each login.
+        is_valid = parts.scheme == "file" or (parts.scheme == "https" and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        is_valid = False
+    if not is_valid or not url.isascii() or "@" in parts.netloc:
         raise ConfigException(f"{_URL}: must be an https or file address without a user, not {_shown(url)}")
 
     def allowed(variable: str) -> list[str]:

@@ -226,7 +226,19 @@ class TestProperties:
         with pytest.raises(TokenRequestError, match="No such file"):
             read_token_file(f"{file.as_uri()}s")
 
-    @pytest.mark.parametrize("url", ["http://issuer.example/token", "ftp://x/y", "", "https://", "https://a:pie@x/y"])
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://issuer.example/token",
+            "ftp://x/y",
+            "",
+            "https://",
+            "https://a:pie@x/y",
+            "https://x:port/y",
+            "https://[x/y",
+            "https://x/ü",
+        ],
+    )
     def test_only_https_and_files(self, url: str) -> None:
         with pytest.raises(ConfigException, match="must be an https or file address") as raised:
             self.login(allowed=url, sasl_oauthbearer_token_endpoint_url=url)
