@@ -129,9 +129,11 @@ class Log(ReadableLog):
         self._segments = tuple(loader.segments)
         self._end_offset = loader.end_offset
         self._flushed_offset = loader.end_offset if recovery.clean else min(recovery.recovery_point, loader.end_offset)
-        self._is_folder_unsynced = bool(loader.report.removed_files)
-        # A folder without segments is probably new, so its name may not be durable.
-        self._is_entry_unsynced = not self._segments
+        # The names of an empty segment and of an empty log may not be durable: an earlier open may have failed, or its
+        # process may have ended, before the first flush.
+        is_last_empty = not self._segments or self._segments[-1].size_bytes == 0
+        self._is_folder_unsynced = is_last_empty or bool(loader.report.removed_files)
+        self._is_entry_unsynced = is_last_empty and len(self._segments) <= 1
         if self._flushed_offset < self._end_offset:
             # These bytes survived the end of the process, but may be only in the page cache. Readers will see them.
             self._segments[-1].is_unsynced = self._is_entry_unsynced = self._is_folder_unsynced = True

@@ -333,3 +333,22 @@ def test_without_a_flush_nothing_is_promised() -> None:
     assert log.checkpoint() == 3
     fs.crash()
     assert content(open_log(fs, recovery_point=3)) == [*batches(2), batch(2)]
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_the_names_of_an_empty_log_are_durable_with_its_first_records(rolls: bool) -> None:
+    """The log was opened before, and that ended without a sync: by an error, or with its process."""
+    fs = MemoryFileSystem()
+    first = open_log(fs)
+    kept = []
+    if rolls:
+        kept.append(batch(0))
+        first.append(kept[0], now_ms=NOW_MS)
+        first.flush()
+        first.roll(NOW_MS)
+    log = open_log(fs, recovery_point=len(kept))
+    data = batch(len(kept))
+    log.append(data, now_ms=NOW_MS)
+    log.flush()
+    fs.crash(keep_nothing)
+    assert content(open_log(fs, recovery_point=len(kept))) == [*kept, data]
