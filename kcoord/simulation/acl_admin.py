@@ -39,7 +39,7 @@ from kcoord_protocol.messages import (
 
 _VERSION: Final = 3
 _STRAY_MS: Final = 2_000
-_LOOK_PROBABILITY: Final = 0.15
+_LOOK_PROBABILITY: Final = 0.4
 _REPEATABLE: Final = frozenset({Errors.NOT_CONTROLLER, Errors.REQUEST_TIMED_OUT})
 _TOPIC, _GROUP = ResourceType.TOPIC, ResourceType.GROUP
 _TRANSACTION, _CLUSTER = ResourceType.TRANSACTIONAL_ID, ResourceType.CLUSTER
@@ -121,9 +121,6 @@ class AclAdmin(SimulatedClient):
     def change(self, random: Random) -> None:
         if self._change is not None or self.is_waiting or self.clock.now_ms < self._resting_until_ms:
             return
-        if random.random() < _LOOK_PROBABILITY:
-            self._look()
-            return
         acl = random.choice(self._catalogue)
         if acl not in self._acls:
             self._after = self._acls | {acl}
@@ -162,6 +159,8 @@ class AclAdmin(SimulatedClient):
             self._trace.add("acls-changed", str(self._change))
             self._acls, self._change = self._after, None
             self._resting_until_ms = self.clock.now_ms + (_STRAY_MS if self._times_sent > 1 else 0)
+            if self.random.random() < _LOOK_PROBABILITY:
+                self._look()
         elif errors <= _REPEATABLE:
             self.clock.after(RETRY_MS, self.on_timeout)
         else:

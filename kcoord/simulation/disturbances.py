@@ -26,6 +26,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "lull": ("lull",),
     "controller": ("controller-crash",),
     "acl": ("acl",),
+    "quota": ("quota",),
 }
 """The kinds of disturbances of each family."""
 

@@ -61,6 +61,8 @@ _LONGEST_REST_MS: Final = 250
 _RARE_PROBABILITY: Final = 0.35
 _LAST_LISTED: Final = 9
 """The last version of OffsetFetch with topic names."""
+_OWN_PROBABILITY: Final = 0.8
+_OTHER_TRANSACTIONAL_ID: Final = "crew-tx"
 _MISSING_TOPIC: Final = "missing"
 _TOPICS: Final = (FIRST_TOPIC, LATER_TOPIC, SECRET_TOPIC, GUEST_TOPIC, _MISSING_TOPIC)
 
@@ -87,7 +89,7 @@ class Guest(SimulatedClient):
         self._rare: tuple[Callable[[], Asked], ...] = (
             *(self._describe_topics, self._list_offsets, self._find_coordinator, self._describe_cluster),
             *(self._join, self._sync, self._heartbeat, self._leave, self._delete_offsets, self._delete_groups),
-            *(self._describe_groups, self._describe_consumer_groups, self._list_groups),
+            *(self._describe_groups, self._list_groups, *[self._describe_consumer_groups] * 3),
             *(self._init, self._init, self._add_offsets, self._commit_in_transaction, self._end_transaction),
             *(self._describe_transactions, self._produce, self._read, self._describe_acls, self._create_acls),
             *(self._delete_acls, self._alter_quotas),
@@ -195,7 +197,7 @@ class Guest(SimulatedClient):
 
     def _find_coordinator(self) -> Asked:
         key_type = self.random.randrange(2)
-        keys = [self._transactional_id, "guest-tx-1"] if key_type else [self._group, COMMITTER_GROUP]
+        keys = [self._transactional_id] if key_type else [self._group, COMMITTER_GROUP]
         return ApiKey.FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=key_type, coordinator_keys=keys)
 
     def _describe_cluster(self) -> Asked:
@@ -249,7 +251,9 @@ class Guest(SimulatedClient):
 
     @property
     def _transactional_id(self) -> str:
-        return f"guest-tx-{self._number}"
+        """The id of this guest, or sometimes one that it may hardly ever use."""
+        is_own = self.random.random() < _OWN_PROBABILITY
+        return f"guest-tx-{self._number}" if is_own else _OTHER_TRANSACTIONAL_ID
 
     def _init(self) -> Asked:
         transactional_id = self.random.choice((None, self._transactional_id))
@@ -292,8 +296,8 @@ class Guest(SimulatedClient):
         return ApiKey.END_TXN, 3, request
 
     def _describe_transactions(self) -> Asked:
-        ids = [self._transactional_id, "guest-tx-1"]
-        return ApiKey.DESCRIBE_TRANSACTIONS, 0, DescribeTransactionsRequest(transactional_ids=list(dict.fromkeys(ids)))
+        request = DescribeTransactionsRequest(transactional_ids=[self._transactional_id])
+        return ApiKey.DESCRIBE_TRANSACTIONS, 0, request
 
     def _produce(self) -> Asked:
         batch = encode_batch([Record(None, b"a guest's record", timestamp_ms=self.clock.now_ms)])

@@ -43,6 +43,7 @@ FAULTS: Final = (
     "rude",
     "lull",
     "acl",
+    "quota",
 )
 """The families of faults that `--faults` can choose from."""
 
@@ -142,6 +143,7 @@ class Options:
                 "lull": choice((0, 0, 0, 25_000)),
                 "controller": 0,
                 "acl": 0,
+                "quota": 0,
             },
             static_share=choice((0.0, 0.3, 1.0)),
             producers=choice((0, 1, 2)),
@@ -161,7 +163,7 @@ class Options:
             has_acls=random.random() < 0.125,
         )
         if options.has_acls:
-            options.every_ms = {**options.every_ms, "acl": 2_000}
+            options.every_ms = {**options.every_ms, "acl": 2_000, "quota": 4_000}
         SCENARIOS[scenario](options)
         if "mixed" in options.protocols:
             options.migration_policy = "bidirectional"
@@ -287,7 +289,7 @@ def _controller(options: Options) -> None:
 def _security(options: Options) -> None:
     """ACLs and quotas change all the time while fast paths answer the requests of guests."""
     options.has_acls, options.fast_paths, options.network_delay_ms = True, True, 50
-    options.every_ms = {**options.every_ms, "acl": 500, "controller": 20_000, "rude": 0}
+    options.every_ms = {**options.every_ms, "acl": 300, "quota": 2_000, "controller": 20_000, "rude": 0}
 
 
 def _configs(options: Options) -> None:

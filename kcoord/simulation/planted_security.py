@@ -9,14 +9,17 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kcoord.coordinator.group.regex import ResolvedRegexes, ResolveRegex, resolve
+from kcoord.metadata.image import QuotaEntity
 from kcoord.security.authorizer import Authorizer
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.handlers import metadata, offset_commit
 from kcoord.server.broker import Broker
+from kcoord.server.client_quotas import RateQuota
 from kcoord.server.fast.fast_path import FastAnswer
 from kcoord.server.fast.guarded import GuardedFastPath
 from kcoord.server.fast.metadata import MetadataFastPath
+from kcoord.server.net.request_path import RequestPath
 from kcoord.server.replies import Reply
 from kcoord.server.shards import group_service
 from kcoord.server.shards.metadata_service import LocalMetadataService
@@ -81,6 +84,17 @@ def _ignores_denials(self: Rights, operations: Iterable[AclOperation], resource_
     return sum(1 << operation for operation in operations)
 
 
+def _forgets_rates(self: RateQuota, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
+    """Forgets the rates of clients, and so whom it throttles, when a quota changes."""
+    _change_limits(self, quotas)
+    self._meters.clear()
+
+
+def _mutes_nobody(self: RequestPath, throttle_ms: int) -> None:
+    """Reads further requests of throttled clients at once."""
+
+
+_change_limits = RateQuota.change_limits
 _guarded_answer = GuardedFastPath.answer
 _metadata_fast_answer = MetadataFastPath.answer
 _run = ControllerMetadataService._run
@@ -95,6 +109,8 @@ PATCHES: Final[Mapping[str, Sequence[tuple[object, str, object]]]] = {
     "hidden-topics-are-listed": [(metadata, "_hidden_names", _hides_nothing)],
     "metadata-of-another-principal": [(MetadataFastPath, "answer", _answers_for_everyone)],
     "operations-without-rights": [(Rights, "operations", _ignores_denials)],
+    "rates-forgotten-by-a-change": [(RateQuota, "change_limits", _forgets_rates)],
     "regex-matches-hidden-topics": [(group_service, "resolve", _matches_hidden_topics)],
+    "throttled-client-is-served": [(RequestPath, "_throttle", _mutes_nobody)],
 }
 """The replacements of each fault, as in `planted.Fault`."""

@@ -3,6 +3,7 @@
 
 * Operators are the super user.
 * Guests (`guest`) have a principal each. Their ACLs change all the time (`acl_admin`).
+* The sender (`throttled`) may use GUEST_TOPIC. Its quotas change.
 * All other clients are the crew, which may do everything. Its ACLs never change, so none of its requests may be denied.
 
 Nobody but the super user may use SECRET_TOPIC.
@@ -27,16 +28,18 @@ from kcoord_protocol.acls import (
 
 CREW: Final = "User:crew"
 GUESTS: Final = ("guest-0", "guest-1")
+SENDER: Final = "sender"
+"""The user whose quotas change (`throttled`)."""
 SECRET_TOPIC: Final = "secret"
 GUEST_TOPIC: Final = "guest-records"
-OPERATORS: Final = frozenset({"acl-admin", "topic-admin", "admin"})
+OPERATORS: Final = frozenset({"acl-admin", "quota-admin", "topic-admin", "admin"})
 _HOSTS: Final = {"guest-0": "10.0.0.1", "guest-1": "10.0.1.2"}
 
 
 def principal_of(client_id: str) -> str:
     """Returns the principal of a client. The name of a guest's client begins with that of the guest and a slash."""
     name = client_id.partition("/")[0]
-    return f"User:{name}" if name in GUESTS else SUPER_USER if client_id in OPERATORS else CREW
+    return f"User:{name}" if name in (*GUESTS, SENDER) else SUPER_USER if client_id in OPERATORS else CREW
 
 
 def host_of(client_id: str) -> str:
@@ -70,6 +73,8 @@ def first_acls() -> list[Acl]:
     acls = [acl(CREW, AclOperation.ALL, resource_type, WILDCARD) for resource_type in types]
     acls.append(acl(CREW, AclOperation.ALL, ResourceType.CLUSTER, CLUSTER_NAME))
     acls.append(acl(WILDCARD_PRINCIPAL, AclOperation.ALL, ResourceType.TOPIC, SECRET_TOPIC, allows=False))
+    acls.append(acl(f"User:{SENDER}", AclOperation.ALL, ResourceType.TOPIC, GUEST_TOPIC))
+    acls.append(acl(f"User:{GUESTS[1]}", AclOperation.DESCRIBE, ResourceType.GROUP, WILDCARD))
     for guest, group_id, members in zip(GUESTS, GUEST_GROUPS, GUEST_MEMBER_GROUPS, strict=True):
         principal = f"User:{guest}"
         acls.append(acl(principal, AclOperation.READ, ResourceType.TOPIC, FIRST_TOPIC))

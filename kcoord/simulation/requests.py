@@ -34,6 +34,7 @@ from kcoord.server.net.connection import KafkaConnection
 from kcoord.simulation.machine import Machine
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.process import SimulatedProcess
+from kcoord.simulation.quota_watch import AskedQuota, QuotaWatch
 from kcoord.simulation.rights_watch import AskedRights, RightsWatch
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
@@ -109,6 +110,7 @@ class Asked:
     """The metadata that `expected` was computed from."""
     would_write: Sequence[CoordinatorRecord] = ()
     rights: AskedRights | None = None
+    quota: AskedQuota | None = None
 
 
 class Dialogue:
@@ -130,6 +132,8 @@ class AnswerChecks:
     def __init__(self, broker: Machine) -> None:
         self.rights: RightsWatch | None = None
         """None if the run has no ACLs."""
+        self.quotas: QuotaWatch | None = None
+        """None if the run has no quotas."""
         self._broker = broker
         self._made = 0
         self._repeats = Random(0)
@@ -147,6 +151,8 @@ class AnswerChecks:
             asked.interval_ms = self._interval_ms(process, message.group_id)
         if self.rights is not None:
             asked.rights = self.rights.ask(dialogue.client_id, api_key, message)
+        if self.quotas is not None:
+            asked.quota = self.quotas.ask(dialogue, process, dialogue.client_id, message, version)
         observer.begin(message)
         dialogue.protocol.data_received(data)
         asked.has_written = bool(observer.written)
@@ -227,6 +233,8 @@ class AnswerChecks:
             raise ViolationError("I-13 a refused request leaves no trace", text)
         if self.rights is not None and asked.rights is not None:
             self.rights.answered(asked.rights, response)
+        if self.quotas is not None and asked.quota is not None:
+            self.quotas.answered(asked.quota, response)
         self._check_interval(asked, response)
         if isinstance(response, OffsetFetchResponse):
             self._check_durable(dialogue.process, response)

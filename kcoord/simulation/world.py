@@ -46,12 +46,14 @@ from kcoord.simulation.principals import GUEST_TOPIC, SECRET_TOPIC, first_acls
 from kcoord.simulation.process import AWAY_ID, TOPICS
 from kcoord.simulation.producer import TransactionalProducer
 from kcoord.simulation.promises import PromisedSubscription, Promises
+from kcoord.simulation.quota_watch import QuotaWatch
 from kcoord.simulation.record_producer import RecordProducer
 from kcoord.simulation.record_reader import RecordReader
 from kcoord.simulation.rights_watch import RightsWatch
 from kcoord.simulation.rude import RudeClient
 from kcoord.simulation.state_checks import BrokerChecks, partitions_of
 from kcoord.simulation.surroundings import around
+from kcoord.simulation.throttled import QuotaAdmin, ThrottledClient
 from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, TopicAdmin, first_topics, new_topic
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord_protocol.messages import CreateAclsRequest
@@ -133,7 +135,10 @@ class World:
             self.clients += setup.make_clients(self)
         self.rude = [RudeClient(number, [*self.group_ids], scene, self._member_ids) for number in range(_RUDE_CLIENTS)]
         self.admin = Admin(scene)
-        self.acl_admin = self._admit_guests() if self.options.has_acls else None
+        self.acl_admin: AclAdmin | None = None
+        self.quota_admin: QuotaAdmin | None = None
+        if self.options.has_acls:
+            self._admit_guests()
         self.disturbances = draw(self.stream("disturbances"), self.options, _LONGEST_FAULT_PHASE_MS)
         self.settled_after_ms = -1
         self.steps = 0
@@ -163,13 +168,14 @@ class World:
             name = "reader-of-committed" if is_committed else "reader-of-all"
             yield RecordReader(name, self.scene, self.promises, ledger, is_committed=is_committed)
 
-    def _admit_guests(self) -> AclAdmin:
-        """Adds the guests, the checks of their rights, and returns the operator of their ACLs."""
-        self.clients += guests_of(self.scene, self.promises)
+    def _admit_guests(self) -> None:
+        """Adds the guests and the sender, the checks of their rights and quotas, and the operators who change these."""
+        self.clients += [*guests_of(self.scene, self.promises), ThrottledClient(self.scene)]
+        self.acl_admin, self.quota_admin = AclAdmin(self.scene), QuotaAdmin(self.scene)
         watch = RightsWatch(self.options, self.clock, self.trace, self.controller.names)
         self.broker.checks.rights = watch
         self.broker.observer.on_regex_resolved = watch.regex_resolved
-        return AclAdmin(self.scene)
+        self.broker.checks.quotas = QuotaWatch(self.trace)
 
     def _member_ids(self, group_id: str) -> list[str]:
         return [
@@ -259,6 +265,9 @@ class World:
             case "acl":
                 assert self.acl_admin is not None
                 self.acl_admin.change(random)
+            case "quota":
+                assert self.quota_admin is not None
+                self.quota_admin.change(random)
             case "controller-crash":
                 self.controller.crash(random)
             case "lull":

@@ -60,8 +60,10 @@ FOUND_BY = {
     "fast-path-outlives-its-acls": {"S-1", "S-2", "S-3", "I-9"},
     "hidden-topics-are-listed": {"S-2"},
     "metadata-of-another-principal": {"S-2", "S-4", "S-5", "I-9"},
-    "operations-without-rights": {"S-5"},
+    "operations-without-rights": {"S-5", "S-2", "S-4"},
+    "rates-forgotten-by-a-change": {"S-6"},
     "regex-matches-hidden-topics": {"S-2"},
+    "throttled-client-is-served": {"S-6"},
 }
 
 SCENARIOS = {
@@ -82,7 +84,6 @@ FOUND_AT = {
     "clocks-of-workers-not-compared": 3,
     "downgrade-without-rebalance-after-a-load": 12,
     "dropped-tombstone": 3,
-    "fast-path-outlives-its-acls": 3,
     "fetch-not-woken": 4,
     "growth-not-noticed": 5,
     "memo-not-invalidated": 5,

@@ -73,7 +73,7 @@ def test_guests_are_denied_in_every_way(runs: Runs) -> None:
     }
     # Guests produce no transactional batches.
     expected.remove("denied PRODUCE TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
-    assert {kind for kind in (*expected, "acls-changed") if not counts[kind]} == set()
+    assert {kind for kind in (*expected, "acls-changed", "quotas-changed", "throttled") if not counts[kind]} == set()
 
 
 def test_every_error_branch_is_reached(runs: Runs) -> None:
