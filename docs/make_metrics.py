@@ -51,6 +51,7 @@ def sample_snapshot() -> MetricsSnapshot:
         counters=dict.fromkeys(METERS, 0),
         rates=dict.fromkeys((*METERS, *AUTHORIZER_RATES), 0.0),
         completed={"classic": 0, "consumer": 0},
+        assignor_failures={"lag-aware": 0},
         queue_size=0,
         idle_ratios=(1.0, 1.0),
         shards={},

@@ -93,13 +93,19 @@ def _convergence(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
         return
     target_epoch = group.target_assignment_epoch or 0
     if group.members and (group.group_epoch or 0) > target_epoch:
-        text = "the target assignment is out of date: the first heartbeat after the assignment interval computes it"
-        yield GroupInsight("convergence", text)
+        yield GroupInsight("convergence", f"the target assignment is out of date: {_next_target(group)}")
     owners = {partition: member for member in group.members for partition in member.assignment}
     for member in group.members:
         text = ", ".join(_member_convergence(member, owners, target_epoch))
         if text:
             yield GroupInsight("convergence", f"{name_of(member)} {text}")
+
+
+def _next_target(group: ConsumerGroupDescription) -> str:
+    if not group.failed_computations:
+        return "the first heartbeat after the assignment interval computes it"
+    times = "once" if group.failed_computations == 1 else f"{group.failed_computations} times"
+    return f"the assignor {group.assignor} failed {times}, and is asked again within a minute: {group.assignor_error}"
 
 
 def _member_convergence(

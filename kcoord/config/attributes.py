@@ -54,6 +54,7 @@ class BrokerAttributes:
     group_max_size: int
     group_min_session_timeout_ms: int
     kcoord_assignor_inline_ms: int
+    kcoord_assignor_timeout_ms: int
     kcoord_audit_events: list[str]
     kcoord_audit_log: str
     kcoord_audit_log_max_bytes: int

@@ -52,6 +52,7 @@ class BrokerSettings(BrokerAttributes):
         """The keys that were set for single workers (`kcoord.worker.N.KEY`), by the workers' numbers from 0."""
         self.consumer_assignors: list[str] = []
         """group.consumer.assignors with the assignors' own names, which members and records use."""
+        self._assignor_names = dict(KNOWN_CONSUMER_ASSIGNORS)
         self._static: dict[str, ConfigValue] = {name: key.default for name, key in BROKER_KEYS.items()}
         for name, text in explicit.items():
             self._set_static(name, text)
@@ -86,8 +87,18 @@ class BrokerSettings(BrokerAttributes):
     def _publish(self, values: Mapping[str, ConfigValue]) -> None:
         for name, value in values.items():
             setattr(self, BROKER_KEYS[name].attribute, value)
-        names = KNOWN_CONSUMER_ASSIGNORS
+        names = self._assignor_names
         self.consumer_assignors = [names.get(name, name) for name in self.group_consumer_assignors]
+
+    @property
+    def own_assignors(self) -> list[str]:
+        """The entries of group.consumer.assignors that are not built in: references to classes and entry points."""
+        return [name for name in self.group_consumer_assignors if name not in KNOWN_CONSUMER_ASSIGNORS]
+
+    def name_assignor(self, reference: str, name: str) -> None:
+        """Notes the name of an assignor of one's own, which only the loaded class knows."""
+        self._assignor_names[reference] = name
+        self._publish(self._values)
 
     def value(self, name: str) -> ConfigValue:
         """The value in effect of any key of BROKER_KEYS."""

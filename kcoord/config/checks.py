@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from kcoord.config.broker_settings import KNOWN_CONSUMER_ASSIGNORS, BrokerSettings
 from kcoord.config.key import ConfigError
 from kcoord.config.listeners import check_bindable
@@ -59,14 +62,25 @@ def _number(config: BrokerSettings, name: str) -> int:
     return value
 
 
+_CLASS_REFERENCE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def _is_entry_point(name: str) -> bool:
+    # Few brokers have assignors of their own, so the start of the others does not import this.
+    from importlib.metadata import entry_points
+
+    return bool(entry_points(group="kcoord.assignors", name=name))
+
+
 def _check_assignors(config: BrokerSettings) -> None:
-    names = [KNOWN_CONSUMER_ASSIGNORS.get(name, "") for name in config.group_consumer_assignors]
+    names = [KNOWN_CONSUMER_ASSIGNORS.get(name, name) for name in config.group_consumer_assignors]
     shown = ",".join(config.group_consumer_assignors)
-    if "" in names:
-        raise ConfigError(
-            f"Invalid value {shown} for configuration group.consumer.assignors: allowed assignors are uniform, range "
-            "and uniform-rack"
-        )
+    for name in config.own_assignors:
+        if not _CLASS_REFERENCE.fullmatch(name) and not _is_entry_point(name):
+            raise ConfigError(
+                f"Invalid value {shown} for configuration group.consumer.assignors: {name} is not uniform, range, "
+                "uniform-rack, an entry point of the group kcoord.assignors, or of the form package.module:Class"
+            )
     if len(set(names)) != len(names):
         raise ConfigError(
             f"Invalid value {shown} for configuration group.consumer.assignors: an assignor must not be named twice"

@@ -100,6 +100,8 @@ class MetricsSnapshot:
     """Events per second, by the same names."""
     completed: Mapping[str, int]
     """Completed rebalances by protocol."""
+    assignor_failures: Mapping[str, int]
+    """Failed computations of target assignments, by assignor."""
     queue_size: int
     idle_ratios: tuple[float, float]
     """The average ratio and the lowest ratio."""
@@ -265,6 +267,12 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
             "Classic groups: generations with assignments. Consumer groups: epochs that all members reached.",
             ["protocol"],
             completed,
+        ),
+        _counter(
+            "kcoord_assignor_failures",
+            "Target assignments that an assignor of one's own did not compute; the groups keep their targets.",
+            ["assignor"],
+            {(assignor,): count for assignor, count in snapshot.assignor_failures.items()},
         ),
         _gauge(
             f"{GROUPS}_event_queue_size",

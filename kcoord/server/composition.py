@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     # Most brokers never coordinate a transaction, so their start does not import these modules.
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.security.authorizer import Authorizer
+    from kcoord.server.shards.own_assignors import OwnAssignor
 
 _logger = logging.getLogger(__name__)
 
@@ -248,9 +249,18 @@ def _group_service(
         background_threads=config.group_coordinator_background_threads,
         write_timeout_ms=config.offsets_commit_timeout_ms,
         creation_limits=group_times.limits,
+        own_assignors=_own_assignors(config),
     )
     folder.topics.fetches.follow_shards(GROUP_METADATA_TOPIC, shards.append_observers)
     return groups
+
+
+def _own_assignors(config: BrokerConfig) -> Mapping[str, OwnAssignor]:
+    if not config.own_assignors:
+        return {}
+    from kcoord.server.shards.own_assignors import start_own_assignors
+
+    return start_own_assignors(config)
 
 
 def _transaction_service(

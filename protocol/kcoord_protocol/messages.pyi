@@ -1342,6 +1342,8 @@ class ConsumerGroupDescribeResponse(Message):
         group_epoch: int
         assignment_epoch: int
         assignor_name: str
+        failed_computations: int
+        assignor_error: str
         members: list[ConsumerGroupDescribeResponse.Member]
         group_creation_time_ms: int
         authorized_operations: int
@@ -1355,6 +1357,8 @@ class ConsumerGroupDescribeResponse(Message):
             group_epoch: int = ...,
             assignment_epoch: int = ...,
             assignor_name: str = ...,
+            failed_computations: int = ...,
+            assignor_error: str = ...,
             members: list[ConsumerGroupDescribeResponse.Member] = ...,
             group_creation_time_ms: int = ...,
             authorized_operations: int = ...,

@@ -105,7 +105,8 @@ def test_heartbeat_interval_is_less_than_session_timeout() -> None:
 
 
 def test_assignors() -> None:
-    assert "uniform, range and uniform-rack" in refused(group_consumer_assignors="uniform,best")
+    assert "best is not uniform, range, uniform-rack" in refused(group_consumer_assignors="uniform,best")
+    assert "a..b:C is not" in refused(group_consumer_assignors="a..b:C")
     assert "twice" in refused(
         group_consumer_assignors="range,org.apache.kafka.coordinator.group.assignor.RangeAssignor"
     )

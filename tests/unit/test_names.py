@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 SHARED_NAMES = {
     "Group": "kcoord.testing shows a group to users; the coordinator's base class has Kafka's name",
+    "Member": "kcoord.testing shows a member to users; an assignor of their own gets another view of one",
     "Record": "kcoord.testing shows a record to users; the codec's record has Kafka's name",
     "Producer": "kcoord.client offers it to users; in a coordinator's result it is Kafka's producer id and epoch",
 }

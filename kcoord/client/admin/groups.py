@@ -158,6 +158,8 @@ def _from_consumer(group: ConsumerGroupDescribeResponse.DescribedGroup, node: No
         group.assignment_epoch,
         known_time(group_creation_time_ms(group)),
         authorized_operations(group.authorized_operations),
+        group.failed_computations,
+        group.assignor_error or None,
     )
 
 

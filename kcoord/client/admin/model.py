@@ -177,6 +177,10 @@ class ConsumerGroupDescription:
     target_assignment_epoch: int | None = None
     group_creation_time_ms: int | None = None
     authorized_operations: frozenset[AclOperation] | None = None
+    failed_computations: int = 0
+    """How often the assignor has failed since the last target assignment; brokers other than kcoord never say."""
+    assignor_error: str | None = None
+    """Why the assignor failed the last time."""
 
 
 class OffsetSpec(NamedTuple):

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -25,3 +26,5 @@ class GroupCounters:
     """Generations of classic groups that received their assignments."""
     consumer_rebalances_completed: int = 0
     """Group epochs that all members of a consumer group have reached."""
+    assignor_failures: Counter[str] = field(default_factory=Counter)
+    """Assignor -> target assignments that an assignor of one's own did not compute."""

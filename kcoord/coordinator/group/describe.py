@@ -32,6 +32,7 @@ def consumer_group(
         return ConsumerGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text
         )
+    failed = group.failed_computations
     return ConsumerGroupDescribeResponse.DescribedGroup(
         group_id=group.group_id,
         group_state=group.state.value,
@@ -40,6 +41,8 @@ def consumer_group(
         assignor_name=group.preferred_server_assignor(assignors),
         group_creation_time_ms=group.creation_time_ms,
         members=[_member(group, member, image) for _, member in sorted(group.members.items(), reverse=True)],
+        failed_computations=0 if failed is None else failed.count,
+        assignor_error="" if failed is None else failed.reason,
     )
 
 

@@ -32,12 +32,13 @@ from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import Rebalance, refused_join
 from kcoord.coordinator.group.consumer import assignment, classic_members, heartbeat, removal
-from kcoord.coordinator.group.consumer.assignment import ComputedTarget, TargetInput
+from kcoord.coordinator.group.consumer.assignment import ComputedTarget, FailedComputation, TargetInput
 from kcoord.coordinator.group.consumer.group import (
     JOIN_GROUP_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
     ConsumerGroup,
+    FailedComputations,
     MemberState,
 )
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
@@ -184,7 +185,7 @@ class GroupCoordinatorShard:
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
         """Installs resolved regular expressions or a computed target.
 
-        A later heartbeat asks again for a task that failed.
+        A later heartbeat asks again for a task that failed, after a pause if the assignor is not built in.
         """
         group = self._groups.get(task.key.group_id)
         if isinstance(group, ConsumerGroup) and isinstance(value, ResolvedRegexes):
@@ -192,7 +193,13 @@ class GroupCoordinatorShard:
             group.regex_stale = value.version < self._image.epoch
             return update_resolved_regexes(self._image, group, value, context.now_ms)
         if isinstance(group, ConsumerGroup) and isinstance(value, ComputedTarget):
+            group.failed_computations = None
             return assignment.install(group, value, context.now_ms)
+        if isinstance(group, ConsumerGroup) and isinstance(value, FailedComputation):
+            self.counters.assignor_failures[value.assignor] += 1
+            group.failed_computations = FailedComputations.after(
+                group.failed_computations, value.reason, context.now_ms
+            )
         return CoordinatorResult(None)
 
     def on_metadata_update(

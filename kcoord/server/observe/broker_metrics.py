@@ -159,6 +159,7 @@ class BrokerMetrics:
                 "classic": counters.classic_rebalances_completed,
                 "consumer": counters.consumer_rebalances_completed,
             },
+            assignor_failures=dict(counters.assignor_failures),
             queue_size=self._groups.shards.queue_size(self._now_ms())
             + sum(listener.connections.queued for listener in self._listeners),
             idle_ratios=measures.recent.idle_ratios(),

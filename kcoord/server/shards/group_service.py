@@ -9,14 +9,15 @@
   the order of operations.
 * Background tasks. A target assignment that takes long, and every resolution of a regular expression, is computed in a
   thread. The thread sees only its input, which nothing changes. The result comes back as an operation of the shard,
-  which decides whether it still applies to the group.
+  which decides whether it still applies to the group. Assignors of one's own have a thread for themselves, which waits
+  for their processes (`own_assignors`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,6 +42,8 @@ from kcoord.server.shards.shard_service import ShardService
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from kcoord.server.shards.own_assignors import OwnAssignor
 
 _logger = logging.getLogger(__name__)
 
@@ -120,6 +123,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         background_threads: int,
         write_timeout_ms: int,
         creation_limits: CreationLimits | None = None,
+        own_assignors: Mapping[str, OwnAssignor] | None = None,
     ) -> None:
         super().__init__(shards, log, environment, image, wake, creation_limits=creation_limits)
         self.counters = GroupCounters()
@@ -128,6 +132,8 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         self._background_threads = background_threads
         self._write_timeout_ms = write_timeout_ms
         self._threads: Executor | None = None
+        self._own_assignors = {} if own_assignors is None else own_assignors
+        self._assignor_thread: Executor | None = None
 
     # --- for handlers and fast paths ----------------------------------------------------------------------------------
 
@@ -225,10 +231,18 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         if isinstance(work, ComputeTarget):
             machine = self.shards.machine(shard_id)
             target = machine.target_input(work.group_id) if machine is not None else None
-            if target is None or target.cost_us <= LONGEST_ON_LOOP_US:
-                self.task_done(shard_id, task, target and compute(target))
+            if target is None:
+                self.task_done(shard_id, task, None)
                 return
-            future: asyncio.Future[object] = self._loop.run_in_executor(self._thread_pool(), _compute, target)
+            own = self._own_assignors.get(target.assignor)
+            if own is None and target.cost_us <= LONGEST_ON_LOOP_US:
+                self.task_done(shard_id, task, compute(target))
+                return
+            future: asyncio.Future[object]
+            if own is not None:
+                future = self._loop.run_in_executor(self._thread_of_assignors(), own.compute, target)
+            else:
+                future = self._loop.run_in_executor(self._thread_pool(), _compute, target)
         elif isinstance(work, ResolveRegex):
             future = self._loop.run_in_executor(self._thread_pool(), resolve, work, list(self._image().topics))
         else:
@@ -239,6 +253,12 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         if self._threads is None:
             self._threads = self._environment.new_pool(self._background_threads, "kcoord-background")
         return self._threads
+
+    def _thread_of_assignors(self) -> Executor:
+        """One thread, so that an assignor that hangs delays no other background task."""
+        if self._assignor_thread is None:
+            self._assignor_thread = self._environment.new_pool(1, "kcoord-own-assignors")
+        return self._assignor_thread
 
     def _task_done(self, shard_id: int, task: Task, future: asyncio.Future[object]) -> None:
         if future.cancelled():
@@ -255,8 +275,11 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def close(self) -> None:
         super().close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._assignor_thread):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+        for assignor in self._own_assignors.values():
+            assignor.close()
 
 
 def _compute(work: TargetInput) -> object:

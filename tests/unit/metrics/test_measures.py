@@ -69,6 +69,7 @@ SNAPSHOT = MetricsSnapshot(
     rates={"offset_commit": 1.5, "offset_expiration": 0.0}
     | {"authorization_request": 5.0, "authorization_allowed": 4.5, "authorization_denied": 0.5},
     completed={"classic": 2, "consumer": 3},
+    assignor_failures={},
     queue_size=7,
     idle_ratios=(0.75, 0.5),
     shards={("groups", "active"): 50},

@@ -17,6 +17,10 @@ leaves out members that left, and never moves the assignment epoch above the gro
 task is lost; the next heartbeat asks for it again, because the group epoch is still above the assignment epoch.
 `encode` makes the records bytes in the thread, so that `install` is cheap for any number of members.
 
+An assignor of one's own (`kcoord.assignors`) always runs in the background, in a process of its own, also for the first
+target. Until then the members of a new group have an empty target, one epoch before the group's. If the assignor fails
+(`FailedComputation`), the group asks again after a pause.
+
 **Current assignment.** `CurrentAssignmentBuilder` makes one step of one member (KIP-848 "Member Assignment State
 Machine"; the states are in `group`). The order is fixed. The member first revokes what the target does not give it.
 Only then does it get the epoch of the target, with those new partitions that no other member owns. The rest follows
@@ -219,6 +223,15 @@ class ComputedTarget:
     """The records as they are in a batch, if a background thread has encoded them."""
 
 
+@dataclass(slots=True, frozen=True)
+class FailedComputation:
+    """The value of a ComputeTarget task if the assignor failed; the group keeps its target."""
+
+    group_id: str
+    assignor: str
+    reason: str
+
+
 def takes_long(
     group: ConsumerGroup,
     assignor: str,
@@ -239,9 +252,15 @@ def takes_long(
     return cost_us > min(inline_ms * 1000, max(interval_ms * 1000 // _SHARE_OF_INTERVAL, _LEAST_INLINE_US))
 
 
+def needs_racks(name: str) -> bool:
+    """Returns whether targets of the assignor depend on racks; those of an assignor of one's own may."""
+    assignor = ASSIGNORS.get(name)
+    return assignor is None or assignor.needs_racks
+
+
 def _cost_us(assignor: str, members: int, partition_counts: Mapping[bytes, int], *, is_homogeneous: bool) -> float:
     cost_us = members * _US_PER_MEMBER + sum(partition_counts.values()) * _US_PER_PARTITION
-    if ASSIGNORS[assignor].needs_racks:
+    if needs_racks(assignor):
         cost_us *= _RACK_FACTOR
     return cost_us if is_homogeneous else cost_us * _HETEROGENEOUS_FACTOR
 
@@ -282,7 +301,8 @@ def target_input(
     )
 
 
-def _member_specs(work: TargetInput) -> dict[str, MemberSpec]:
+def member_specs(work: TargetInput) -> dict[str, MemberSpec]:
+    """Returns the members as an assignor sees them."""
     specs: dict[str, MemberSpec] = {}
     subscriptions: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
     for member_id, member in work.members.items():
@@ -294,7 +314,7 @@ def _member_specs(work: TargetInput) -> dict[str, MemberSpec]:
     return specs
 
 
-def _partition_racks(image: MetadataImage, topic_id: bytes) -> Sequence[frozenset[str]]:
+def partition_racks(image: MetadataImage, topic_id: bytes) -> Sequence[frozenset[str]]:
     """Returns the racks of the replicas of each partition of an existing topic."""
     racks = image.racks
     # Most topics have few combinations of replicas; partitions with the same one share a set.
@@ -309,12 +329,19 @@ def _partition_racks(image: MetadataImage, topic_id: bytes) -> Sequence[frozense
 
 
 def compute(work: TargetInput) -> ComputedTarget:
-    """Runs the assignor and returns the targets that changed.
+    """Runs a built-in assignor and returns the targets that changed."""
+    specs = member_specs(work)
+    assigned = ASSIGNORS[work.assignor].assign(specs, work.partition_counts, partial(partition_racks, work.image))
+    return computed_target(work, specs, assigned)
+
+
+def computed_target(
+    work: TargetInput, specs: Mapping[str, MemberSpec], assigned: Mapping[str, Assignment]
+) -> ComputedTarget:
+    """Returns the targets that changed.
 
     A member without a target record gets one even if its target is empty, as in Kafka.
     """
-    specs = _member_specs(work)
-    assigned = ASSIGNORS[work.assignor].assign(specs, work.partition_counts, partial(_partition_racks, work.image))
     count = sum(map(len, chain.from_iterable(map(_claimed, assigned.values()))))
     assert count == sum(work.partition_counts.values()), (
         f"G-6: the target of group {work.group_id} assigns {count} partitions; its topics have "

@@ -127,6 +127,9 @@ class ConsumerGroupMember:
         return None
 
 
+_FIRST_PAUSE_MS: Final = 2_000
+_LONGEST_PAUSE_MS: Final = 60_000
+_MAX_FAILURES: Final = 1_000
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 
@@ -191,6 +194,21 @@ class ResolvedRegularExpression:
     timestamp_ms: int
 
 
+@dataclass(slots=True, frozen=True)
+class FailedComputations:
+    """How often an assignor of one's own failed in a row for a group, why, and when it is asked again."""
+
+    count: int
+    reason: str
+    retry_at_ms: int
+
+    @classmethod
+    def after(cls, earlier: FailedComputations | None, reason: str, now_ms: int) -> FailedComputations:
+        """Counts one more failure. The pause doubles with each."""
+        count = 1 if earlier is None else min(earlier.count + 1, _MAX_FAILURES)
+        return cls(count, reason, now_ms + min(_FIRST_PAUSE_MS << (count - 1), _LONGEST_PAUSE_MS))
+
+
 class ConsumerGroup:
     """Hard state of one group of the consumer protocol, with the counts derived from its members."""
 
@@ -206,6 +224,7 @@ class ConsumerGroup:
         "completed_epoch",
         "creation_time_ms",
         "empty_since_ms",
+        "failed_computations",
         "group_epoch",
         "group_id",
         "members",
@@ -245,6 +264,8 @@ class ConsumerGroup:
         self.completed_epoch = 0
         """Soft: the last group epoch that all members have reached at the same time, for metrics."""
         self._assignor_counts: Counter[str] = Counter()
+        self.failed_computations: FailedComputations | None = None
+        """Soft: the computations of the target that failed since the last one that did not."""
         # Soft state: True makes the next heartbeat look again, which is always safe.
         self.metadata_stale = True
         self.regex_stale = True

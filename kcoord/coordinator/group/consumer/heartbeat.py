@@ -37,6 +37,7 @@ from kcoord.coordinator.group.consumer.assignment import (
     OwnedPartitions,
     compute,
     metadata_hash,
+    needs_racks,
     takes_long,
     target_input,
     topic_ids_of,
@@ -162,17 +163,7 @@ class MemberTransition:
             reason = EpochReason.RACK
         group_epoch = self._group_epoch(member, updated, reason)
         # 3. The target assignment, at most once per assignment interval.
-        target_epoch, target = group.assignment_epoch, self._present_target(updated)
-        interval_ms = self.settings.assignment_interval_ms
-        if group_epoch > target_epoch and self.now_ms >= group.assignment_timestamp_ms + interval_ms:
-            assignor = group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
-            if self.settings.assignor_offload_enable and takes_long(
-                group, assignor, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms
-            ):
-                key = TimerKey(GroupTimer.COMPUTE_TARGET, group.group_id)
-                self.tasks.append(Task(key, ComputeTarget(group.group_id)))
-            else:
-                target_epoch, target = group_epoch, self._new_target(updated, assignor, group_epoch)
+        target_epoch, target = self._advance_target(updated, group_epoch)
         # 4. The member's next step towards its target.
         return self._reconcile(updated, target_epoch, target, owned, bump or regex_changed)
 
@@ -234,9 +225,7 @@ class MemberTransition:
         """True if the member changes its rack and the group's assignor looks at racks. Kafka's assignors do not."""
         if updated.rack_id == member.rack_id:
             return False
-        return ASSIGNORS[
-            self.group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
-        ].needs_racks
+        return needs_racks(self.group.preferred_server_assignor(self.config.consumer_assignors, changed=updated))
 
     def _group_epoch(
         self, member: ConsumerGroupMember, updated: ConsumerGroupMember, reason: EpochReason | None
@@ -267,6 +256,37 @@ class MemberTransition:
         return epoch + bump
 
     # 3. The target assignment.
+
+    def _advance_target(self, updated: ConsumerGroupMember, group_epoch: int) -> tuple[int, Assignment]:
+        """Returns the epoch of the target and the member's part of it: of a new target, if it is time for one."""
+        group, interval_ms = self.group, self.settings.assignment_interval_ms
+        present = (group.assignment_epoch, self._present_target(updated))
+        if group_epoch <= group.assignment_epoch or self.now_ms < group.assignment_timestamp_ms + interval_ms:
+            return present
+        task = Task(TimerKey(GroupTimer.COMPUTE_TARGET, group.group_id), ComputeTarget(group.group_id))
+        assignor = group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
+        if assignor not in ASSIGNORS:
+            failed = group.failed_computations
+            if failed is None or self.now_ms >= failed.retry_at_ms:
+                self.tasks.append(task)
+            return present if group.assignment_epoch else self._empty_target(updated, group_epoch)
+        if self.settings.assignor_offload_enable and takes_long(
+            group, assignor, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms
+        ):
+            self.tasks.append(task)
+            return present
+        return group_epoch, self._new_target(updated, assignor, group_epoch)
+
+    def _empty_target(self, updated: ConsumerGroupMember, group_epoch: int) -> tuple[int, Assignment]:
+        """Records an empty first target one epoch before the group's, so that the member has an epoch above 0.
+
+        Its time is 0, so the assignment interval does not delay the first real target.
+        """
+        target_epoch = max(group_epoch - 1, 1)
+        group_id = self.group.group_id
+        self.records.append(records.new_target_assignment_record(group_id, updated.member_id, {}))
+        self.records.append(records.next_assignment_epoch_record(group_id, target_epoch, group_epoch, 0))
+        return target_epoch, {}
 
     def _present_target(self, updated: ConsumerGroupMember) -> Assignment:
         source = self.group.replaced_by(updated)

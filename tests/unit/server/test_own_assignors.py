@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of assignors of one's own: results, failures of every kind, and classes that cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.assignors import Member, Topic
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.consumer.assignment import ComputedTarget, FailedComputation, TargetInput
+from kcoord.server.errors import StartError
+from kcoord.server.shards.own_assignors import OwnAssignor, start_own_assignors
+from tests.docs.terminal import blocks_of
+from tests.support.shared import ROOT
+from tests.support.waiting import wait_until
+from tests.unit.group.group_context import DEFAULTS, GroupContext
+
+MODULE = """
+import os, sys, time
+from pathlib import Path
+from kcoord.assignors import ServerAssignor
+
+FOLDER = Path({folder!r})
+
+class Good(ServerAssignor):
+    name = "good"
+
+    def assign(self, members, topics):
+        print("an assignor may print")
+        (FOLDER / "pid").write_text(str(os.getpid()))
+        (FOLDER / "input").write_text(repr((sorted(members.items()), sorted(topics.items()))))
+        code = (FOLDER / "code").read_text()
+        return eval(code, {{"members": members, "os": os, "spin": spin}})
+
+class SameName(Good):
+    pass
+
+class BadName(Good):
+    name = "ünicode"
+
+class Slow(Good):
+    @property
+    def name(self):
+        raise RuntimeError("no name today")
+
+class Foreign:
+    name = "foreign"
+
+def spin():
+    while True:
+        pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "assignors_of_a_test.py").write_text(MODULE.format(folder=str(tmp_path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def good(folder: Path) -> Iterator[OwnAssignor]:
+    assignor = OwnAssignor("assignors_of_a_test:Good", 5_000)
+    yield assignor
+    assignor.close()
+
+
+def work() -> TargetInput:
+    """Returns the input of a group with the member m and topic t of two partitions."""
+    settings = {"group.consumer.assignors": "uniform,p:C", "kcoord.assignor.timeout.ms": "300"}
+    config = BrokerConfig.from_properties(DEFAULTS | settings)
+    config.name_assignor("p:C", "good")
+    context = GroupContext({"t": 2}, config=config)
+    context.join("g", "m", ["t"], assignor="good", rack="r1")
+    target = context.shard.target_input("g")
+    assert target is not None
+    return target
+
+
+def outcome(assignor: OwnAssignor, folder: Path, code: str) -> object:
+    (folder / "code").write_text(code)
+    value = assignor.compute(work())
+    if isinstance(value, FailedComputation):
+        assert (value.group_id, value.assignor) == ("g", "good")
+        return value.reason
+    assert isinstance(value, ComputedTarget)
+    assert value.encoded
+    return {member_id: sorted(*topics.values()) for member_id, topics in value.changed.items()}
+
+
+def test_it_gets_members_and_topics_and_its_result_becomes_a_target(good: OwnAssignor, folder: Path) -> None:
+    assert outcome(good, folder, "{'m': {'t': [0, 1]}}") == {"m": [0, 1]}
+    member = "Member(instance_id=None, rack_id='r1', topics=frozenset({'t'}), assigned={})"
+    assert (folder / "input").read_text() == (
+        f"([('m', {member})], [('t', Topic(partition_count=2, racks=[frozenset(), frozenset()]))])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("None", "AttributeError: 'NoneType' object has no attribute 'items'"),
+        ("{'m': {'t': [0]}}", "partition t-1 has no owner"),
+        ("{'m': {'t': ['0', 1]}}", "the partitions of topic t for member m are not numbers"),
+        ("{'m': {'t': [True, 1]}}", "the partitions of topic t for member m are not numbers"),
+        ("{'m': {'u': [0]}}", "no member subscribes to topic u"),
+        ("{7: {'t': [0, 1]}}", "member 7 is not in the group"),
+        ("{'m': {'t': [object()]}}", "TypeError: Object of type object is not JSON serializable"),
+        ("os._exit(3)", "its process ended with exit code 3"),
+    ],
+)
+def test_a_failure_is_told_and_the_next_request_works(good: OwnAssignor, folder: Path, code: str, reason: str) -> None:
+    assert outcome(good, folder, code) == reason
+    assert outcome(good, folder, "{'m': {'t': [1, 0]}}") == {"m": [0, 1]}
+
+
+def test_an_assignor_that_never_returns_is_killed(folder: Path) -> None:
+    assignor = OwnAssignor("assignors_of_a_test:Good", 300)
+    reason = outcome(assignor, folder, "spin()")
+    assert reason == "it did not finish within 300 ms (kcoord.assignor.timeout.ms)"
+    killed = int((folder / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(killed, 0)
+    assignor.close()
+
+
+def test_a_process_ends_with_its_broker_even_if_the_assignor_spins(folder: Path) -> None:
+    (folder / "code").write_text("spin()")
+    ours, theirs = socket.socketpair()
+    broker, lifeline = socket.socketpair()
+    with theirs, lifeline:
+        numbers = (theirs.fileno(), lifeline.fileno())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kcoord.assignors.process", "assignors_of_a_test:Good", *map(str, numbers)],
+            pass_fds=numbers,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    with Connection(ours.detach()) as connection:
+        assert json.loads(connection.recv_bytes()) == {"name": "good"}
+        connection.send_bytes(pickle.dumps(({}, {})))
+        wait_until((folder / "pid").exists, "the assignor runs")
+        # The end of a broker process closes its sockets.
+        broker.close()
+        assert process.wait(5) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("nowhere:Good", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("assignors_of_a_test:Absent", "AttributeError: module 'assignors_of_a_test' has no attribute 'Absent'"),
+        (
+            "assignors_of_a_test:Foreign",
+            "TypeError: assignors_of_a_test:Foreign is not a subclass of kcoord.assignors.ServerAssignor",
+        ),
+        ("assignors_of_a_test:Slow", "RuntimeError: no name today"),
+        ("assignors_of_a_test:BadName", "its name must be printable ASCII text, not 'ünicode'"),
+        ("assignors_of_a_test:Good,assignors_of_a_test:SameName", "another assignor has its name, good"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_class_that_cannot_be_used_ends_the_start(setting: str, reason: str) -> None:
+    config = BrokerConfig.from_properties({"group.consumer.assignors": f"uniform,{setting}"})
+    with pytest.raises(StartError) as refused:
+        start_own_assignors(config)
+    last = setting.split(",")[-1]
+    assert str(refused.value) == f"Invalid value {last} for configuration group.consumer.assignors: {reason}"
+
+
+def test_the_assignor_of_the_guide_keeps_partitions_on_their_instances() -> None:
+    blocks = blocks_of((ROOT / "docs" / "guides" / "own-assignor.md").read_text())
+    (code,) = (block.text for block in blocks if block.title == "pinned.py")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    topics = {"t": Topic(5), "u": Topic(2)}
+    members = {f"m{n}": Member(f"reader-{n}", topics=frozenset(topics)) for n in (0, 2, 10)}
+    assignment = names["Pinned"]().assign(members, topics)
+    assert assignment == {"m0": {"t": [0, 3], "u": [0]}, "m2": {"t": [1, 4], "u": [1]}, "m10": {"t": [2]}}
+
+
+@pytest.mark.usefixtures("folder")
+def test_members_use_the_name_of_the_class() -> None:
+    config = BrokerConfig.from_properties({"group.consumer.assignors": "assignors_of_a_test:Good,range"})
+    started = start_own_assignors(config)
+    assert list(started) == ["good"]
+    assert config.consumer_assignors == ["good", "range"]
+    config.apply_dynamic({"group.consumer.assignment.interval.ms": "5"})
+    assert config.consumer_assignors == ["good", "range"]
+    started["good"].close()
