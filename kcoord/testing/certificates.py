@@ -27,7 +27,7 @@ _LOCALHOST: Final = x509.SubjectAlternativeName(
 
 
 @dataclass(slots=True, frozen=True)
-class Identity:
+class IssuedKey:
     """A private key, and its certificate with that of the authority, as PEM."""
 
     key_pem: str = field(repr=False)
@@ -41,26 +41,26 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._certificate = self._builder(_NAME, self._key, ca=True).sign(self._key, hashes.SHA256())
         self.pem = self._certificate.public_bytes(Encoding.PEM).decode()
-        self._clients: dict[str, Identity] = {}
+        self._clients: dict[str, IssuedKey] = {}
 
-    def new_server(self) -> Identity:
+    def new_server(self) -> IssuedKey:
         """Returns a new key with a certificate for this machine."""
         return self._issue("localhost", _LOCALHOST)
 
-    def client(self, name: str) -> Identity:
+    def client(self, name: str) -> IssuedKey:
         """Returns the key of a client whose certificate has the subject CN=name: a new key for a new name."""
         if name not in self._clients:
             self._clients[name] = self._issue(name)
         return self._clients[name]
 
-    def _issue(self, subject: str, names: x509.SubjectAlternativeName | None = None) -> Identity:
+    def _issue(self, subject: str, names: x509.SubjectAlternativeName | None = None) -> IssuedKey:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(subject, key, ca=False)
         if names is not None:
             builder = builder.add_extension(names, critical=False)
         certificate = builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
         key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-        return Identity(key_pem, certificate + self.pem)
+        return IssuedKey(key_pem, certificate + self.pem)
 
     def _builder(self, subject: str, key: ec.EllipticCurvePrivateKey, *, ca: bool) -> x509.CertificateBuilder:
         def name_of(text: str) -> x509.Name:

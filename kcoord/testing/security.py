@@ -19,7 +19,7 @@ from kcoord.config.security import STANDARD_AUTHORIZER
 from kcoord_protocol.acls import CLUSTER_NAME, WILDCARD, Acl, AclOperation, PatternType, PermissionType, ResourceType
 
 if TYPE_CHECKING:
-    from kcoord.testing.certificates import Authority, Identity
+    from kcoord.testing.certificates import Authority, IssuedKey
 
 Tls = Literal["mutual"] | bool
 """Whether clients connect with TLS. If it is "mutual", they need a certificate."""
@@ -112,7 +112,7 @@ class BrokerSecurity:
             }
         return arguments
 
-    def _identity(self, user: str | None) -> Identity | None:
+    def _identity(self, user: str | None) -> IssuedKey | None:
         """Returns the key and certificate of a client, None if it needs none."""
         if self.authority is None or not self.is_mutual:
             return None
