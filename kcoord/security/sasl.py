@@ -36,6 +36,7 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, Errors
 from kcoord_protocol.framing import LENGTH_BYTES, decode_request_header, encode_response
 from kcoord_protocol.messages import (
+    ApiVersionsResponse,
     RequestHeader,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
@@ -202,7 +203,21 @@ class SaslAuthenticator:
 
     # --- the exchange -------------------------------------------------------------------------------------------------
 
+    def _refuse_versions(self, frame: bytes) -> SaslStep:
+        """Refuses ApiVersions between the handshake and the end of the login. Other requests get no answer there."""
+        reason = "ApiVersions came during the SASL authentication"
+        try:
+            header = decode_request_header(frame)[0]
+        except DecodeError:
+            return self._fail(reason)
+        response = ApiVersionsResponse(error_code=Errors.ILLEGAL_SASL_STATE)
+        version = header.request_api_version if header.request_api_version in ApiVersionsResponse.valid_versions else 0
+        output = encode_response(header.correlation_id, ApiKey.API_VERSIONS, version, response.encode(version))
+        return self._fail(reason, output, is_delayed=True)
+
     def _receive_token(self, frame: bytes, now_ms: int) -> SaslStep:
+        if frame[:2] == _VERSIONS_KEY:
+            return self._refuse_versions(frame)
         try:
             header, position = _header(frame, ApiKey.SASL_AUTHENTICATE)
             version = header.request_api_version

@@ -21,6 +21,7 @@ RELEASE = "4.3"
 """The release that kcoord behaves like. The suite is that of Kafka 4.3.1."""
 FEATURE = "peer.feature."
 BROKER = "peer.broker."
+PRINCIPAL = "peer.principal."
 BOOTSTRAP_FEATURES = ("group.version", "transaction.version")
 
 
@@ -116,7 +117,11 @@ def settings(facts: Mapping[str, str]) -> list[str]:
     """Returns kcoord's settings for the facts. Facts about listeners and roles that kcoord has anyway are ignored."""
     levels = [f"{name}={facts[FEATURE + name]}" for name in BOOTSTRAP_FEATURES if FEATURE + name in facts]
     features = [f"kcoord.bootstrap.features={','.join(levels)}"] if levels else []
-    return features + _settings_of_brokers(facts, int(facts["peer.brokers"]))
+    principals = [
+        f"{name.removeprefix(PRINCIPAL)}={value}" for name, value in facts.items() if name.startswith(PRINCIPAL)
+    ]
+    fixed = [f"kcoord.listener.principals={','.join(principals)}"] if principals else []
+    return features + fixed + _settings_of_brokers(facts, int(facts["peer.brokers"]))
 
 
 def _settings_of_brokers(facts: Mapping[str, str], count: int) -> list[str]:

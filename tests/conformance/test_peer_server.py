@@ -32,6 +32,12 @@ def test_several_brokers_become_workers_with_their_ports_and_settings() -> None:
     ]
 
 
+def test_principals_of_listeners() -> None:
+    properties = ["peer.brokers=1", "peer.principal.BROKER=Group:broker", "peer.principal.EXTERNAL=Group:client"]
+    expected = "kcoord.listener.principals=BROKER=Group:broker,EXTERNAL=Group:client"
+    assert settings(read_facts("\n".join(properties))) == [expected]
+
+
 def test_a_failure_counts_if_kafka_passes_and_no_difference_is_listed() -> None:
     def row(status: str, method: str = "testX", detail: str = "") -> Row:
         return Row(status, "C", method, f"{method} [1]", detail)

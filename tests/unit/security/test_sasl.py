@@ -17,8 +17,11 @@ from kcoord.security.plain import PlainUsers
 from kcoord.security.sasl import SaslAuthenticator, SaslSettings, SaslStep
 from kcoord.security.scram import Decoys
 from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
     MetadataRequest,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
@@ -281,11 +284,29 @@ def test_bytes_that_are_no_handshake(frame: bytes) -> None:
     assert "a valid SaslHandshake request was expected" in Login().failure(frame)
 
 
-@pytest.mark.parametrize("frame", [VERSIONS, METADATA, shake(), PLAIN_ALICE, b"", token(PLAIN_ALICE)[:-1]])
+@pytest.mark.parametrize("frame", [METADATA, shake(), PLAIN_ALICE, b"", token(PLAIN_ALICE)[:-1]])
 def test_after_the_handshake_only_tokens_are_accepted(frame: bytes) -> None:
     login = Login()
     login.sasl.receive(shake(), 0)
     assert "a valid SaslAuthenticate request was expected" in login.failure(frame)
+
+
+@pytest.mark.parametrize(("version", "answered_version"), [(0, 0), (4, 4), (99, 0)])
+def test_after_the_handshake_api_versions_is_refused_with_an_answer(version: int, answered_version: int) -> None:
+    login = Login()
+    login.sasl.receive(shake(), 0)
+    encoded_version = min(version, 4)
+    body = ApiVersionsRequest().encode(encoded_version)
+    frame = encode_request(ApiKey.API_VERSIONS, encoded_version, 1, "c", body)[4:]
+    step = login.sasl.receive(frame[:2] + version.to_bytes(2, "big") + frame[4:], 0)
+    assert step is not None and step.failure == "ApiVersions came during the SASL authentication"
+    assert step.delay_ms == 100
+    response = unframed(step)
+    correlation_id, position = decode_response_header(response, ApiKey.API_VERSIONS, answered_version)
+    assert correlation_id == 1
+    decoded = ApiVersionsResponse.decode(response[position:], answered_version)
+    assert (decoded.error_code, decoded.api_keys) == (Errors.ILLEGAL_SASL_STATE, [])
+    login.check_closed()
 
 
 @pytest.mark.parametrize("version", [0, 1])
