@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import Final
 
 from kcoord.security.authorizer import Authorizer
@@ -126,8 +127,9 @@ class Rights:
         """True if the request was denied an access. Always False if there is no audit log."""
         return self._decided is not None and not all(self._decided.values())
 
-    def decisions(self, *, denials_only: bool) -> list[dict[str, object]]:
-        """Returns the decisions for the audit log, each with its rule."""
+    def decisions(self, most: int, *, denials_only: bool) -> list[dict[str, object]]:
+        """Returns the first decisions for the audit log, each with its rule."""
+        decided = (item for item in (self._decided or {}).items() if not (item[1] and denials_only))
         return [
             {
                 "operation": operation.name,
@@ -136,8 +138,7 @@ class Rights:
                 "allowed": allowed,
                 "rule": str(self._authorizer.rule_of(self._principal, self._host, operation, resource_type, name)),
             }
-            for (operation, resource_type, name), allowed in (self._decided or {}).items()
-            if not (allowed and denials_only)
+            for (operation, resource_type, name), allowed in islice(decided, most)
         ]
 
     def _decision(self, operation: AclOperation, resource_type: ResourceType, name: str, references: int) -> str:

@@ -33,8 +33,11 @@ from kcoord.server.errors import StartError
 
 AuditEntry: TypeAlias = Mapping[str, object]
 
-MAX_WAITING: Final = 10_000
-"""Number of entries that may wait for the thread. A disk that hangs must not fill the memory."""
+MAX_WAITING: Final = 2_000
+"""Number of entries that may wait for the thread. A disk that hangs must not fill the memory.
+
+An entry has at most `MOST_PARTS` parts of each kind.
+"""
 CLOSE_SECONDS: Final = 1.5
 """The longest time that a shutdown waits for the last lines."""
 _MODE: Final = 0o600
@@ -64,8 +67,9 @@ class AuditFile:
         self._unreported = 0
         """Number of lost entries that no line of the file has yet."""
         self._is_failing = False
+        self._is_rotation_failing = False
         try:
-            self._open()
+            self._descriptor, self._size = self._open(path)
         except OSError as error:
             raise StartError(_refusal(path, error.strerror or str(error))) from None
         self._thread = threading.Thread(target=self._run, name="kcoord-audit", daemon=True)
@@ -108,9 +112,9 @@ class AuditFile:
         if unreported:
             lines.insert(0, _line({"time": entries[0]["time"], "event": "lost", "entries": unreported}))
         data = b"".join(lines)
+        if self._size and self._size + len(data) > self._max_bytes:
+            self._rotate_if_possible()
         try:
-            if self._size and self._size + len(data) > self._max_bytes:
-                self._rotate()
             self._write(data)
         except OSError as error:
             with self._wake:
@@ -141,10 +145,11 @@ class AuditFile:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self, path: str) -> tuple[int, int]:
+        """Opens and locks a file. Returns its descriptor and its size."""
         # A pipe without a reader would block the open.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(self._path, flags, _MODE)
+        descriptor = os.open(path, flags, _MODE)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError("it is no regular file")
@@ -159,7 +164,7 @@ class AuditFile:
         except OSError:
             os.close(descriptor)
             raise
-        self._descriptor, self._size = descriptor, size
+        return descriptor, size
 
     def _cut(self, descriptor: int) -> int:
         """Cuts a last line without an end, and returns the size of the file."""
@@ -176,18 +181,33 @@ class AuditFile:
             _logger.warning("The last line of the audit log %s was incomplete and is cut off", self._path)
         return end
 
+    def _rotate_if_possible(self) -> None:
+        """Begins a new file. If that fails, the present file grows beyond its limit, and the older ones stay."""
+        try:
+            self._rotate()
+            self._is_rotation_failing = False
+        except OSError as error:
+            if not self._is_rotation_failing:
+                self._is_rotation_failing = True
+                _logger.error("The audit log %s cannot be rotated, and grows: %s", self._path, error.strerror)
+
     def _rotate(self) -> None:
-        """Renames the files and opens a new one. If that fails, the present file stays open."""
+        """Opens the new file first, under another name. So nothing is renamed or removed if no file can be opened."""
         self._sync()
-        for number in range(self._max_files - 1, 0, -1):
-            older = self._path if number == 1 else f"{self._path}.{number - 1}"
-            if os.path.exists(older):
-                os.replace(older, f"{self._path}.{number}")
-        if self._max_files == 1:
-            os.unlink(self._path)
-        before = self._descriptor
-        self._open()
-        os.close(before)
+        next_path = f"{self._path}.next"
+        descriptor, size = self._open(next_path)
+        try:
+            # If FILE is missing, an earlier rotation failed after it had renamed the files.
+            for number in range(self._max_files - 1, 0, -1) if os.path.exists(self._path) else ():
+                older = self._path if number == 1 else f"{self._path}.{number - 1}"
+                if os.path.exists(older):
+                    os.replace(older, f"{self._path}.{number}")
+            os.replace(next_path, self._path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(self._descriptor)
+        self._descriptor, self._size = descriptor, size
 
     def _sync(self) -> None:
         try:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from kcoord.server.api.authorization import request_name
 from kcoord.server.observe.audit_file import AuditEntry, AuditFile
 from kcoord.server.observe.audited_requests import (
+    MOST_PARTS,
     TopicName,
     errors_of,
     fields_of,
@@ -110,7 +111,7 @@ class AuditLog:
             "version": context.api_version,
         }
         if rights is not None:
-            entry["decisions"] = rights.decisions(denials_only=change is None)
+            entry["decisions"] = rights.decisions(MOST_PARTS, denials_only=change is None)
         if change is not None:
             entry["fields"] = change["fields"]
             entry["errors"] = errors_of(response) if isinstance(response, Message) else []

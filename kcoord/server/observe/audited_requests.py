@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
+from itertools import islice
 from typing import Final, TypeAlias
 
 from kcoord.metadata.image import (
@@ -54,6 +55,14 @@ CHANGES: Final = frozenset(
 
 _REMOVED_BY_ADMIN: Final = "member was removed by an admin"
 """The beginning of the reason that Kafka's admin client sends in LeaveGroup."""
+
+MOST_PARTS: Final = 200
+"""An entry has no more topics, partitions and other parts of its request, and no more decisions and errors.
+
+A client could otherwise fill the file and the memory with one denied request of many partitions.
+"""
+_MOST_RESULTS: Final = 10_000
+"""No more results of a response are searched for errors, since that blocks the event loop."""
 
 _LEFT_OUT: Final = frozenset({"value", "timeout_ms", "retention_time_ms"})
 """Values of configs are left out, since any of them may be a password. The times are no part of a change."""
@@ -113,10 +122,13 @@ def fields_of(key: ApiKey, message: Message, topic_name: TopicName) -> dict[str,
     Empty fields are left out. A topic that is named by its id gets its name, too, if it exists.
     """
     names = _ACL_NAMES if key in (ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS) else _OTHER_NAMES
-    return _fields(message, names, topic_name)
+    return _fields(message, names, topic_name, iter(range(MOST_PARTS)))
 
 
-def _fields(message: Struct, names: Mapping[str, Mapping[int, str]], topic_name: TopicName) -> dict[str, object]:
+def _fields(
+    message: Struct, names: Mapping[str, Mapping[int, str]], topic_name: TopicName, places: Iterator[int]
+) -> dict[str, object]:
+    """`places` has an element for each part that the entry may still have."""
     fields: dict[str, object] = {}
     for name in _slots(message):
         value = getattr(message, name)
@@ -125,9 +137,13 @@ def _fields(message: Struct, names: Mapping[str, Mapping[int, str]], topic_name:
         elif name in _LEFT_OUT or value is None or value == [] or value in (b"", ""):
             continue
         elif isinstance(value, list):
-            fields[_kafka_name(name)] = [
-                _fields(part, names, topic_name) if isinstance(part, Struct) else _plain(part) for part in value
+            parts = [
+                _fields(part, names, topic_name, places) if isinstance(part, Struct) else _plain(part)
+                for part, _ in zip(value, places, strict=False)
             ]
+            fields[_kafka_name(name)] = parts
+            if len(parts) < len(value):
+                fields[f"{_kafka_name(name)}LeftOut"] = len(value) - len(parts)
         elif isinstance(value, bytes):
             # All other bytes of these requests are secrets, such as the HMAC of a delegation token.
             if name == "topic_id" and value != ZERO_UUID:
@@ -154,11 +170,12 @@ def _kafka_name(name: str) -> str:
 
 
 def errors_of(message: Message) -> list[dict[str, object]]:
-    """Returns the errors in a response, each with the resource that it is about."""
-    return [*_errors(message, {})]
+    """Returns the first errors in a response, each with the resource that it is about."""
+    return [*islice(_errors(message, {}, iter(range(_MOST_RESULTS))), MOST_PARTS)]
 
 
-def _errors(message: Struct, resource: Mapping[str, object]) -> Iterator[dict[str, object]]:
+def _errors(message: Struct, resource: Mapping[str, object], places: Iterator[int]) -> Iterator[dict[str, object]]:
+    """`places` has an element for each result that may still be examined."""
     parts: list[Struct] = []
     inner = dict(resource)
     code = 0
@@ -172,5 +189,5 @@ def _errors(message: Struct, resource: Mapping[str, object]) -> Iterator[dict[st
             inner[_kafka_name(name)] = _plain(value)
     if code:
         yield {**inner, "error": Errors(code).name}
-    for part in parts:
-        yield from _errors(part, inner)
+    for part, _ in zip(parts, places, strict=False):
+        yield from _errors(part, inner, places)

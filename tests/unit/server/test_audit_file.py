@@ -79,6 +79,38 @@ def test_a_file_that_is_full_is_renamed_and_the_oldest_removed(path: Path, max_f
     assert {stat.S_IMODE(name.stat().st_mode) for name in names} == {0o600}
 
 
+@pytest.mark.parametrize("max_files", [1, 3])
+@pytest.mark.parametrize("failing", ["open", "replace"])
+def test_a_rotation_that_fails_loses_nothing_and_is_tried_again(
+    path: Path, max_files: int, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client can cause EMFILE with many connections. It must not remove the traces of others."""
+    size = len(json.dumps(entry(100), separators=(",", ":"))) + 1
+    file = AuditFile(str(path), 2 * size, max_files)
+    for number in range(100, 104):
+        file.add(entry(number))
+        wait_until_written(file, number - 99)
+    files = {name.name: numbers(name) for name in path.parent.iterdir()}
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object, **__: object) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        patch.setattr(f"os.{failing}", fail)
+        for number in range(104, 110):
+            file.add(entry(number))
+            wait_until_written(file, number - 99)
+    after = {name.name: numbers(name) for name in path.parent.iterdir() if name.suffix != ".next"}
+    assert after == files | {"audit.log": [*range(102, 110)]}
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    file.add(entry(110))
+    file.close()
+    assert file.lost == 0
+    assert numbers(path) == [110]
+    assert max_files == 1 or numbers(path.with_name("audit.log.1")) == [*range(102, 110)]
+    assert not path.with_name("audit.log.next").exists()
+
+
 def test_an_incomplete_last_line_is_cut(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole = json.dumps(entry(1)).replace(": ", ":") + "\n"
     path.write_text(whole + whole[: -len('1"}\n')] + "x" * 100_000)

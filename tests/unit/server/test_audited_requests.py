@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import pytest
 
 from kcoord.server.observe.audited_requests import (
     CHANGES,
+    MOST_PARTS,
     errors_of,
     fields_of,
     is_change,
@@ -25,6 +27,7 @@ from kcoord_protocol.messages import (
     IncrementalAlterConfigsRequest,
     LeaveGroupRequest,
     OffsetCommitRequest,
+    OffsetDeleteRequest,
     OffsetDeleteResponse,
 )
 from tests.protocol.samples import full_sample
@@ -146,3 +149,20 @@ def test_errors_name_their_resource() -> None:
         {"name": "orders", "partitionIndex": 3, "error": "GROUP_SUBSCRIBED_TO_TOPIC"}
     ]
     assert errors_of(OffsetDeleteResponse(error_code=Errors.NON_EMPTY_GROUP)) == [{"error": "NON_EMPTY_GROUP"}]
+
+
+def test_an_entry_has_a_limited_number_of_parts() -> None:
+    """A client could otherwise fill the file with one request."""
+    partitions = [OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=p) for p in range(150)]
+    topics = [OffsetDeleteRequest.OffsetDeleteRequestTopic(name=name, partitions=partitions) for name in "abc"]
+    fields = fields_of(ApiKey.OFFSET_DELETE, OffsetDeleteRequest(group_id="g", topics=topics), no_name)
+    first, second = cast("list[dict[str, Any]]", fields["topics"])
+    assert (len(first["partitions"]), len(second["partitions"])) == (150, MOST_PARTS - 152)
+    assert (second["partitionsLeftOut"], fields["topicsLeftOut"]) == (150 - (MOST_PARTS - 152), 1)
+    failed = [
+        OffsetDeleteResponse.OffsetDeleteResponsePartition(partition_index=p, error_code=Errors.NOT_COORDINATOR)
+        for p in range(1_000)
+    ]
+    topic = OffsetDeleteResponse.OffsetDeleteResponseTopic(name="a", partitions=failed)
+    errors = errors_of(OffsetDeleteResponse(topics=[topic]))
+    assert [error["partitionIndex"] for error in errors] == [*range(MOST_PARTS)]
