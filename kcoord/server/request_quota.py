@@ -11,8 +11,8 @@ throttle_time_ms of at most one window (`quota.window.size.seconds`), and the co
 encoding counts, too, but throttles only the next request. Fast paths encode before they are measured, so clients with a
 quota are served without them.
 
-Requests that brokers send each other are exempt, as in Kafka: WriteTxnMarkers, and Fetch with a replica id. So is what
-comes before the end of a SASL authentication.
+Requests that brokers send each other are exempt, as in Kafka: WriteTxnMarkers that the client may send, and Fetch with
+a replica id. So is what comes before the end of a SASL authentication.
 """
 
 from __future__ import annotations
@@ -23,21 +23,18 @@ from typing import TYPE_CHECKING, Final, cast
 
 from kcoord.metadata.client_quotas import REQUEST_PERCENTAGE
 from kcoord.server.client_quotas import RateQuota
-from kcoord_protocol.api_keys import ApiKey
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
     from kcoord.metadata.image import QuotaEntity
     from kcoord.server.client_quotas import Throttled
 
-EXEMPT: Final = frozenset((ApiKey.WRITE_TXN_MARKERS,))
-
 _PERCENT_PER_NS: Final = 100 / 1_000_000_000
 """The unit of the rate is percent of a second, per second."""
 _MOST_CLIENTS: Final = 1000
-_KEY_AND_ID_LENGTH: Final = Struct(">h6xh")
-"""The API key of a frame, and behind version and correlation id the length of the client id."""
-_ID_AT: Final = _KEY_AND_ID_LENGTH.size
+_ID_LENGTH: Final = Struct(">8xh")
+"""The length of the client id in a frame, after API key, version and correlation id."""
+_ID_AT: Final = _ID_LENGTH.size
 
 Identity = tuple[str, bytes]
 """The principal and the client id, encoded."""
@@ -61,12 +58,10 @@ class RequestQuota(RateQuota):
         return min(super().record(user, client_id, amount, now_ms), self._longest_ms)
 
     def begin(self, principal: str, frame: bytes) -> RequestUse | None:
-        """Begins a request. Returns None if its client has no quota, or if the request is exempt."""
+        """Begins a request. Returns None if its client has no quota."""
         if len(frame) < _ID_AT:
             return None
-        key, length = _KEY_AND_ID_LENGTH.unpack_from(frame)
-        if key in EXEMPT:
-            return None
+        (length,) = _ID_LENGTH.unpack_from(frame)
         # The length of an id that is null is negative.
         client_id = frame[_ID_AT : _ID_AT + length] if length > 0 else b""
         identity = principal, client_id

@@ -466,6 +466,9 @@ class RequestPath:
             if not future.cancelled():
                 # Marks the exception as retrieved; asyncio would otherwise log it.
                 future.exception()
+            if use is not None:
+                # Else a client could work without limit by closing its connections.
+                use.settle(self._broker.now_ms())
             return
         if use is not None:
             use.resume()

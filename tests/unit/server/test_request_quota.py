@@ -12,6 +12,7 @@ from kcoord.metrics.measures import RequestMeasures
 from kcoord.server.net.request_path import PathSettings
 from kcoord.server.observe.broker_metrics import MeasuredPath
 from kcoord.server.quota_use import response_bytes
+from kcoord_protocol.acls import CLUSTER_NAME, AclOperation, PermissionType, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -33,7 +34,7 @@ from kcoord_protocol.messages import (
     WriteTxnMarkersResponse,
 )
 from kcoord_protocol.record_batch import Record, encode_batch
-from tests.unit.server.people import NOW_MS, Cluster, Person, running_cluster
+from tests.unit.server.people import NOW_MS, Cluster, Person, allow, running_cluster
 
 ALICE = "User:alice"
 HALF_SECOND_NS = 500_000_000
@@ -147,6 +148,31 @@ async def test_a_throttled_fetch_is_empty_and_that_of_a_broker_is_exempt(cluster
     assert (await alice.ask(fetch(topic_id, 2), 17, FetchResponse)).throttle_time_ms == 0
     await alice.ask(WriteTxnMarkersRequest(), 1, WriteTxnMarkersResponse)
     assert alice.path.take_throttle_ms() == 0
+
+
+async def test_markers_that_the_client_may_not_write_are_charged(cluster: Cluster) -> None:
+    denial = allow(ALICE, AclOperation.ALL, ResourceType.CLUSTER, CLUSTER_NAME, permission_type=PermissionType.DENY)
+    await cluster.grant(denial)
+    await exhaust(cluster)
+    alice = Person(cluster.broker, ALICE)
+    await alice.ask(WriteTxnMarkersRequest(), 1, WriteTxnMarkersResponse)
+    assert alice.path.take_throttle_ms() == WINDOW_MS
+
+
+async def test_a_client_that_has_gone_is_charged(cluster: Cluster) -> None:
+    """It could otherwise work without limit by closing its connection before each response."""
+    waiting = fetch(cluster.topic_id("t"))
+    waiting.max_wait_ms, waiting.min_bytes = 10_000, 1
+    alice = Person(cluster.broker, ALICE)
+    cluster.clock.cpu_step_ns = 60 * HALF_SECOND_NS
+    answer = cluster.broker.spawn(alice.ask(waiting, 17, FetchResponse))
+    while not alice.path.in_flight:
+        await asyncio.sleep(0)
+    cluster.clock.cpu_step_ns = 0
+    alice.path.close()
+    answer.cancel()
+    await asyncio.wait([answer])
+    assert await list_groups(Person(cluster.broker, ALICE)) == WINDOW_MS
 
 
 async def test_a_request_is_not_charged_while_it_waits(cluster: Cluster) -> None:

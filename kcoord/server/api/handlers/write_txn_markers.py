@@ -35,6 +35,9 @@ def handle(broker: Broker, context: RequestContext, request: WriteTxnMarkersRequ
     rights = context.rights
     if rights is not None and not rights.allows_cluster(AclOperation.ALTER, logs_denial=False):
         rights.require_cluster(AclOperation.CLUSTER_ACTION)
+    if context.use is not None:
+        # As in Kafka, the quota on time does not count what brokers may send each other.
+        context.use.is_exempt = True
     replies = [_write_all(broker, context, marker) for marker in request.markers]
     return map_reply(gather_replies(replies), lambda results: WriteTxnMarkersResponse(markers=results))
 
