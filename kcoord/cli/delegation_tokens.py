@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import binascii
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -166,7 +165,7 @@ def _hmac_of(options: argparse.Namespace) -> tuple[str, bytes]:
     text = sys.stdin.readline().strip() if is_read else options.hmac
     try:
         return "[hidden]" if is_read else text, base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise CommandError("The HMAC is not base64") from None
 
 
@@ -175,7 +174,11 @@ def _list_text(names: Iterable[str]) -> str:
 
 
 def _date(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000).strftime("%Y-%m-%dT%H:%M")
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).strftime("%Y-%m-%dT%H:%M")
+    except (ValueError, OverflowError, OSError):
+        # Later than the year 9999: the broker has no limit.
+        return str(time_ms)
 
 
 def _print_tokens(tokens: Iterable[DelegationToken]) -> None:

@@ -247,9 +247,9 @@ def described_tokens(
     Owners and renewers see their tokens; `may_describe` decides about the other ones. A request for owners also gets
     the tokens that they may renew.
     """
-    owners = None if request.owners is None else [f"{o.principal_type}:{o.principal_name}" for o in request.owners]
+    owners = None if request.owners is None else {f"{o.principal_type}:{o.principal_name}" for o in request.owners}
     for token_id, token in image.delegation_tokens.items():
-        if owners is not None and not any(map(token.is_of, owners)):
+        if owners is not None and owners.isdisjoint((token.owner, *token.renewers)):
             continue
         if token.is_of(requester) or may_describe(token_id, token):
             yield _described(config, token_id, token)
