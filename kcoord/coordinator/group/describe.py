@@ -32,13 +32,16 @@ def consumer_group(
         return ConsumerGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text
         )
+    assignor = group.preferred_server_assignor(assignors)
     failed = group.failed_computations
+    if failed is not None and (failed.assignor != assignor or group.assignment_epoch == group.group_epoch):
+        failed = None
     return ConsumerGroupDescribeResponse.DescribedGroup(
         group_id=group.group_id,
         group_state=group.state.value,
         group_epoch=group.group_epoch,
         assignment_epoch=group.assignment_epoch,
-        assignor_name=group.preferred_server_assignor(assignors),
+        assignor_name=assignor,
         group_creation_time_ms=group.creation_time_ms,
         members=[_member(group, member, image) for _, member in sorted(group.members.items(), reverse=True)],
         failed_computations=0 if failed is None else failed.count,

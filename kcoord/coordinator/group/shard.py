@@ -198,7 +198,7 @@ class GroupCoordinatorShard:
         if isinstance(group, ConsumerGroup) and isinstance(value, FailedComputation):
             self.counters.assignor_failures[value.assignor] += 1
             group.failed_computations = FailedComputations.after(
-                group.failed_computations, value.reason, context.now_ms
+                group.failed_computations, value.assignor, value.reason, context.now_ms
             )
         return CoordinatorResult(None)
 

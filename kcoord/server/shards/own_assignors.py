@@ -6,9 +6,9 @@ thread cannot be stopped, so the assignor runs in a process (`kcoord.assignors.p
 which refuses to start if the class cannot be loaded.
 
 A background thread of the group coordinator sends a request and waits for the response. Before that it starts a
-watchdog. If the response is late, the watchdog kills the process, so that the thread sees the end of the connection.
-The next request starts a new process. What the assignor returns is checked as a whole before it becomes a target. If
-anything goes wrong, the group keeps its present target, and the state machine asks again after a pause
+watchdog. If the response is late, the watchdog kills the process and those that it has started, and ends the
+connection. The next request starts a new process. What the assignor returns is checked as a whole before it becomes a
+target. If anything goes wrong, the group keeps its present target, and the state machine asks again after a pause
 (`FailedComputations`).
 """
 
@@ -18,11 +18,13 @@ import json
 import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -45,6 +47,7 @@ _logger = logging.getLogger(__name__)
 
 MAX_RESPONSE_BYTES: Final = 256 << 20
 _START_MS: Final = 10_000
+_EXIT_SECONDS: Final = 1.0
 _KEY: Final = "group.consumer.assignors"
 
 
@@ -62,6 +65,8 @@ class OwnAssignor:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._socket: socket.socket | None = None
+        """The broker's end of the connection. Its shutdown wakes a thread that reads, whoever holds the other end."""
         self._lifeline: socket.socket | None = None
         name = self._start().get("name")
         if not isinstance(name, str) or not name or not name.isascii() or not name.isprintable():
@@ -70,7 +75,19 @@ class OwnAssignor:
         self.name = name
 
     def _start(self) -> Mapping[str, object]:
-        ours, theirs = socket.socketpair()
+        """Starts the process and returns its first response. Raises AssignorError, also if the class is gone."""
+        try:
+            self._start_process()
+        except OSError as error:
+            raise AssignorError(f"its process cannot be started: {error.strerror}") from None
+        try:
+            return self._exchange(None, _START_MS)
+        except AssignorError:
+            self.close()
+            raise
+
+    def _start_process(self) -> None:
+        self._socket, theirs = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
         with theirs, lifeline:
             numbers = (theirs.fileno(), lifeline.fileno())
@@ -78,10 +95,13 @@ class OwnAssignor:
             # The class may be in a folder that only this process has in its path.
             path = os.pathsep.join(filter(None, sys.path))
             self._process = subprocess.Popen(
-                command, pass_fds=numbers, stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}
+                command,
+                pass_fds=numbers,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,
             )
-        self._connection = Connection(ours.detach())
-        return self._exchange(None, _START_MS)
+        self._connection = Connection(os.dup(self._socket.fileno()))
 
     def compute(self, work: TargetInput) -> object:
         """Returns the value of a ComputeTarget task: a ComputedTarget with encoded records, or a FailedComputation."""
@@ -125,21 +145,24 @@ class OwnAssignor:
         assert connection is not None
         late = threading.Event()
 
-        def kill() -> None:
+        def end() -> None:
             late.set()
-            process.kill()
+            self._end(process)
 
-        watchdog = threading.Timer(timeout_ms / 1000, kill)
+        watchdog = threading.Timer(timeout_ms / 1000, end)
         watchdog.start()
         try:
             if request is not None:
                 connection.send_bytes(request)
             response = json.loads(connection.recv_bytes(MAX_RESPONSE_BYTES))
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                # A process that ends by itself closes its connection a little earlier.
+                process.wait(_EXIT_SECONDS)
             self.close()
             if late.is_set():
                 raise AssignorError(f"it did not finish within {timeout_ms} ms (kcoord.assignor.timeout.ms)") from None
-            raise AssignorError(f"its process ended with exit code {process.returncode}") from error
+            raise AssignorError(f"its process ended with exit code {process.returncode}") from None
         finally:
             watchdog.cancel()
         if not isinstance(response, dict):
@@ -152,11 +175,19 @@ class OwnAssignor:
         """Ends the process; a request that runs fails."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            self._end(process)
             process.wait()
-        for end in (self._connection, self._lifeline):
+        for end in (self._connection, self._socket, self._lifeline):
             if end is not None:
                 end.close()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Kills the process and those that it has started, which would otherwise keep the connection open."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _with_topic_ids(proposed: object, names: Mapping[bytes, str]) -> dict[str, dict[bytes, list[int]]]:

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.coordinator.group.assignor import ASSIGNORS, Assignment, MemberSpec
+from kcoord.coordinator.group.assignor.uniform_rack import _Exchange
 from tests.unit.assignor.test_assignors import after, owners, targets, topic, totals
 
 UNIFORM, UNIFORM_RACK = ASSIGNORS["uniform"], ASSIGNORS["uniform-rack"]
@@ -166,6 +168,28 @@ def test_a_chain_over_three_racks_is_found() -> None:
     racks = [frozenset("b"), frozenset("bc"), frozenset("a")]
     assignment = assign(members, {topic(1): racks})
     assert owners(assignment) == {(topic(1), 0): "m2", (topic(1), 1): "m3", (topic(1), 2): "m1"}
+
+
+def test_bringing_partitions_home_looks_at_kinds_and_not_at_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members swap their racks. Each partition is away then, and no exchange is possible."""
+    looks = 0
+    may_exchange = _Exchange._may_exchange
+
+    def counted(exchange: _Exchange, owner: str, kind: frozenset[str], other: str, other_kind: frozenset[str]) -> bool:
+        nonlocal looks
+        looks += 1
+        return may_exchange(exchange, owner, kind, other, other_kind)
+
+    monkeypatch.setattr(_Exchange, "_may_exchange", counted)
+    half = 500
+    racks = [frozenset("a")] * half + [frozenset("b")] * half
+    members = {
+        "m1": MemberSpec(None, "a", {topic(1)}, {topic(1): frozenset(range(half, 2 * half))}),
+        "m2": MemberSpec(None, "b", {topic(1)}, {topic(1): frozenset(range(half))}),
+    }
+    assignment = assign(members, {topic(1): racks})
+    assert all_matches(members, {topic(1): racks}, assignment) == 2 * half
+    assert 0 < looks <= 4 * half
 
 
 def test_a_new_member_takes_the_partitions_of_its_rack() -> None:

@@ -109,6 +109,7 @@ def test_a_group_that_turns_to_a_built_in_assignor_does_not_wait_for_the_pause(c
     fail(context, asked(context))
     answer = context.heartbeat("g", A, epoch, assignor="uniform", owned={})
     assert context.assigned(answer) == OWNED
+    assert context.describe("g").failed_computations == 0
 
 
 def test_a_changed_rack_is_a_new_epoch(context: GroupContext) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -41,7 +42,7 @@ class Good(ServerAssignor):
         (FOLDER / "pid").write_text(str(os.getpid()))
         (FOLDER / "input").write_text(repr((sorted(members.items()), sorted(topics.items()))))
         code = (FOLDER / "code").read_text()
-        return eval(code, {{"members": members, "os": os, "spin": spin}})
+        return eval(code, {{"members": members, "os": os, "sys": sys, "spin": spin, "fork": fork}})
 
 class SameName(Good):
     pass
@@ -60,6 +61,12 @@ class Foreign:
 def spin():
     while True:
         pass
+
+def fork():
+    if not os.fork():
+        time.sleep(60)
+        os._exit(0)
+    return {{"m": {{"t": [0, 1]}}}}
 """
 
 
@@ -120,6 +127,7 @@ def test_it_gets_members_and_topics_and_its_result_becomes_a_target(good: OwnAss
         ("{7: {'t': [0, 1]}}", "member 7 is not in the group"),
         ("{'m': {'t': [object()]}}", "TypeError: Object of type object is not JSON serializable"),
         ("os._exit(3)", "its process ended with exit code 3"),
+        ("sys.exit(4)", "its process ended with exit code 4"),
     ],
 )
 def test_a_failure_is_told_and_the_next_request_works(good: OwnAssignor, folder: Path, code: str, reason: str) -> None:
@@ -135,6 +143,30 @@ def test_an_assignor_that_never_returns_is_killed(folder: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(killed, 0)
     assignor.close()
+
+
+def test_processes_that_the_assignor_starts_end_with_it(folder: Path) -> None:
+    """They have the connection too, so its end would not be seen while they live."""
+    assignor = OwnAssignor("assignors_of_a_test:Good", 2_000)
+    assert outcome(assignor, folder, "fork()") == {"m": [0, 1]}
+    late = "it did not finish within 2000 ms (kcoord.assignor.timeout.ms)"
+    assert outcome(assignor, folder, "(fork(), os._exit(5))[0]") == late
+    assert outcome(assignor, folder, "{'m': {'t': [0, 1]}}") == {"m": [0, 1]}
+    assignor.close()
+
+
+def test_a_class_that_is_gone_later_is_told_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assignor = OwnAssignor("assignors_of_a_test:Good", 5_000)
+    assert outcome(assignor, folder, "os._exit(3)") == "its process ended with exit code 3"
+    (folder / "assignors_of_a_test.py").write_text("")
+    gone = "AttributeError: module 'assignors_of_a_test' has no attribute 'Good'"
+    assert [outcome(assignor, folder, "None") for _ in range(2)] == [gone, gone]
+
+    def no_sockets() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("socket.socketpair", no_sockets)
+    assert outcome(assignor, folder, "None") == "its process cannot be started: Too many open files"
 
 
 def test_a_process_ends_with_its_broker_even_if_the_assignor_spins(folder: Path) -> None:

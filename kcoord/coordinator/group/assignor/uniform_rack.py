@@ -240,38 +240,41 @@ class _Exchange:
         self._owner[partition] = member_id
 
     def bring_home(self) -> None:
-        """Exchanges two partitions, as long as one of them comes home by it and the matches stay."""
-        strangers: dict[str, list[_Partition]] = defaultdict(list)
+        """Exchanges two partitions, as long as one of them comes home by it and the matches stay.
+
+        What a member holds for candidates is kept by kind, since all partitions of a kind are alike in an exchange.
+        """
+        strangers: dict[str, dict[_Kind, dict[_Partition, None]]] = defaultdict(lambda: defaultdict(dict))
         away: list[_Partition] = []
         for partition, member_id in sorted(self._owner.items()):
             home = self._home.get(partition)
             if home != member_id:
-                strangers[member_id].append(partition)
+                strangers[member_id][self._kind(partition)][partition] = None
                 if home is not None:
                     away.append(partition)
         has_changed = True
         while has_changed:
             has_changed = False
             for partition in away:
-                owner, home = self._owner[partition], self._home[partition]
+                owner, home, kind = self._owner[partition], self._home[partition], self._kind(partition)
                 if owner == home:
                     continue
-                other = next((other for other in strangers[home] if self._may_exchange(partition, other)), None)
-                if other is None:
-                    continue
-                strangers[owner].remove(partition)
-                strangers[home].remove(other)
-                self._give(partition, home)
-                self._give(other, owner)
-                if self._home.get(other) != owner:
-                    strangers[owner].append(other)
-                has_changed = True
+                for other_kind, candidates in strangers[home].items():
+                    if candidates and self._may_exchange(owner, kind, home, other_kind):
+                        other = next(iter(candidates))
+                        del candidates[other], strangers[owner][kind][partition]
+                        self._give(partition, home)
+                        self._give(other, owner)
+                        if self._home.get(other) != owner:
+                            strangers[owner][other_kind][other] = None
+                        has_changed = True
+                        break
 
-    def _may_exchange(self, first: _Partition, second: _Partition) -> bool:
-        first_rack, second_rack = self._rack_of[self._owner[first]], self._rack_of[self._owner[second]]
-        first_kind, second_kind = self._kind(first), self._kind(second)
-        before = (first_rack in first_kind) + (second_rack in second_kind)
-        return (second_rack in first_kind) + (first_rack in second_kind) >= before
+    def _may_exchange(self, owner: str, kind: _Kind, other_owner: str, other_kind: _Kind) -> bool:
+        """Returns whether the matches stay if two members exchange partitions of these kinds."""
+        rack, other_rack = self._rack_of[owner], self._rack_of[other_owner]
+        before = (rack in kind) + (other_rack in other_kind)
+        return (other_rack in kind) + (rack in other_kind) >= before
 
     def store(self, assignment: Assignment) -> None:
         """Writes the claims of the members that changed."""

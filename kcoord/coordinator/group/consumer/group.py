@@ -198,15 +198,18 @@ class ResolvedRegularExpression:
 class FailedComputations:
     """How often an assignor of one's own failed in a row for a group, why, and when it is asked again."""
 
+    assignor: str
     count: int
     reason: str
     retry_at_ms: int
 
     @classmethod
-    def after(cls, earlier: FailedComputations | None, reason: str, now_ms: int) -> FailedComputations:
-        """Counts one more failure. The pause doubles with each."""
-        count = 1 if earlier is None else min(earlier.count + 1, _MAX_FAILURES)
-        return cls(count, reason, now_ms + min(_FIRST_PAUSE_MS << (count - 1), _LONGEST_PAUSE_MS))
+    def after(cls, earlier: FailedComputations | None, assignor: str, reason: str, now_ms: int) -> FailedComputations:
+        """Counts one more failure. The pause doubles with each failure of the same assignor."""
+        count = 1
+        if earlier is not None and earlier.assignor == assignor:
+            count = min(earlier.count + 1, _MAX_FAILURES)
+        return cls(assignor, count, reason, now_ms + min(_FIRST_PAUSE_MS << (count - 1), _LONGEST_PAUSE_MS))
 
 
 class ConsumerGroup:

@@ -267,7 +267,7 @@ class MemberTransition:
         assignor = group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
         if assignor not in ASSIGNORS:
             failed = group.failed_computations
-            if failed is None or self.now_ms >= failed.retry_at_ms:
+            if failed is None or failed.assignor != assignor or self.now_ms >= failed.retry_at_ms:
                 self.tasks.append(task)
             return present if group.assignment_epoch else self._empty_target(updated, group_epoch)
         if self.settings.assignor_offload_enable and takes_long(
