@@ -11,12 +11,13 @@ A change of the metadata takes these steps, all in the event loop of the control
    topic was created therefore finds it at every worker.
 
 A follower that does not send APPLIED delays a response by at most `APPLY_SECONDS`. If the change concerns ACLs,
-credentials or delegation tokens, the controller then kills the process of that follower, before the response leaves. A
-worker that hangs can therefore never continue with ACLs that were changed. The supervisor starts it again. After other
-changes the follower may continue: it serves the old metadata until it has read the new one.
+credentials or delegation tokens, the controller then kills the process of that follower, before the response leaves. So
+a worker that hangs does not continue with ACLs that were changed. The supervisor starts it again. After other changes
+the follower may continue: it serves the old metadata until it has read the new one.
 
-A follower whose connection breaks delays nothing: it applies the whole log before it accepts clients or acknowledges
-again. A worker that is being started is not waited for.
+A follower whose connection breaks delays nothing, nor does a worker that is being started. A worker that starts applies
+the whole log before it accepts clients. A worker that runs serves with its newest image until it has connected again,
+so after a crash of the controller it may use old ACLs for as long as that takes.
 
 If the controller crashes between two steps, durable batches stay in the log. The followers get them when they connect
 again. A batch is sent only after it is durable, so a follower can be ahead of the log only if the log was damaged. The
