@@ -113,6 +113,18 @@ def _has_unknown_acl_element(difference: Difference) -> bool:
     return difference.vector.key in acl_requests and difference.kafka == "closed" and is_disabled
 
 
+def _names_an_owner_without_a_type(difference: Difference) -> bool:
+    """The requester has not logged in, which kcoord answers first."""
+    fields = difference.vector.fields
+    return (
+        difference.vector.key is ApiKey.CREATE_DELEGATION_TOKEN
+        and fields.get("ownerPrincipalType", "") is None
+        and bool(fields["ownerPrincipalName"])
+        and difference.kafka == UNKNOWN_SERVER_ERROR
+        and difference.kcoord == str(int(Errors.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED))
+    )
+
+
 REASONS: tuple[Callable[[Difference], bool], ...] = (
     _breaks_kafkas_session_cache,
     _asks_nothing,
@@ -120,6 +132,7 @@ REASONS: tuple[Callable[[Difference], bool], ...] = (
     _lacks_config_value,
     _guesses_a_producer_id,
     _has_unknown_acl_element,
+    _names_an_owner_without_a_type,
 )
 """The known differences, each with a row in docs/differences.md."""
 
