@@ -112,6 +112,8 @@ def _kilobytes_each(broker: Broker) -> float:
         own, its = multiprocessing.Pipe()
         process = multiprocessing.Process(target=_open, args=(broker, IDLE_CONNECTIONS // CLIENT_PROCESSES, its))
         process.start()
+        # If a client ends early, recv below fails instead of waiting forever.
+        its.close()
         clients.append((process, own))
     for _, own in clients:
         assert own.recv() == "open"

@@ -18,6 +18,7 @@ import pytest
 from tests.fuzz.live import HEALTHY_TOPIC, Fuzzer, HealthyMember, Outcome, committed_offset_once_loaded, connected
 from tests.support.confluent import create_topic
 from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.memory import resident_kib
 
 REQUESTS = int(os.environ.get("KCOORD_FUZZ_REQUESTS", "40000"))
 SEED = int(os.environ.get("KCOORD_FUZZ_SEED", "1"))
@@ -50,11 +51,6 @@ async def fuzz(port: int) -> tuple[Outcome, int]:
     return await fuzzing, member.beats
 
 
-def resident_kib(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-
-
 def test_hostile_requests(broker: KcoordProcess) -> None:
     create_topic(broker.address, HEALTHY_TOPIC, 1)
     create_topic(broker.address, "orders", 3)
@@ -64,7 +60,7 @@ def test_hostile_requests(broker: KcoordProcess) -> None:
     assert beats > 5
     assert len(outcome.answers) > 30, "most APIs have sent a response"
     assert "Traceback" not in broker.log
-    assert resident_kib(broker.pid) < MOST_RESIDENT_KIB
+    assert resident_kib(broker.pid, "VmHWM") < MOST_RESIDENT_KIB
     broker.restart(signal.SIGKILL)
 
     async def reads_again() -> int:

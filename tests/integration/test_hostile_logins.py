@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -32,12 +35,16 @@ from tests.integration.conftest import SERVER
 from tests.integration.wire import ConnectionClosed, WireClient
 from tests.support.certificates import Authority
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.memory import resident_kib
+from tests.support.waiting import wait_until
 
+IS_SOAK = "KCOORD_HOSTILE_CONNECTIONS" in os.environ
 CONNECTIONS = int(os.environ.get("KCOORD_HOSTILE_CONNECTIONS", "300"))
 LOGIN_MS = max(2000, CONNECTIONS * 2)
 HANDSHAKE_MS = LOGIN_MS // 2
 MOST_KIB_PER_CONNECTION = 40
-MOST_RESPONSE_SECONDS = 2.0
+MOST_RESPONSE_SECONDS = 2.0 if IS_SOAK else 10.0
+"""`make test` shares the machine with other tests."""
 SCRAM = "SCRAM-SHA-256"
 CLOSED = (ConnectionClosed, ConnectionResetError, BrokenPipeError)
 
@@ -68,11 +75,6 @@ class Broker(KcoordProcess):
             },
         )
 
-    @property
-    def resident_kib(self) -> int:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-
     def shake(self, mechanism: str, port: int | None = None) -> WireClient:
         """Returns a connection that has chosen a mechanism."""
         wire = WireClient(port or self.port)
@@ -94,6 +96,8 @@ def send_token(wire: WireClient, token: bytes) -> SaslAuthenticateResponse:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     broker = Broker(tmp_path_factory.mktemp("logins"))
     try:
         broker.start()
@@ -125,23 +129,26 @@ def test_connections_that_never_log_in(broker: Broker) -> None:
         (broker.ports[1], b""),
         (broker.ports[1], half_handshake()),
     ]
-    served = [broker.logged_in(), WireClient(broker.ports[2])]
-    before_kib, peak_kib, slowest, began = broker.resident_kib, 0, 0.0, time.monotonic()
+    before_kib, peak_kib, slowest, began = resident_kib(broker.pid), 0, 0.0, time.monotonic()
+
+    served: list[WireClient] = []
 
     def look() -> None:
         nonlocal peak_kib, slowest
-        peak_kib = max(peak_kib, broker.resident_kib)
+        peak_kib = max(peak_kib, resident_kib(broker.pid))
         for wire in served:
             asked = time.monotonic()
             assert wire.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
             slowest = max(slowest, time.monotonic() - asked)
 
-    opened: list[socket.socket] = []
-    try:
+    with ExitStack() as stack:
+        served += [stack.enter_context(broker.logged_in()), stack.enter_context(WireClient(broker.ports[2]))]
+        opened: list[socket.socket] = []
         for number in range(CONNECTIONS):
             port, data = kinds[number % len(kinds)]
-            connection = socket.create_connection(("127.0.0.1", port), 30, (f"127.0.0.{2 + number % 5}", 0))
-            opened.append(connection)
+            address = ("127.0.0.1", port)
+            connection = socket.create_connection(address, 30, (f"127.0.0.{2 + number % 5}", 0))
+            opened.append(stack.enter_context(connection))
             if data:
                 connection.sendall(data)
             if number % 100 == 99:
@@ -154,14 +161,9 @@ def test_connections_that_never_log_in(broker: Broker) -> None:
                 look()
         # Each one is closed by its own timer. connections.max.idle.ms is ten minutes.
         assert time.monotonic() - last < LOGIN_MS / 1000 + 10
-    finally:
-        for connection in opened:
-            connection.close()
-    look()
+        look()
     with broker.logged_in() as wire:
         assert wire.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
-    for wire in served:
-        wire.socket.close()
     print(f"{CONNECTIONS} connections: {before_kib} KiB before, {peak_kib} KiB at most, {slowest:.3f} s")
     assert peak_kib - before_kib < MOST_KIB_PER_CONNECTION * CONNECTIONS + 20 * 1024
     assert slowest < MOST_RESPONSE_SECONDS
@@ -181,24 +183,41 @@ def drain(connection: socket.socket) -> None:
 
 
 NO_LOGINS = [
-    (600_000).to_bytes(4, "big"),
-    (0x7FFFFFFF).to_bytes(4, "big"),
-    b"\xff\xff\xff\xff",
-    half_handshake(),
-    b"GET / HTTP/1.1\r\n\r\n",
-    encode_request(16, 5, 1, "c", ListGroupsRequest().encode(5)),
-    encode_request(36, 2, 1, "c", SaslAuthenticateRequest(auth_bytes=b"\0bob\0pie").encode(2)),
+    ((600_000).to_bytes(4, "big"), "frame of 600000 bytes"),
+    ((0x7FFFFFFF).to_bytes(4, "big"), "frame of 2147483647 bytes"),
+    (b"\xff\xff\xff\xff", "frame of -1 bytes"),
+    (half_handshake(), "looks like a TLS handshake"),
+    (b"GET / HTTP/1.1\r\n\r\n", "looks like HTTP"),
+    (encode_request(16, 5, 1, "c", ListGroupsRequest().encode(5)), "a valid SaslHandshake request was expected"),
+    (
+        encode_request(36, 2, 1, "c", SaslAuthenticateRequest(auth_bytes=b"\0bob\0pie").encode(2)),
+        "a valid SaslHandshake request was expected",
+    ),
 ]
+"""Bytes, and the reason that the log of a listener without TLS gives."""
 
 
 @pytest.mark.parametrize(
-    ("listener", "data"), [*((0, data) for data in NO_LOGINS), *((1, data) for data in NO_LOGINS[4:])]
+    ("listener", "data", "reason"),
+    [
+        *((0, data, reason) for data, reason in NO_LOGINS),
+        *((1, data, "the first bytes are not TLS") for data, _ in NO_LOGINS[4:]),
+    ],
 )
-def test_bytes_that_are_no_login_close_the_connection(broker: Broker, listener: int, data: bytes) -> None:
-    """Also TLS on a plain port, and plain text on a port with TLS."""
-    with WireClient(broker.ports[listener]) as wire:
-        wire.socket.sendall(data)
-        drain(wire.socket)
+def test_bytes_that_are_no_login_close_the_connection(broker: Broker, listener: int, data: bytes, reason: str) -> None:
+    """Also TLS on a plain port, and plain text on a port with TLS. No timeout closes them."""
+
+    def logged() -> list[str]:
+        """Returns the line about a new connection. There is none if the log has had ten in this second."""
+        begin = len(broker.log)
+        with WireClient(broker.ports[listener]) as wire:
+            host, port = wire.socket.getsockname()
+            wire.socket.sendall(data)
+            drain(wire.socket)
+        return re.findall(rf"{host}:{port}: closing, .*", broker.log[begin:])
+
+    (line,) = wait_until(logged, "the log says why")
+    assert reason in line
     with broker.logged_in():
         pass
 
@@ -222,21 +241,26 @@ def test_tokens_of_the_largest_size(broker: Broker) -> None:
         send_token(wire, b"\0bob\0" + b"p" * 530_000)
 
 
-def test_a_server_does_not_renegotiate(broker: Broker) -> None:
+def test_a_server_does_not_renegotiate(broker: Broker, tmp_path: Path) -> None:
     """OpenSSL's client asks for a renegotiation with TLS 1.2, and gets the alert no_renegotiation."""
     command = ["openssl", "s_client", "-connect", f"127.0.0.1:{broker.ports[1]}", "-tls1_2"]
-    client = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert client.stdin is not None
-    for _ in range(20):
-        time.sleep(0.1)
-        if client.poll() is not None:
-            break
-        client.stdin.write("R\n")
-        client.stdin.flush()
-    client.kill()
-    output = client.communicate()[0]
-    assert "RENEGOTIATING" in output and "no renegotiation" in output
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        client = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
+    stdin = client.stdin
+    assert stdin is not None
+
+    def is_refused() -> bool:
+        with suppress(BrokenPipeError):
+            stdin.write(b"R\n")
+        return b"no renegotiation" in output.read_bytes()
+
+    try:
+        wait_until(is_refused, "the renegotiation is refused")
+        assert b"RENEGOTIATING" in output.read_bytes()
+    finally:
+        client.kill()
+        client.wait()
+        stdin.close()
     with broker.logged_in():
         pass

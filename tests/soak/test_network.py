@@ -27,6 +27,7 @@ from kcoord_protocol.messages import (
 from tests.integration.wire import WireClient
 from tests.soak.crowd import END_SECONDS, SETTINGS, Crowd, rest
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.memory import resident_kib
 from tests.support.private_network import PrivateNetwork, private_network
 from tests.support.waiting import wait_until
 
@@ -74,11 +75,6 @@ def connections(server: KcoordProcess) -> int:
     return count
 
 
-def resident_kib(server: KcoordProcess) -> int:
-    status = Path(f"/proc/{server.pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-
-
 def test_peers_that_disappear_without_a_fin(tmp_path: Path, network: PrivateNetwork) -> None:
     """The broker closes half-open connections after connections.max.idle.ms.
 
@@ -94,7 +90,7 @@ def test_peers_that_disappear_without_a_fin(tmp_path: Path, network: PrivateNetw
             assert not client.call(request, 7, CreateTopicsResponse).topics[0].error_code
         wait_until(lambda: connections(server) == idle, "the clean connection is closed")
         for _ in range(ROUNDS):
-            before_kib = resident_kib(server)
+            before_kib = resident_kib(server.pid)
             peers = speak_and_stop_reading(server)
             wait_until(lambda: connections(server) == idle + len(peers), "the broker has accepted all connections")  # noqa: B023
             with network.silence(server.port):
@@ -103,7 +99,7 @@ def test_peers_that_disappear_without_a_fin(tmp_path: Path, network: PrivateNetw
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     peer.close()
                 wait_until(lambda: connections(server) == idle, "half-open connections are closed", REAPED_SECONDS)
-            assert resident_kib(server) - before_kib < MOST_GROWTH_KIB
+            assert resident_kib(server.pid) - before_kib < MOST_GROWTH_KIB
         assert server.stop() == 0
     finally:
         server.kill()

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -12,6 +14,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from kcoord import client
 from kcoord_protocol.messages import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -70,71 +73,85 @@ def consume(broker: KcoordProcess, topic: str, client_id: str) -> float:
     return time.monotonic() - began
 
 
+@pytest.fixture
+def no_quotas_later(broker: KcoordProcess) -> Iterator[None]:
+    """Removes what a test that fails leaves behind."""
+    yield
+
+    async def remove() -> None:
+        async with client.AdminClient(bootstrap_servers=broker.address) as admin:
+            left = await admin.describe_client_quotas()
+            (await admin.alter_client_quotas({of: dict.fromkeys(values) for of, values in left.items()})).all()
+
+    asyncio.run(remove())
+
+
+@pytest.mark.usefixtures("no_quotas_later")
 def test_clients_above_their_quota_are_slowed(broker: KcoordProcess, name: str) -> None:
     alter_quota(broker.address, {"client-id": "slow"}, producer_byte_rate=RATE, consumer_byte_rate=RATE)
-    free_seconds, free_throttle_ms = produce(broker, name, "free")
+    free_throttle_ms = produce(broker, name, "free")[1]
     slow_seconds, slow_throttle_ms = produce(broker, f"{name}-slow", "slow")
     assert free_throttle_ms == 0
     assert slow_throttle_ms > 0
     # 800 kB at 50 kB/s, after a burst of 500 kB.
-    assert slow_seconds > 3 > free_seconds
+    assert slow_seconds > 3
     assert consume(broker, name, "slow") > 3
     alter_quota(broker.address, {"client-id": "slow"}, producer_byte_rate=None, consumer_byte_rate=None)
     assert produce(broker, f"{name}-slow", "slow")[1] == 0
 
 
+@pytest.mark.usefixtures("no_quotas_later")
 def test_a_client_above_its_share_of_time_is_slowed(broker: KcoordProcess, name: str) -> None:
-    """A hundredth of a percent are one millisecond of CPU time in ten seconds. Each throttle lasts for one second."""
-    alter_quota(broker.address, {"client-id": "busy"}, request_percentage=0.01)
-    producer_throttle_ms = produce(broker, name, "busy", 5)[1]
+    """A ten-thousandth of a percent are 10 us of CPU time in ten seconds. Each throttle lasts for one second."""
+    alter_quota(broker.address, {"client-id": "busy"}, request_percentage=0.0001)
+    producer_throttle_ms = produce(broker, name, "busy", 2)[1]
     assert 0 < producer_throttle_ms <= 1000
     alter_quota(broker.address, {"client-id": "busy"}, request_percentage=None)
-    assert produce(broker, name, "busy", 5)[1] == 0
+    assert produce(broker, name, "busy", 2)[1] == 0
 
 
+@pytest.mark.usefixtures("no_quotas_later")
 def test_new_topics_above_the_quota_are_delayed(broker: KcoordProcess, name: str) -> None:
-    """librdkafka asks for them in a version that no quota refuses. The first topic leaves a debt of 2.5 s."""
+    """librdkafka asks for them in a version that no quota refuses. The first topic leaves a debt of 1.5 s."""
     alter_quota(broker.address, {"client-id": "maker"}, controller_mutation_rate=10.0)
     admin = AdminClient({"bootstrap.servers": broker.address, "client.id": "maker"})
-    for topic, partitions in ((name, 135), (f"{name}-2", 1)):
-        began = time.monotonic()
+    began = time.monotonic()
+    for topic, partitions in ((name, 125), (f"{name}-2", 1)):
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
-    assert time.monotonic() - began > 1
-    alter_quota(broker.address, {"client-id": "maker"}, controller_mutation_rate=None)
+    assert time.monotonic() - began > 1.4
 
 
 def test_connections_above_the_rate_of_their_address_are_closed(broker: KcoordProcess) -> None:
     """Ten seconds' worth of connections are served at once. The others hear nothing until they are closed."""
     with WireClient(broker.port) as kept:
         alter_address(kept, "127.0.0.1", 1.0)
-        served = 0
-        while is_served(broker.port) and served < 20:
-            served += 1
-        began = time.monotonic()
-        assert not is_served(broker.port)
-        assert 0.5 < time.monotonic() - began < 5
-        assert served in (9, 10, 11), "the connections before the quota do not count, and time passes"
-        assert is_served(broker.port, "127.0.0.2")
-        alter_address(kept, "127.0.0.1", None)
+        try:
+            served = 0
+            while is_served(broker.port) and served < 30:
+                served += 1
+            assert 9 <= served < 30, "the connections before the quota do not count, and time passes"
+            assert is_served(broker.port, "127.0.0.2")
+        finally:
+            alter_address(kept, "127.0.0.1", None)
     assert is_served(broker.port)
 
 
-def alter_address(client: WireClient, address: str, rate: float | None) -> None:
+def alter_address(wire: WireClient, address: str, rate: float | None) -> None:
     alter = AlterClientQuotasRequest
     change = alter.EntryData(
         entity=[alter.EntityData(entity_type="ip", entity_name=address)],
         ops=[alter.OpData(key="connection_creation_rate", value=rate or 0.0, remove=rate is None)],
     )
-    (altered,) = client.call(alter(entries=[change]), 1, AlterClientQuotasResponse).entries
+    (altered,) = wire.call(alter(entries=[change]), 1, AlterClientQuotasResponse).entries
     assert (altered.error_code, altered.error_message) == (0, None)
 
 
 def is_served(port: int, own_address: str = "127.0.0.1") -> bool:
     """Returns whether a new connection gets a response, False if the broker closes it."""
     connected = socket.create_connection(("127.0.0.1", port), 10, (own_address, 0))
-    with WireClient(port, connected=connected) as client:
+    with WireClient(port, connected=connected) as wire:
         try:
-            return client.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
+            return wire.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
         except (ConnectionClosed, ConnectionError):
             return False
 
@@ -157,6 +174,7 @@ ALTERATIONS = [
 
 
 @pytest.mark.java
+@pytest.mark.usefixtures("no_quotas_later")
 def test_kcoord_configs_shows_quotas_as_kafkas_tool(broker: KcoordProcess) -> None:
     """Each tool sees the changes of the other. Kafka prints lines and values in no particular order."""
     kcoord = CommandLine(broker.address)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import aiokafka
@@ -69,15 +70,22 @@ def test_every_client_connects_with_the_settings_that_the_broker_has_for_it(
 
 
 @pytest.mark.parametrize("users", [{}, USERS])
-def test_mutual_tls_needs_a_certificate_of_the_broker(users: dict[str, str]) -> None:
+def test_mutual_tls_needs_a_certificate_of_the_broker(users: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    """The client tries again until its timeout, so the two attempts are side by side."""
+
+    def fail(properties: dict[str, str]) -> None:
+        with pytest.raises(KafkaError):
+            topics_for(properties | {"default.api.timeout.ms": "2000"})
+
     with start_broker(tls="mutual", users=users) as broker, start_broker(tls="mutual", users=users) as other:
         right = broker.client_properties("alice")
         assert topics_for(right) == []
         foreign = {key: text for key, text in other.client_properties("alice").items() if "keystore" in key}
         none = {key: text for key, text in right.items() if "keystore" not in key}
-        for properties in (none, right | foreign):
-            with pytest.raises(KafkaError):
-                topics_for(properties | {"default.api.timeout.ms": "1000"})
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(fail, (none, right | foreign)))
+        for reason in ("peer did not return a certificate", "the certificate of the client is not valid: self-signed"):
+            assert f"the TLS handshake failed: {reason}" in caplog.text
         assert foreign["ssl.keystore.key"] not in repr(other.security)
 
 
