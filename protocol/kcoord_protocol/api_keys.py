@@ -11,7 +11,7 @@ from kcoord_protocol.messages import message_class
 
 
 class ApiKey(IntEnum):
-    """Every API of Kafka 4.4.0. Not every API has a schema here."""
+    """Every API of Kafka 4.4.0, and those of KIP-848 that Kafka lacks (from 10,000 on). Some have no schema here."""
 
     PRODUCE = 0
     FETCH = 1
@@ -108,6 +108,8 @@ class ApiKey(IntEnum):
     DELETE_SHARE_GROUP_OFFSETS = 92
     STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE = 93
     UNREGISTER_CONTROLLER = 94
+    CONSUMER_GROUP_PREPARE_ASSIGNMENT = 10_068
+    CONSUMER_GROUP_INSTALL_ASSIGNMENT = 10_069
 
 
 def request_class(api_key: int) -> type[Message]:

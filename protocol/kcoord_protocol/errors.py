@@ -11,7 +11,10 @@ from enum import IntEnum
 
 
 class Errors(IntEnum):
-    """Every error code of Kafka 4.3.1. `retriable`: the client may send the same request again."""
+    """Every error code of Kafka, and one for KIP-848 that Kafka lacks.
+
+    `retriable`: the client may send the same request again.
+    """
 
     retriable: bool
     description: str
@@ -170,6 +173,7 @@ class Errors(IntEnum):
     GROUP_DELETION_FAILED = 134, False, "The group could not be deleted; the error message of its result says why."
     STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = 135, False, "The broker could not process the topology description."
     CONTROLLER_ID_NOT_REGISTERED = 136, False, "No controller is registered with that id."
+    INVALID_ASSIGNMENT = 10_000, False, "The assignment that the member computed cannot be installed."
 
 
 class KafkaError(Exception):

@@ -1288,6 +1288,9 @@ class ConsumerGroupCurrentMemberAssignmentValue(Message):
     state: int
     assigned_partitions: list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions]
     partitions_pending_revocation: list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions]
+    error: int
+    metadata_version: int
+    metadata_bytes: bytes
     def __init__(
         self,
         *,
@@ -1296,6 +1299,9 @@ class ConsumerGroupCurrentMemberAssignmentValue(Message):
         state: int = ...,
         assigned_partitions: list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions] = ...,
         partitions_pending_revocation: list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions] = ...,
+        error: int = ...,
+        metadata_version: int = ...,
+        metadata_bytes: bytes = ...,
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
@@ -1327,10 +1333,16 @@ class ConsumerGroupDescribeResponse(Message):
 
     class Assignment(Struct):
         topic_partitions: list[ConsumerGroupDescribeResponse.TopicPartitions]
+        error: int
+        metadata_version: int
+        metadata_bytes: bytes
         def __init__(
             self,
             *,
             topic_partitions: list[ConsumerGroupDescribeResponse.TopicPartitions] = ...,
+            error: int = ...,
+            metadata_version: int = ...,
+            metadata_bytes: bytes = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 
@@ -1342,11 +1354,14 @@ class ConsumerGroupDescribeResponse(Message):
         group_epoch: int
         assignment_epoch: int
         assignor_name: str
-        failed_computations: int
-        assignor_error: str
         members: list[ConsumerGroupDescribeResponse.Member]
         group_creation_time_ms: int
         authorized_operations: int
+        assignor_side: int
+        computing_member_id: str
+        computing_until_ms: int
+        failed_computations: int
+        assignor_error: str
         def __init__(
             self,
             *,
@@ -1357,11 +1372,14 @@ class ConsumerGroupDescribeResponse(Message):
             group_epoch: int = ...,
             assignment_epoch: int = ...,
             assignor_name: str = ...,
-            failed_computations: int = ...,
-            assignor_error: str = ...,
             members: list[ConsumerGroupDescribeResponse.Member] = ...,
             group_creation_time_ms: int = ...,
             authorized_operations: int = ...,
+            assignor_side: int = ...,
+            computing_member_id: str = ...,
+            computing_until_ms: int = ...,
+            failed_computations: int = ...,
+            assignor_error: str = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 
@@ -1377,6 +1395,7 @@ class ConsumerGroupDescribeResponse(Message):
         assignment: ConsumerGroupDescribeResponse.Assignment
         target_assignment: ConsumerGroupDescribeResponse.Assignment
         member_type: int
+        client_assignors: list[ConsumerGroupDescribeResponse.ClientAssignor]
         def __init__(
             self,
             *,
@@ -1391,6 +1410,26 @@ class ConsumerGroupDescribeResponse(Message):
             assignment: ConsumerGroupDescribeResponse.Assignment = ...,
             target_assignment: ConsumerGroupDescribeResponse.Assignment = ...,
             member_type: int = ...,
+            client_assignors: list[ConsumerGroupDescribeResponse.ClientAssignor] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    class ClientAssignor(Struct):
+        name: str
+        minimum_version: int
+        maximum_version: int
+        reason: int
+        metadata_version: int
+        metadata_bytes: bytes
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            minimum_version: int = ...,
+            maximum_version: int = ...,
+            reason: int = ...,
+            metadata_version: int = ...,
+            metadata_bytes: bytes = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 
@@ -1461,6 +1500,25 @@ class ConsumerGroupHeartbeatRequest(Message):
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 
+    class ClientAssignor(Struct):
+        name: str
+        minimum_version: int
+        maximum_version: int
+        reason: int
+        metadata_version: int
+        metadata_bytes: bytes
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            minimum_version: int = ...,
+            maximum_version: int = ...,
+            reason: int = ...,
+            metadata_version: int = ...,
+            metadata_bytes: bytes = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
     name: ClassVar[str]
     group_id: str
     member_id: str
@@ -1472,6 +1530,7 @@ class ConsumerGroupHeartbeatRequest(Message):
     subscribed_topic_regex: str | None
     server_assignor: str | None
     topic_partitions: list[ConsumerGroupHeartbeatRequest.TopicPartitions] | None
+    client_assignors: list[ConsumerGroupHeartbeatRequest.ClientAssignor] | None
     def __init__(
         self,
         *,
@@ -1485,6 +1544,7 @@ class ConsumerGroupHeartbeatRequest(Message):
         subscribed_topic_regex: str | None = ...,
         server_assignor: str | None = ...,
         topic_partitions: list[ConsumerGroupHeartbeatRequest.TopicPartitions] | None = ...,
+        client_assignors: list[ConsumerGroupHeartbeatRequest.ClientAssignor] | None = ...,
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
@@ -1502,10 +1562,18 @@ class ConsumerGroupHeartbeatResponse(Message):
 
     class Assignment(Struct):
         topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions]
+        error: int
+        pending_topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions]
+        metadata_version: int
+        metadata_bytes: bytes
         def __init__(
             self,
             *,
             topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions] = ...,
+            error: int = ...,
+            pending_topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions] = ...,
+            metadata_version: int = ...,
+            metadata_bytes: bytes = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 
@@ -1518,6 +1586,7 @@ class ConsumerGroupHeartbeatResponse(Message):
     heartbeat_interval_ms: int
     group_creation_time_ms: int
     assignment: ConsumerGroupHeartbeatResponse.Assignment | None
+    should_compute_assignment: bool
     def __init__(
         self,
         *,
@@ -1529,6 +1598,67 @@ class ConsumerGroupHeartbeatResponse(Message):
         heartbeat_interval_ms: int = ...,
         group_creation_time_ms: int = ...,
         assignment: ConsumerGroupHeartbeatResponse.Assignment | None = ...,
+        should_compute_assignment: bool = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class ConsumerGroupInstallAssignmentRequest(Message):
+    class TopicPartitions(Struct):
+        topic_id: bytes
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic_id: bytes = ...,
+            partitions: list[int] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    class Member(Struct):
+        member_id: str
+        partitions: list[ConsumerGroupInstallAssignmentRequest.TopicPartitions]
+        metadata_version: int
+        metadata_bytes: bytes
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            partitions: list[ConsumerGroupInstallAssignmentRequest.TopicPartitions] = ...,
+            metadata_version: int = ...,
+            metadata_bytes: bytes = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    name: ClassVar[str]
+    group_id: str
+    member_id: str
+    member_epoch: int
+    group_epoch: int
+    error: int
+    members: list[ConsumerGroupInstallAssignmentRequest.Member]
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        member_id: str = ...,
+        member_epoch: int = ...,
+        group_epoch: int = ...,
+        error: int = ...,
+        members: list[ConsumerGroupInstallAssignmentRequest.Member] = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class ConsumerGroupInstallAssignmentResponse(Message):
+    name: ClassVar[str]
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
@@ -1567,6 +1697,25 @@ class ConsumerGroupMemberMetadataValue(Message):
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 
+    class ClientAssignor(Struct):
+        name: str
+        minimum_version: int
+        maximum_version: int
+        reason: int
+        metadata_version: int
+        metadata_bytes: bytes
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            minimum_version: int = ...,
+            maximum_version: int = ...,
+            reason: int = ...,
+            metadata_version: int = ...,
+            metadata_bytes: bytes = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
     name: ClassVar[str]
     instance_id: str | None
     rack_id: str | None
@@ -1577,6 +1726,7 @@ class ConsumerGroupMemberMetadataValue(Message):
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic_member_metadata: ConsumerGroupMemberMetadataValue.ClassicMemberMetadata | None
+    client_assignors: list[ConsumerGroupMemberMetadataValue.ClientAssignor]
     def __init__(
         self,
         *,
@@ -1589,6 +1739,7 @@ class ConsumerGroupMemberMetadataValue(Message):
         rebalance_timeout_ms: int = ...,
         server_assignor: str | None = ...,
         classic_member_metadata: ConsumerGroupMemberMetadataValue.ClassicMemberMetadata | None = ...,
+        client_assignors: list[ConsumerGroupMemberMetadataValue.ClientAssignor] = ...,
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
@@ -1662,6 +1813,111 @@ class ConsumerGroupPartitionMetadataValue(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class ConsumerGroupPrepareAssignmentRequest(Message):
+    name: ClassVar[str]
+    group_id: str
+    member_id: str
+    member_epoch: int
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        member_id: str = ...,
+        member_epoch: int = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class ConsumerGroupPrepareAssignmentResponse(Message):
+    class TopicPartitions(Struct):
+        topic_id: bytes
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic_id: bytes = ...,
+            partitions: list[int] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    class Member(Struct):
+        member_id: str
+        member_epoch: int
+        instance_id: str | None
+        rack_id: str | None
+        subscribed_topic_ids: list[bytes]
+        assignor: ConsumerGroupPrepareAssignmentResponse.Assignor
+        topic_partitions: list[ConsumerGroupPrepareAssignmentResponse.TopicPartitions]
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            member_epoch: int = ...,
+            instance_id: str | None = ...,
+            rack_id: str | None = ...,
+            subscribed_topic_ids: list[bytes] = ...,
+            assignor: ConsumerGroupPrepareAssignmentResponse.Assignor = ...,
+            topic_partitions: list[ConsumerGroupPrepareAssignmentResponse.TopicPartitions] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    class Assignor(Struct):
+        reason: int
+        metadata_version: int
+        metadata_bytes: bytes
+        def __init__(
+            self,
+            *,
+            reason: int = ...,
+            metadata_version: int = ...,
+            metadata_bytes: bytes = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    class TopicMetadata(Struct):
+        topic_id: bytes
+        topic_name: str
+        num_partitions: int
+        partitions: list[ConsumerGroupPrepareAssignmentResponse.PartitionMetadata]
+        def __init__(
+            self,
+            *,
+            topic_id: bytes = ...,
+            topic_name: str = ...,
+            num_partitions: int = ...,
+            partitions: list[ConsumerGroupPrepareAssignmentResponse.PartitionMetadata] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    class PartitionMetadata(Struct):
+        racks: list[str]
+        def __init__(
+            self,
+            *,
+            racks: list[str] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    name: ClassVar[str]
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    group_epoch: int
+    assignor_name: str
+    members: list[ConsumerGroupPrepareAssignmentResponse.Member]
+    topics: list[ConsumerGroupPrepareAssignmentResponse.TopicMetadata]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        group_epoch: int = ...,
+        assignor_name: str = ...,
+        members: list[ConsumerGroupPrepareAssignmentResponse.Member] = ...,
+        topics: list[ConsumerGroupPrepareAssignmentResponse.TopicMetadata] = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class ConsumerGroupRegularExpressionKey(Message):
     name: ClassVar[str]
     group_id: str
@@ -1714,10 +1970,16 @@ class ConsumerGroupTargetAssignmentMemberValue(Message):
 
     name: ClassVar[str]
     topic_partitions: list[ConsumerGroupTargetAssignmentMemberValue.TopicPartition]
+    error: int
+    metadata_version: int
+    metadata_bytes: bytes
     def __init__(
         self,
         *,
         topic_partitions: list[ConsumerGroupTargetAssignmentMemberValue.TopicPartition] = ...,
+        error: int = ...,
+        metadata_version: int = ...,
+        metadata_bytes: bytes = ...,
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
@@ -1735,11 +1997,17 @@ class ConsumerGroupTargetAssignmentMetadataValue(Message):
     name: ClassVar[str]
     assignment_epoch: int
     assignment_timestamp: int
+    assignor: str
+    assignor_side: int
+    assigned_by: str
     def __init__(
         self,
         *,
         assignment_epoch: int = ...,
         assignment_timestamp: int = ...,
+        assignor: str = ...,
+        assignor_side: int = ...,
+        assigned_by: str = ...,
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 

@@ -2,7 +2,8 @@
 """Reads and checks message schema files: one JSON file per message, in Kafka's schema language.
 
 The codec, the class and the type stub of a message are made from its schema alone. Schemas are package data, in
-`schemas/` of a source checkout and in `kcoord_protocol/_schemas/` of an installed package.
+`schemas/` of a source checkout and in `kcoord_protocol/_schemas/` of an installed package. The folder `extensions` adds
+kcoord's own tagged fields to messages of Kafka, whose schema files stay as Kafka has them.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class MessageSchema:
 
     __slots__ = ("api_key", "flexible_versions", "kind", "name", "root", "structs", "valid_versions")
 
-    def __init__(self, spec: JsonObject) -> None:
+    def __init__(self, spec: JsonObject, extension: JsonObject | None = None) -> None:
         self.name = _text(spec, "name", "a message")
         self.kind = _text(spec, "type", self.name)
         self.api_key = cast(int, spec.get("apiKey", -1))
@@ -147,6 +148,8 @@ class MessageSchema:
         for common in _objects(spec, "commonStructs", self.name):
             self._add_struct(_text(common, "name", self.name), common)
         self.root = StructSchema(self.name, self._fields(spec, self.name))
+        if extension is not None:
+            self._extend(extension)
         self._resolve()
 
     def _fields(self, spec: JsonObject, owner: str) -> list[FieldSchema]:
@@ -165,6 +168,19 @@ class MessageSchema:
             raise SchemaError(f"{self.name}: struct {name} is defined twice")
         struct = self.structs[name] = StructSchema(name, [])
         struct.fields.extend(self._fields(spec, f"{self.name}.{name}"))
+
+    def _extend(self, extension: JsonObject) -> None:
+        for added in _objects(extension, "structs", f"extension of {self.name}"):
+            name = _text(added, "name", f"extension of {self.name}")
+            struct = self.root if name == self.name else self.structs.get(name)
+            if struct is None:
+                raise SchemaError(f"extension of {self.name}: struct {name} is not defined")
+            fields = self._fields(added, f"extension of {self.name}.{name}")
+            present = {field.attribute for field in struct.fields} | {field.tag for field in struct.fields} - {None}
+            for field in fields:
+                if field.tag is None or field.tag in present or field.attribute in present:
+                    raise SchemaError(f"extension of {self.name}.{name}.{field.name}: not a new tagged field")
+            struct.fields.extend(fields)
 
     def _resolve(self) -> None:
         for struct in (self.root, *self.structs.values()):
@@ -198,11 +214,17 @@ def parse_versions(text: object) -> range:
 
 def load_schema(name: str) -> MessageSchema:
     """Read the schema of a message; raise KeyError if the message has no schema."""
-    text = schema_paths()[name].read_text("utf-8")
-    schema = MessageSchema(json.loads(_COMMENT_LINE.sub("", text) if "//" in text else text))
+    path = schema_paths()[name]
+    extension = _extensions.get(name)
+    schema = MessageSchema(_read(path), _read(extension) if extension is not None else None)
     if schema.name != name:
         raise SchemaError(f"the schema file of {name} describes {schema.name}")
     return schema
+
+
+def _read(path: Path) -> JsonObject:
+    text = path.read_text("utf-8")
+    return cast(JsonObject, json.loads(_COMMENT_LINE.sub("", text) if "//" in text else text))
 
 
 def schema_names() -> Iterator[str]:
@@ -216,11 +238,13 @@ def schema_paths() -> dict[str, Path]:
         package = Path(__file__).parent
         installed = package / "_schemas"
         folder = installed if installed.is_dir() else package.parents[1] / "schemas"
-        _paths.update((path.stem, path) for path in folder.glob("**/*.json"))
+        _extensions.update((path.stem, path) for path in folder.glob("extensions/*.json"))
+        _paths.update((path.stem, path) for path in folder.glob("**/*.json") if path.parent.name != "extensions")
     return _paths
 
 
 _paths: dict[str, Path] = {}
+_extensions: dict[str, Path] = {}
 
 
 def _parse_int(text: str) -> int:
