@@ -48,6 +48,7 @@ _logger = logging.getLogger(__name__)
 MAX_RESPONSE_BYTES: Final = 256 << 20
 _START_MS: Final = 10_000
 _EXIT_SECONDS: Final = 1.0
+_STDERR: Final = 2
 _KEY: Final = "group.consumer.assignors"
 
 
@@ -91,13 +92,16 @@ class OwnAssignor:
         self._lifeline, lifeline = socket.socketpair()
         with theirs, lifeline:
             numbers = (theirs.fileno(), lifeline.fileno())
-            command = [sys.executable, "-m", "kcoord.assignors.process", self._reference, *map(str, numbers)]
+            # Unbuffered, so that what the class prints is not lost when the process is killed.
+            command = [sys.executable, "-u", "-m", "kcoord.assignors.process", self._reference, *map(str, numbers)]
             # The class may be in a folder that only this process has in its path.
             path = os.pathsep.join(filter(None, sys.path))
             self._process = subprocess.Popen(
                 command,
                 pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
+                # What the class prints is a log. It must not be between the results of a command.
+                stdout=_STDERR,
                 env=os.environ | {"PYTHONPATH": path},
                 start_new_session=True,
             )

@@ -115,6 +115,14 @@ def test_it_gets_members_and_topics_and_its_result_becomes_a_target(good: OwnAss
     )
 
 
+def test_what_the_class_prints_goes_to_stderr(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assignor = OwnAssignor("assignors_of_a_test:Good", 5_000)
+    assert outcome(assignor, folder, "{'m': {'t': [0, 1]}}") == {"m": [0, 1]}
+    assignor.close()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "an assignor may print\n")
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
