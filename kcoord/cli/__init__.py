@@ -33,7 +33,7 @@ COMMANDS = {
     "storage": "format a data folder before its first start",
     "migrate": "check whether a classic group can be converted to the consumer protocol",
     "log": "dump, verify, repair, import, export and back up log folders",
-    "groups": "explain and watch groups, list when offsets expire, restore offsets",
+    "groups": "explain, watch and simulate groups, list when offsets expire, restore offsets",
     "workers": "take a broker of several worker processes out of service, and back",
     "lake": "keep the history of consumer groups as tables (Spark)",
     "simulate": "run the deterministic simulation",

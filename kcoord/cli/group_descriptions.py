@@ -14,6 +14,7 @@ from kcoord.cli.output import (
     OutputColumn,
     Row,
     assignment_text,
+    by_topic,
     node_text,
     plain_text,
     print_json,
@@ -175,9 +176,9 @@ def member_rows(group: ConsumerGroupDescription) -> list[Row]:
             "group_instance_id": member.group_instance_id,
             "partitions": len(member.assignment),
             "current_epoch": member.member_epoch,
-            "current_assignment": _by_topic(member.assignment),
+            "current_assignment": by_topic(member.assignment),
             "target_epoch": group.target_assignment_epoch,
-            "target_assignment": None if member.target_assignment is None else _by_topic(member.target_assignment),
+            "target_assignment": None if member.target_assignment is None else by_topic(member.target_assignment),
             "upgraded": member.upgraded,
         }
         for member in sorted(group.members, key=lambda member: (-len(member.assignment), member.member_id))
@@ -188,13 +189,6 @@ def _consumer(member: MemberDescription | None) -> dict[str, object]:
     if member is None:
         return {"consumer_id": None, "host": None, "client_id": None}
     return {"consumer_id": member.member_id, "host": member.host, "client_id": member.client_id}
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return topics
 
 
 async def _offset_tables(admin: AdminClient, groups: Sequence[ConsumerGroupDescription]) -> list[list[Row]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kcoord.cli.output import assignment_text, time_text
+from kcoord.cli.output import assignment_text, by_topic, time_text
 from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
 from kcoord.client.types import TopicPartition
 
@@ -141,10 +141,7 @@ def _static_member(group: ConsumerGroupDescription, member: MemberDescription, s
 
 def partitions_text(partitions: Iterable[TopicPartition]) -> str:
     """Formats partitions by topic, such as `t:0,1;u:2`."""
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return assignment_text(topics)
+    return assignment_text(by_topic(partitions))
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord groups`: explain and watch groups, list when offsets expire, restore offsets.
+"""`kcoord groups`: explain, watch and simulate groups, list when offsets expire, restore offsets.
 
 This module has `restore`. It reads the records that the group's partition of `__consumer_offsets` still has, from the
 broker or from a folder such as a backup. Then it commits the old offsets through the broker. It commits nothing if the
@@ -42,10 +42,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     from kcoord.cli.group_expiry import add_command as add_expiry
+    from kcoord.cli.group_simulation import add_command as add_simulation
     from kcoord.cli.group_views import add_commands
 
     parser = argparse.ArgumentParser(
-        prog="kcoord groups", description="Explain and watch groups, list when offsets expire, restore offsets."
+        prog="kcoord groups",
+        description="Explain, watch and simulate groups, list when offsets expire, restore offsets.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     restore = commands.add_parser(
@@ -71,6 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_old_format(restore, "format")
     restore.set_defaults(run=lambda options: run_with_admin("kcoord groups restore", options, _restore))
     add_commands(commands)
+    add_simulation(commands)
     add_expiry(commands)
     return parser
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kcoord.cli.table import format_time
@@ -23,6 +23,14 @@ def plain_text(value: object) -> str:
 def time_text(value: object) -> str:
     """Formats a creation time as KIP-1327 does."""
     return format_time(value) if isinstance(value, int) else UNKNOWN_TIME
+
+
+def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """Returns topic -> partitions, both sorted."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    return topics
 
 
 def assignment_text(value: object) -> str:

@@ -72,15 +72,23 @@ def _is_entry_point(name: str) -> bool:
     return bool(entry_points(group="kcoord.assignors", name=name))
 
 
+def check_assignor_name(name: str) -> None:
+    """Raises ConfigError unless the name is of a built-in assignor, a class, or an existing entry point."""
+    if name not in KNOWN_CONSUMER_ASSIGNORS and not _CLASS_REFERENCE.fullmatch(name) and not _is_entry_point(name):
+        raise ConfigError(
+            f"{name} is not uniform, range, uniform-rack, an entry point of the group kcoord.assignors, or of the form "
+            "package.module:Class"
+        )
+
+
 def _check_assignors(config: BrokerSettings) -> None:
     names = [KNOWN_CONSUMER_ASSIGNORS.get(name, name) for name in config.group_consumer_assignors]
     shown = ",".join(config.group_consumer_assignors)
-    for name in config.own_assignors:
-        if not _CLASS_REFERENCE.fullmatch(name) and not _is_entry_point(name):
-            raise ConfigError(
-                f"Invalid value {shown} for configuration group.consumer.assignors: {name} is not uniform, range, "
-                "uniform-rack, an entry point of the group kcoord.assignors, or of the form package.module:Class"
-            )
+    for name in config.group_consumer_assignors:
+        try:
+            check_assignor_name(name)
+        except ConfigError as error:
+            raise ConfigError(f"Invalid value {shown} for configuration group.consumer.assignors: {error}") from None
     if len(set(names)) != len(names):
         raise ConfigError(
             f"Invalid value {shown} for configuration group.consumer.assignors: an assignor must not be named twice"

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -88,6 +88,7 @@ class PolledConsumer:
         commit_each: bool = False,
         classic: str | None = None,
         ownership: Ownership | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.assigned: set[Partition] = set()
         self.assignments: list[tuple[str, set[Partition]]] = []
@@ -97,7 +98,7 @@ class PolledConsumer:
         self._commit_each = commit_each
         self._ending = threading.Event()
         self._lock = threading.Lock()
-        self.consumer = Consumer(consumer_config(address, group_id, instance_id, classic))
+        self.consumer = Consumer({**consumer_config(address, group_id, instance_id, classic), **settings})
         self.consumer.subscribe(
             list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )

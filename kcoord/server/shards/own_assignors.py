@@ -25,13 +25,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Final
 
 from kcoord.assignors import Member, Topic
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.assignor.check import InvalidAssignment, checked_assignment
-from kcoord.coordinator.group.assignor.spec import MemberSpec
+from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec, PartitionRacks
 from kcoord.coordinator.group.consumer.assignment import (
     FailedComputation,
     TargetInput,
@@ -112,9 +113,8 @@ class OwnAssignor:
         names = {topic_id: work.image.topics_by_id[topic_id].name for topic_id in work.partition_counts}
         specs = member_specs(work)
         try:
-            proposed = _with_topic_ids(self._assign(work, specs, names), names)
-            assignment = checked_assignment(proposed, specs, work.partition_counts, names)
-        except (AssignorError, InvalidAssignment) as error:
+            assignment = self.assign(specs, work.partition_counts, partial(partition_racks, work.image), names)
+        except AssignorError as error:
             text = "The assignor %s failed for group %s, which keeps its target assignment: %s"
             _logger.warning(text, self.name, work.group_id, error)
             return FailedComputation(work.group_id, self.name, str(error))
@@ -122,7 +122,17 @@ class OwnAssignor:
         encode(computed, CoordinatorSerde().serialize)
         return computed
 
-    def _assign(self, work: TargetInput, specs: Mapping[str, MemberSpec], names: Mapping[bytes, str]) -> object:
+    def assign(
+        self,
+        specs: Mapping[str, MemberSpec],
+        partition_counts: Mapping[bytes, int],
+        racks: PartitionRacks,
+        names: Mapping[bytes, str],
+    ) -> Assignment:
+        """Returns the assignment of all members. `names` has the names of the topics in `partition_counts`.
+
+        Raises AssignorError if the assignor fails, or if it does not give each partition to exactly one subscriber.
+        """
         members = {
             member_id: Member(
                 spec.instance_id,
@@ -132,15 +142,16 @@ class OwnAssignor:
             )
             for member_id, spec in specs.items()
         }
-        topics = {
-            names[topic_id]: Topic(count, partition_racks(work.image, topic_id))
-            for topic_id, count in work.partition_counts.items()
-        }
+        topics = {names[topic_id]: Topic(count, racks(topic_id)) for topic_id, count in partition_counts.items()}
         request = pickle.dumps((members, topics))
         with self._lock:
             if self._process is None:
                 self._start()
-            return self._exchange(request, self._timeout_ms).get("assignment")
+            proposed = self._exchange(request, self._timeout_ms).get("assignment")
+        try:
+            return checked_assignment(_with_topic_ids(proposed, names), specs, partition_counts, names)
+        except InvalidAssignment as error:
+            raise AssignorError(str(error)) from None
 
     def _exchange(self, request: bytes | None, timeout_ms: int) -> Mapping[str, object]:
         """Sends the request, if there is one, and returns the response. Raises AssignorError."""

@@ -61,6 +61,7 @@ def parsed(line: str) -> argparse.Namespace:
     [
         ("health h:1", "health --bootstrap-server h:1"),
         ("groups explain g", "groups explain --group g"),
+        ("groups simulate g --assignor a", "groups simulate --assignor a --group g"),
         ("groups watch g --interval 2", "groups watch --interval 2 --group g"),
         ("migrate --check g", "migrate --check --group g"),
         ("log verify d --format json", "log verify d --json"),
@@ -76,7 +77,7 @@ def test_old_forms_are_accepted_with_a_warning(old: str, new: str, capsys: pytes
                         capsys.readouterr().err)  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ["groups explain", "groups watch", "migrate --check"])
+@pytest.mark.parametrize("line", ["groups explain", "groups watch", "groups simulate --assignor a", "migrate --check"])
 def test_a_command_about_a_group_needs_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(line.split())
@@ -88,7 +89,7 @@ def test_the_help_of_groups_describes_all_its_commands(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         main(["groups", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "Explain and watch groups, list when offsets expire, restore offsets." in text
+    assert "Explain, watch and simulate groups, list when offsets expire, restore offsets." in text
     assert "compaction" not in text
     with pytest.raises(SystemExit):
         main(["groups", "restore", "--help"])
