@@ -25,8 +25,9 @@ The contract of every kind of log:
 * `unknown`: the batches may be in the log or not, and may still arrive there. The shard drops its state and answers
   every waiting request with NOT_COORDINATOR. It serves no request until it has claimed and read its log again. A log
   that can learn the outcome by repeating the append does so before it calls `unknown`.
-* `fenced`: another process has claimed the log, and the batches are not in it. The shard is closed and answers
-  NOT_COORDINATOR. It is loaded again only after `ShardSet.claim` or a change of leaders.
+* `fenced`: another process has claimed the log. The batches are not in it, unless they are before that claim: then the
+  other process reads them. The shard is closed and answers NOT_COORDINATOR. It is loaded again only after
+  `ShardSet.claim` or a change of leaders.
 * Offsets are those of the shard set, which counts its records from the `end_offset` of `opened`. If the log also has
   other records (claims, markers of another coordinator), the log converts the offsets, also in snapshots.
 * The log may give up its claim after `close` and `release`. The shard set requests them only while no append and no

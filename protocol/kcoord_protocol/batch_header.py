@@ -39,12 +39,14 @@ _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
 _UINT32: Final = Struct(">I")
 _INT16: Final = Struct(">h")
+_PRODUCER: Final = Struct(">qhi")
 _LEADER_EPOCH_POSITION: Final = 12
 MAGIC_POSITION: Final = 16
 _CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21
 """The checksum covers everything from the attributes on."""
 _MAX_TIMESTAMP_POSITION: Final = 35
+_PRODUCER_POSITION: Final = 43
 _MAX_INT32: Final = 0x7FFF_FFFF
 
 
@@ -189,3 +191,12 @@ def rewrite_header(
         _INT64.pack_into(batch, position + _MAX_TIMESTAMP_POSITION, log_append_time_ms)
         checked = memoryview(batch)[position + ATTRIBUTES_POSITION : position + header.size_bytes]
         _UINT32.pack_into(batch, position + _CRC_POSITION, crc32c(checked))
+
+
+def stamp_producer(batch: bytes, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+    """Return a copy of the batch with base offset 0 and this producer, as a Produce request has it."""
+    stamped = bytearray(batch)
+    _INT64.pack_into(stamped, 0, 0)
+    _PRODUCER.pack_into(stamped, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
+    _UINT32.pack_into(stamped, _CRC_POSITION, crc32c(memoryview(stamped)[ATTRIBUTES_POSITION:]))
+    return bytes(stamped)

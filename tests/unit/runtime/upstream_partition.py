@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A partition of Apache Kafka and a transaction coordinator, as far as idempotent producers see them.
+
+Written from the behaviour of Apache Kafka 3.9.1, 4.3.1 and 4.4.0: epochs fence, the last five batches of a producer are
+deduplicated by sequence, a gap is rejected. With acks=all a batch counts when it is below the high watermark. A new
+leader does not have the batches above it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kcoord_protocol.batch_header import rewrite_header
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import BatchHeader, decode_header
+
+EPOCH_END = 32_766
+"""An epoch that cannot be raised. The producer gets a new id instead."""
+
+
+@dataclass
+class ProducerState:
+    epoch: int
+    last_sequence: int = -1
+    batches: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
+    """First sequence, last sequence and base offset."""
+
+
+class Coordinator:
+    """Hands out producer ids and epochs."""
+
+    def __init__(self) -> None:
+        self.next_id = 1000
+        self.ids: dict[str, tuple[int, int]] = {}
+
+    def init(self, transactional_id: str) -> tuple[int, int]:
+        producer_id, epoch = self.ids.get(transactional_id, (0, EPOCH_END))
+        if epoch >= EPOCH_END:
+            self.next_id += 1
+            producer_id, epoch = self.next_id, -1
+        self.ids[transactional_id] = producer_id, epoch + 1
+        return self.ids[transactional_id]
+
+
+class UpstreamPartition:
+    """One partition. `batches` are the ones of the present leader, in order."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[BatchHeader, bytes]] = []
+        self.high_watermark = 0
+        self.start_offset = 0
+        self.producers: dict[int, ProducerState] = {}
+        self.has_too_few_replicas = False
+
+    @property
+    def end_offset(self) -> int:
+        return self.batches[-1][0].next_offset if self.batches else self.start_offset
+
+    def append(self, data: bytes) -> int:
+        """Appends a batch and returns its offset, or that of the batch that it repeats. Raises KafkaError."""
+        if self.has_too_few_replicas:
+            raise KafkaError(Errors.NOT_ENOUGH_REPLICAS)
+        header = decode_header(data)
+        if header.producer_id >= 0:
+            repeated = self._check(header)
+            if repeated is not None:
+                return repeated
+        batch = bytearray(data)
+        rewrite_header(batch, base_offset=self.end_offset)
+        self._take(decode_header(batch), bytes(batch))
+        return self.batches[-1][0].base_offset
+
+    def _check(self, header: BatchHeader) -> int | None:
+        state = self.producers.get(header.producer_id)
+        if state is None:
+            return None
+        if header.producer_epoch < state.epoch:
+            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH)
+        if header.producer_epoch > state.epoch:
+            if header.base_sequence != 0:
+                raise KafkaError(Errors.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            return None
+        for first, last, offset in state.batches:
+            if (first, last) == (header.base_sequence, header.last_sequence):
+                return offset
+        if header.base_sequence != (state.last_sequence + 1) & 0x7FFF_FFFF:
+            raise KafkaError(Errors.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        return None
+
+    def _take(self, header: BatchHeader, batch: bytes) -> None:
+        self.batches.append((header, batch))
+        if header.producer_id < 0:
+            return
+        state = self.producers.get(header.producer_id)
+        if state is None or state.epoch != header.producer_epoch:
+            state = self.producers[header.producer_id] = ProducerState(header.producer_epoch)
+        state.last_sequence = header.last_sequence
+        state.batches.append((header.base_sequence, header.last_sequence, header.base_offset))
+
+    def replicate(self) -> None:
+        self.high_watermark = self.end_offset
+
+    def change_leader(self) -> None:
+        """Elects a replica that has the batches below the high watermark only."""
+        self.truncate(self.high_watermark)
+
+    def truncate(self, offset: int) -> None:
+        kept = [batch for batch in self.batches if batch[0].next_offset <= offset]
+        self.batches = []
+        self.producers = {}
+        for header, batch in kept:
+            self._take(header, batch)
+        self.high_watermark = min(self.high_watermark, self.end_offset)
+
+    def fetch(self, offset: int, max_batches: int = 2) -> bytes:
+        """Returns some batches below the high watermark. Raises KafkaError."""
+        if not self.start_offset <= offset <= self.end_offset:
+            raise KafkaError(Errors.OFFSET_OUT_OF_RANGE)
+        below = [batch for header, batch in self.batches if offset < header.next_offset <= self.high_watermark]
+        return b"".join(below[:max_batches])
