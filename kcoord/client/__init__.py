@@ -36,10 +36,22 @@ from kcoord.client.admin.scram_credentials import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
+from kcoord.client.assignors import (
+    AssignmentMemberSpec,
+    AssignmentSpec,
+    AssignmentTopicMetadata,
+    AssignorMetadata,
+    GroupAssignment,
+    MemberAssignment,
+    Metadata,
+    PartitionAssignor,
+)
+from kcoord.client.assignors.lag import LagAssignor
 from kcoord.client.config import AdminConfig, ConsumerConfig, ProducerConfig
 from kcoord.client.consumer.client import Consumer
 from kcoord.client.consumer.listener import ConsumerRebalanceListener
 from kcoord.client.errors import (
+    AssignorException,
     ClientException,
     CommitFailedException,
     ConfigException,
@@ -77,6 +89,11 @@ __all__ = [
     "AdminConfig",
     "AlterConfigOp",
     "AlterConfigOpType",
+    "AssignmentMemberSpec",
+    "AssignmentSpec",
+    "AssignmentTopicMetadata",
+    "AssignorException",
+    "AssignorMetadata",
     "ClientException",
     "ClientQuotaEntity",
     "ClusterDescription",
@@ -100,11 +117,15 @@ __all__ = [
     "Errors",
     "FeatureMetadata",
     "FeatureUpdate",
+    "GroupAssignment",
     "GroupListing",
     "IllegalStateException",
     "KafkaError",
+    "LagAssignor",
     "ListOffsetsResult",
+    "MemberAssignment",
     "MemberDescription",
+    "Metadata",
     "NewPartitions",
     "NewTopic",
     "NoOffsetForPartitionException",
@@ -113,6 +134,7 @@ __all__ = [
     "OffsetAndTimestamp",
     "OffsetOutOfRangeException",
     "OffsetSpec",
+    "PartitionAssignor",
     "PatternType",
     "PermissionType",
     "Producer",

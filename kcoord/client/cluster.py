@@ -275,6 +275,11 @@ class Cluster:
             assert failure is not None
             raise failure
 
+    def offers(self, api_key: int) -> bool:
+        """Whether a broker has the API, as far as the client has connected to brokers."""
+        connections = (connection for connection in (*self._connections.values(), self._bootstrap) if connection)
+        return any(connection.versions.offers(api_key) for connection in connections)
+
     async def call_any(
         self, request: Message, response: type[Response], *, lowest: int = 0, highest: int | None = None
     ) -> Response:

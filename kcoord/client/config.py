@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kcoord.client.api_versions import Kip1327Revision
+from kcoord.client.assignors.loading import LocalAssignor
 from kcoord.client.errors import ConfigException
 from kcoord.client.kafka_properties import translate
 from kcoord.client.reset_policy import TO_START_TIME, ResetPolicy, parse_reset_policy
@@ -79,6 +80,7 @@ class ConsumerOptions(CommonOptions, total=False):
     group_protocol: GroupProtocol
     group_instance_id: str | None
     group_remote_assignor: str | None
+    group_local_assignors: str | Sequence[LocalAssignor]
     client_rack: str
     auto_offset_reset: str
     auto_offset_reset_new_partitions: str | None
@@ -139,6 +141,10 @@ class CommonConfig:
         _at_least(0, self, "reconnect_backoff_max_ms", "metadata_max_age_ms")
         _at_least(1, self, "request_timeout_ms", "default_api_timeout_ms", "socket_connection_setup_timeout_ms")
         _at_least(1, self, "receive_message_max_bytes")
+
+    def settings(self) -> dict[str, object]:
+        """Returns the settings by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str], warn: Callable[[str], None] = _logger.warning) -> Self:
@@ -214,6 +220,7 @@ class ConsumerConfig(CommonConfig):
     group_protocol: GroupProtocol = "consumer"
     group_instance_id: str | None = None
     group_remote_assignor: str | None = None
+    group_local_assignors: str | Sequence[LocalAssignor] = ()
     client_rack: str = ""
     auto_offset_reset: str = "latest"
     auto_offset_reset_new_partitions: str | None = None
@@ -240,6 +247,8 @@ class ConsumerConfig(CommonConfig):
             value = getattr(self, name)
             if value is not None and not value.strip():
                 raise ConfigException(f"{name}: must not be blank")
+        if self.group_local_assignors:
+            self._check_local_assignors()
         self.reset_policy = parse_reset_policy("auto_offset_reset", self.auto_offset_reset)
         if self.reset_policy is TO_START_TIME:
             if self.group_id is None:
@@ -254,6 +263,18 @@ class ConsumerConfig(CommonConfig):
         self.new_partitions_policy = self._new_partitions_policy()
         if self.group_protocol == "classic":
             raise ConfigException("group_protocol: this client supports the consumer protocol only (KIP-848)")
+
+    def _check_local_assignors(self) -> None:
+        if self.group_remote_assignor is not None:
+            raise ConfigException(
+                "group_local_assignors: cannot be used together with group_remote_assignor (KIP-848): "
+                f"{self.group_remote_assignor!r} runs in the broker"
+            )
+        if self.kip_1327_revision == "new-partitions":
+            raise ConfigException(
+                "group_local_assignors: cannot be used with kip_1327_revision new-partitions, whose responses to "
+                "heartbeats have no fields for local assignors"
+            )
 
     def _new_partitions_policy(self) -> ResetPolicy | None:
         """Returns the policy for new partitions (KIP-1327): None, or any policy but none and to_start_time.

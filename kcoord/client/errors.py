@@ -99,5 +99,9 @@ class RecordTooLargeException(ClientException):
     """A record is larger than `max_request_size` or `buffer_memory`."""
 
 
+class AssignorException(ClientException):
+    """A local assignor raised an exception, which is the cause, or it returned something unusable."""
+
+
 class TransactionAbortedException(ClientException):
     """The record was not sent, because its transaction was aborted first."""

@@ -24,7 +24,9 @@ _REASONS: Final = {
     "key.serializer": "records are bytes or text here: the application encodes them",
     "max.in.flight.requests.per.connection": "one batch per partition is under way at a time",
     "metric.reporters": "classes of Java cannot be loaded",
-    "partition.assignment.strategy": "the coordinator assigns; group.remote.assignor names its assignor",
+    "partition.assignment.strategy": (
+        "the coordinator assigns; group.remote.assignor names its assignor, group.local.assignors those of this client"
+    ),
     "partitioner.class": "records with a key go to the partition that Java's default partitioner chooses",
     "retries": "requests are repeated until default.api.timeout.ms or delivery.timeout.ms",
     "session.timeout.ms": "the group decides: its config consumer.session.timeout.ms",

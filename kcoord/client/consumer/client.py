@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self, Unpack
 from uuid import uuid4
 
+from kcoord.client.assignors.loading import load_assignors
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.config import ConsumerConfig, ConsumerOptions, make_config
+from kcoord.client.consumer.assignment_messages import HIGHEST_CODE
+from kcoord.client.consumer.assignor_offer import AssignorOffer
 from kcoord.client.consumer.commits import CommitManager
 from kcoord.client.consumer.fetcher import Fetcher
 from kcoord.client.consumer.listener import ConsumerRebalanceListener
+from kcoord.client.consumer.local_assignors import LocalAssignors
 from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.offsets import GroupOffsetsClient
@@ -38,6 +43,8 @@ from kcoord.client.types import (
 )
 from kcoord_protocol.errors import Errors, KafkaError
 
+_log = logging.getLogger(__name__)
+
 CLOSE_TIMEOUT_MS: Final = 30_000
 
 
@@ -59,7 +66,11 @@ class Consumer:
         self._updater = MetadataUpdater(
             self._cluster, self._changed, allow_auto_create_topics=config.allow_auto_create_topics
         )
-        membership = self._make_membership()
+        assignors = load_assignors(config.group_local_assignors)
+        for assignor in assignors:
+            assignor.configure(config.settings())
+        offer = AssignorOffer() if assignors else None
+        membership = self._make_membership(offer)
         offsets = None
         if membership is not None:
             offsets = GroupOffsetsClient(self._cluster, membership.group_id, membership)
@@ -72,11 +83,14 @@ class Consumer:
         )
         self._rebalance: ConsumerRebalance | None = None
         if membership is not None:
-            self._rebalance = self._make_rebalance(membership)
+            local_assignors = None
+            if offer is not None:
+                local_assignors = LocalAssignors(self._cluster, membership, offer, assignors, self._changed)
+            self._rebalance = self._make_rebalance(membership, local_assignors)
         self._is_open = False
         self._is_polling = False
 
-    def _make_membership(self) -> Membership | None:
+    def _make_membership(self, offer: AssignorOffer | None) -> Membership | None:
         config = self._config
         if config.group_id is None:
             return None
@@ -86,15 +100,17 @@ class Consumer:
             instance_id=config.group_instance_id,
             rack_id=config.client_rack or None,
             server_assignor=config.group_remote_assignor,
+            offer=offer,
             rebalance_timeout_ms=config.max_poll_interval_ms,
         )
 
-    def _make_rebalance(self, membership: Membership) -> ConsumerRebalance:
-        session = GroupSession(self._cluster, self._config, membership, self._updater, self._changed)
+    def _make_rebalance(self, membership: Membership, assignors: LocalAssignors | None) -> ConsumerRebalance:
+        session = GroupSession(self._cluster, self._config, membership, assignors, self._updater, self._changed)
         return ConsumerRebalance(
             self._cluster,
             membership,
             session,
+            assignors,
             self._subscription,
             self._commits,
             self._positions,
@@ -134,6 +150,8 @@ class Consumer:
         await self._commits.stop()
         if self._rebalance is not None:
             await self._rebalance.session.stop()
+            if self._rebalance.assignors is not None:
+                await self._rebalance.assignors.stop()
         await self._fetcher.stop()
         await self._positions.stop()
         await self._updater.stop()
@@ -167,7 +185,9 @@ class Consumer:
         """Subscribes to topics as a member of the group, and replaces an earlier subscription.
 
         A `pattern` is a regular expression (RE2) that the coordinator matches with whole topic names. The coordinator
-        assigns partitions during the next calls of `poll`. Raises IllegalStateException without a `group_id`.
+        assigns partitions during the next calls of `poll`. Raises IllegalStateException without a `group_id`. With
+        `group_local_assignors` raises UnsupportedVersionException if the broker does not support such assignors, and
+        AssignorException if the metadata of one of them cannot be had.
         """
         self._check_open()
         if isinstance(topics, str):
@@ -177,6 +197,8 @@ class Consumer:
         rebalance = self._rebalance
         if rebalance is None:
             raise IllegalStateException("a group_id is needed to subscribe")
+        if rebalance.assignors is not None:
+            rebalance.assignors.start()
         self._subscription.subscribe(topics)
         if listener is not None:
             rebalance.listener = listener
@@ -209,6 +231,37 @@ class Consumer:
             await self._commits.before_revocation(deadline)
         else:
             await self._rebalance.leave(deadline, static_stays=not leave_group)
+
+    # Local assignors.
+
+    def update_assignor_metadata(self) -> None:
+        """Asks the assignors of `group_local_assignors` for their metadata, and sends it if it changed.
+
+        A change makes the coordinator request a new assignment.
+        """
+        self._subscribed_assignors().update_metadata()
+
+    def request_reassignment(self, reason: int = 1) -> None:
+        """Requests a new assignment of the group. `reason` (1 to 127) is passed to the assignor that computes it."""
+        if not 1 <= reason <= HIGHEST_CODE:
+            raise ValueError(f"reason: {reason} must be 1 to {HIGHEST_CODE}")
+        self._subscribed_assignors().request_reassignment(reason)
+
+    def _subscribed_assignors(self) -> LocalAssignors:
+        self._check_open()
+        if self._rebalance is None or self._rebalance.assignors is None:
+            raise IllegalStateException("group_local_assignors is needed")
+        if not self._rebalance.membership.is_in_group:
+            raise IllegalStateException("the consumer is not a member of its group")
+        self._rebalance.session.wake()
+        return self._rebalance.assignors
+
+    def enforce_rebalance(self, reason: str | None = None) -> None:
+        """Does nothing but log a warning, as in Java's consumer with the consumer protocol (KIP-848).
+
+        With local assignors `request_reassignment` and `update_assignor_metadata` request a new assignment.
+        """
+        _log.warning("enforce_rebalance has no effect with the consumer protocol (KIP-848); its reason was %r", reason)
 
     @property
     def subscription(self) -> frozenset[str]:
@@ -272,7 +325,9 @@ class Consumer:
     def _raise_failures(self) -> None:
         if self._rebalance is not None:
             membership = self._rebalance.membership
-            error = membership.fatal_error or membership.take_reported()
+            error: Exception | None = membership.fatal_error or membership.take_reported()
+            if error is None and self._rebalance.assignors is not None:
+                error = self._rebalance.assignors.take_failure()
             if error is not None:
                 raise error
         failure = self._fetcher.take_failure() or self._positions.take_failure()

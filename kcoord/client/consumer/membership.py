@@ -43,6 +43,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from kcoord.client.consumer.assignor_offer import AssignorOffer
 from kcoord.client.consumer.member_state import (
     IN_GROUP,
     NO_PARTITIONS,
@@ -92,6 +93,7 @@ class Membership:
         instance_id: str | None = None,
         rack_id: str | None = None,
         server_assignor: str | None = None,
+        offer: AssignorOffer | None = None,
         rebalance_timeout_ms: int = 300_000,
     ) -> None:
         self.group_id = group_id
@@ -107,6 +109,7 @@ class Membership:
         self.fatal_error: KafkaError | None = None
         self._rack_id = rack_id
         self._server_assignor = server_assignor
+        self._offer = offer
         self._rebalance_timeout_ms = rebalance_timeout_ms
         self._heartbeat_interval_ms = DEFAULT_HEARTBEAT_INTERVAL_MS
         self._names: frozenset[str] = frozenset()
@@ -209,6 +212,8 @@ class Membership:
             return True
         if (acknowledged.names, acknowledged.regex) != (self._names, self._regex):
             return True
+        if self._offer is not None and self._offer.has_news:
+            return True
         return self._step is None and (acknowledged.owned != self.owned or self._must_ack())
 
     def _must_ack(self) -> bool:
@@ -248,6 +253,8 @@ class Membership:
             request.rebalance_timeout_ms = self._rebalance_timeout_ms
             request.rack_id = self._rack_id
             request.server_assignor = self._server_assignor
+        if self._offer is not None:
+            request.client_assignors = self._offer.begin_heartbeat(is_full=acknowledged is None)
         if acknowledged is None or acknowledged.names != self._names:
             request.subscribed_topic_names = sorted(self._names)
         if acknowledged is None or acknowledged.regex != self._regex:
@@ -272,6 +279,8 @@ class Membership:
         if self.state not in IN_GROUP and self.state is not MembershipState.PREPARE_LEAVING:
             return
         self._acknowledged, self._sent, self._claimed = self._sent, None, None
+        if self._offer is not None:
+            self._offer.acknowledge()
         if self._is_acking:
             self._ack_is_due = False
         self.member_epoch = response.member_epoch

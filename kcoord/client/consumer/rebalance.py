@@ -12,7 +12,8 @@ import logging
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.consumer.commits import CommitManager
 from kcoord.client.consumer.listener import ConsumerRebalanceListener
-from kcoord.client.consumer.member_state import RebalanceStep, StepKind
+from kcoord.client.consumer.local_assignors import LocalAssignors
+from kcoord.client.consumer.member_state import MembershipState, RebalanceStep, StepKind
 from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
@@ -32,6 +33,7 @@ class ConsumerRebalance:
         cluster: Cluster,
         membership: Membership,
         session: GroupSession,
+        assignors: LocalAssignors | None,
         subscription: SubscriptionState,
         commits: CommitManager,
         positions: Positions,
@@ -40,6 +42,7 @@ class ConsumerRebalance:
     ) -> None:
         self.membership = membership
         self.session = session
+        self.assignors = assignors
         self.listener = ConsumerRebalanceListener()
         self._cluster = cluster
         self._subscription = subscription
@@ -57,7 +60,9 @@ class ConsumerRebalance:
         """
         while True:
             known_topics = self._topic_names.keys() | self._cluster.metadata.names_by_id.keys()
-            step = self.membership.next_step(known_topics)
+            # Assignors learn of an assignment before the listener does. Without known topics there is no step ASSIGN.
+            is_announced = self._announce()
+            step = self.membership.next_step(known_topics if is_announced else ())
             if step is None:
                 break
             try:
@@ -66,7 +71,16 @@ class ConsumerRebalance:
                 self._finish(step)
                 self.membership.step_done(step)
                 self.session.wake()
-        self._updater.request(topic_ids=self.membership.unresolved_topics(known_topics))
+        missing = self.membership.unresolved_topics(known_topics)
+        if self.assignors is not None:
+            missing |= self.assignors.unresolved_topics(known_topics)
+        self._updater.request(topic_ids=missing)
+
+    def _announce(self) -> bool:
+        """Passes a new assignment to the assignors. Returns False if it has to wait for names of topics."""
+        if self.assignors is None:
+            return True
+        return self.assignors.announce({**self._topic_names, **self._cluster.metadata.names_by_id})
 
     async def leave(self, deadline: Deadline, *, static_stays: bool) -> None:
         """Revokes all partitions and leaves the group."""
@@ -98,6 +112,9 @@ class ConsumerRebalance:
                 awaitable = self.listener.on_partitions_lost(names)
         if awaitable is not None:
             await awaitable
+        if self.assignors is not None and self.membership.state in (MembershipState.FENCED, MembershipState.STALE):
+            # Metadata often depends on the partitions of the member, which joins again after this step.
+            self.assignors.update_metadata()
 
     def _finish(self, step: RebalanceStep) -> None:
         names = self._named(step)

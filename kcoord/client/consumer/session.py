@@ -14,6 +14,7 @@ from kcoord.client.backoff import Backoff
 from kcoord.client.cluster import Cluster, CoordinatorType
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.classification import topics_to_refresh
+from kcoord.client.consumer.local_assignors import LocalAssignors
 from kcoord.client.consumer.member_state import MembershipState
 from kcoord.client.consumer.membership import HeartbeatResponse, Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
@@ -40,10 +41,12 @@ class GroupSession:
         cluster: Cluster,
         config: ConsumerConfig,
         membership: Membership,
+        assignors: LocalAssignors | None,
         updater: MetadataUpdater,
         changed: Signal,
     ) -> None:
         self.membership = membership
+        self._assignors = assignors
         self._cluster = cluster
         self._config = config
         # The two revisions of KIP-1327 differ in the layout of v2.
@@ -134,6 +137,7 @@ class GroupSession:
         membership = self.membership
         state = membership.state
         request = membership.make_heartbeat()
+        response: HeartbeatResponse | None = None
         try:
             response = await self._cluster.call_coordinator(
                 CoordinatorType.GROUP,
@@ -149,8 +153,10 @@ class GroupSession:
         else:
             self._failures = self._failures + 1 if response.error_code else 0
             membership.on_response(response, self.now_ms(), self._retry_after_ms())
-            if response.assignment is not None:
-                self._on_assignment()
+        if self._assignors is not None:
+            self._assignors.on_heartbeat(response if response is not None and not response.error_code else None)
+        if response is not None and response.assignment is not None:
+            self._on_assignment()
         self._log_heartbeat(request, state)
         self._changed.notify()
 
@@ -166,6 +172,8 @@ class GroupSession:
         metadata = self._cluster.metadata
         target = self.membership.target
         missing = self.membership.unresolved_topics(metadata.names_by_id)
+        if self._assignors is not None:
+            missing |= self._assignors.unresolved_topics(metadata.names_by_id)
         if self.membership.new_partitions is None:
             missing |= topics_to_refresh(target, metadata.creation_time_ms, self._config.new_partitions_policy)
         self._updater.request(topic_ids=missing)

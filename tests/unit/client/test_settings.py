@@ -61,6 +61,7 @@ CONSUMER_DEFAULTS = {
     "group_protocol": "consumer",
     "group_instance_id": None,
     "group_remote_assignor": None,
+    "group_local_assignors": (),
     "client_rack": "",
     "auto_offset_reset": "latest",
     "auto_offset_reset_new_partitions": None,
