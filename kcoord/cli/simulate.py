@@ -12,6 +12,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import nullcontext
 from itertools import count, islice
 
+from kcoord.config import BrokerConfig, ConfigError
+from kcoord.server.errors import StartError
+from kcoord.server.shards.own_assignors import start_own_assignors
 from kcoord.simulation.options import FAULTS, SCENARIOS
 from kcoord.simulation.planted import FAULTS as PLANTS
 from kcoord.simulation.planted import NO_FAULT
@@ -30,10 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         seeds = _seeds(options)
         faults = _faults(options.faults)
-    except ValueError as error:
+        _check_assignor(options.assignor)
+    except (ValueError, ConfigError, StartError) as error:
         parser.error(str(error))
     options.processes = options.processes or len(os.sched_getaffinity(0))
-    setups = (Setup(seed, options.steps, options.scenario, faults) for seed in seeds)
+    setups = (Setup(seed, options.steps, options.scenario, faults, assignor=options.assignor) for seed in seeds)
     if options.seed is not None:
         return _run_one(next(setups), options)
     return _run_many(setups, options)
@@ -58,6 +62,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--scenario", choices=sorted(filter(None, SCENARIOS)), default="", help="fix a part of the random options"
     )
     parser.add_argument("--faults", metavar="LIST", help="enable only these fault families; none disables all")
+    parser.add_argument(
+        "--assignor",
+        default="",
+        metavar="NAME",
+        help="the assignor of all consumer groups: a built-in one, package.module:Class, or an entry point of the "
+        "group kcoord.assignors",
+    )
     parser.add_argument("--plant", choices=sorted(PLANTS), help="plant a fault that the simulation has to find")
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="number of seeds to run in parallel (0: one per core)"
@@ -88,6 +99,14 @@ def _faults(text: str | None) -> frozenset[str] | None:
     if not names <= set(FAULTS):
         raise ValueError(f"--faults {text}: {', '.join(sorted(names - set(FAULTS)))} must be among {', '.join(FAULTS)}")
     return names
+
+
+def _check_assignor(name: str) -> None:
+    """Raises ConfigError or StartError if brokers cannot use the assignor."""
+    if name:
+        config = BrokerConfig.from_properties({"group.consumer.assignors": name})
+        for assignor in start_own_assignors(config).values():
+            assignor.close()
 
 
 def _run_one(setup: Setup, options: argparse.Namespace) -> int:

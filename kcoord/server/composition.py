@@ -76,6 +76,14 @@ def new_transaction_shard(broker: Broker, shard_id: int) -> TransactionCoordinat
     return TransactionCoordinatorShard(broker.config, broker.image, epoch)
 
 
+def _start_assignors(config: BrokerConfig) -> Mapping[str, OwnAssignor]:
+    if not config.own_assignors:
+        return {}
+    from kcoord.server.shards.own_assignors import start_own_assignors
+
+    return start_own_assignors(config)
+
+
 def compose(
     config: BrokerConfig,
     environment: Environment,
@@ -87,12 +95,13 @@ def compose(
     new_group_shard: NewGroupShard = new_group_shard,
     new_transaction_shard: NewTransactionShard = new_transaction_shard,
     new_writer: NewWriter = LogWriter,
+    start_assignors: Callable[[BrokerConfig], Mapping[str, OwnAssignor]] = _start_assignors,
 ) -> Broker:
     """Returns a broker that is ready for `begin`.
 
     `new_metadata` makes the metadata service. By default the metadata log is in the folder and is replayed here;
     StartError is raised if that fails. `peers`: the other brokers of the cluster. `controller_id`: the broker that
-    writes the metadata log, by default this one.
+    writes the metadata log, by default this one. `start_assignors` returns the assignors of one's own by name.
     """
     broker = Broker(config, environment, folder.cluster_id, controller_id)
     broker.apis = build_api_table(config)
@@ -110,7 +119,7 @@ def compose(
     broker.image = broker.metadata.image
     broker.authorizer = _authorizer(config, broker.image)
     broker.metadata.image_observers.append(broker.publish)
-    broker.groups = _group_service(broker, environment, folder, group_times, new_group_shard)
+    broker.groups = _group_service(broker, environment, folder, group_times, new_group_shard, start_assignors(config))
     broker.transactions = _transaction_service(
         broker, environment, folder, peers if peers is not None else NoPeers(), new_transaction_shard
     )
@@ -228,6 +237,7 @@ def _group_service(
     folder: DataFolder,
     group_times: GroupTimes,
     new_shard: NewGroupShard,
+    own_assignors: Mapping[str, OwnAssignor],
 ) -> GroupService:
     config = broker.config
     shards = ShardSet(
@@ -249,18 +259,10 @@ def _group_service(
         background_threads=config.group_coordinator_background_threads,
         write_timeout_ms=config.offsets_commit_timeout_ms,
         creation_limits=group_times.limits,
-        own_assignors=_own_assignors(config),
+        own_assignors=own_assignors,
     )
     folder.topics.fetches.follow_shards(GROUP_METADATA_TOPIC, shards.append_observers)
     return groups
-
-
-def _own_assignors(config: BrokerConfig) -> Mapping[str, OwnAssignor]:
-    if not config.own_assignors:
-        return {}
-    from kcoord.server.shards.own_assignors import start_own_assignors
-
-    return start_own_assignors(config)
 
 
 def _transaction_service(

@@ -172,6 +172,7 @@ class SimulatedBroker(Machine):
         """Ends the running process, if any, because the run is over."""
         if self.process is not None:
             self.process.loop.end()
+        self.close_assignors()
 
     def crash(self, whole_machine: bool) -> None:
         """Kills the process. If the whole machine crashes, a random part of what was not synced is lost."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
+from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
@@ -16,6 +18,10 @@ from kcoord.simulation.planted import Fault
 from kcoord.simulation.trace import Trace
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite
 from kcoord.storage.snapshot import SNAPSHOT_FILE
+
+if TYPE_CHECKING:
+    # Most runs have no assignor of one's own, so they do not import this.
+    from kcoord.server.shards.own_assignors import OwnAssignor
 
 
 class PowerLost(BaseException):
@@ -44,6 +50,25 @@ class Machine:
         self.uuids = RandomUuids(random.randbytes)
         self.disk = MemoryFileSystem(fault=self._disk_fault)
         self.observer = Observer(trace)
+        self._own_assignors: Mapping[str, OwnAssignor] = {}
+
+    def start_assignors(self, config: BrokerConfig) -> Mapping[str, OwnAssignor]:
+        """Returns the assignors of one's own by name.
+
+        They are real processes, whose start takes long. So they outlive the simulated processes, until
+        `close_assignors`.
+        """
+        if config.own_assignors and not self._own_assignors:
+            from kcoord.server.shards.own_assignors import start_own_assignors
+
+            self._own_assignors = start_own_assignors(config)
+        for name in self._own_assignors:
+            config.name_assignor(self.options.assignor, name)
+        return self._own_assignors
+
+    def close_assignors(self) -> None:
+        for assignor in self._own_assignors.values():
+            assignor.close()
 
     def group_shard(self, group_id: str) -> int:
         return partition_for(group_id, self.options.group_partitions)

@@ -12,6 +12,7 @@ from random import Random
 from typing import Final
 
 from kcoord.config import BrokerConfig
+from kcoord.config.broker_settings import KNOWN_CONSUMER_ASSIGNORS
 from kcoord.runtime.serde import partition_for
 
 MEMBERS_PER_GROUP = 3
@@ -99,6 +100,8 @@ class Options:
     transaction_shards: int = 2
     request_timeout_ms: int = 2_000
     retention_check_ms: int = 5_000
+    assignor: str = ""
+    """What `group.consumer.assignors` begins with, and the only assignor that members use; empty for the default."""
     has_acls: bool = False
     """Whether the brokers have an authorizer, and guests, whose ACLs and quotas change."""
 
@@ -195,10 +198,14 @@ class Options:
 
     def broker_config(self, node_id: int = 1) -> BrokerConfig:
         """Returns a configuration with limits far below Kafka's defaults, so that timeouts happen in a short run."""
-        security = {"authorizer.class.name": _AUTHORIZER, "super.users": SUPER_USER} if self.has_acls else {}
+        more = {"authorizer.class.name": _AUTHORIZER, "super.users": SUPER_USER} if self.has_acls else {}
+        if self.assignor:
+            name = KNOWN_CONSUMER_ASSIGNORS.get(self.assignor)
+            further = [built_in for built_in in ("uniform", "range") if built_in != name]
+            more["group.consumer.assignors"] = ",".join([self.assignor, *further])
         return BrokerConfig.from_properties(
             {
-                **security,
+                **more,
                 "node.id": str(node_id),
                 "log.dirs": "data",
                 "listeners": "PLAINTEXT://broker:9092",

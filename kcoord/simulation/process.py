@@ -130,6 +130,7 @@ class SimulatedProcess(BrokerProcess):
             new_group_shard=self._new_group_shard,
             new_transaction_shard=self._new_transaction_shard,
             new_writer=self._new_writer,
+            start_assignors=simulated.start_assignors,
         )
         super().__init__(broker, environment, self.folder)
         if simulated.options.hop_ms:

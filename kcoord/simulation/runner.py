@@ -121,6 +121,8 @@ def report(outcome: Outcome) -> str:
     again = f"kcoord simulate --seed {outcome.seed} --steps {setup.steps}"
     if setup.scenario:
         again += f" --scenario {setup.scenario}"
+    if setup.assignor:
+        again += f" --assignor {setup.assignor}"
     if setup.faults is not None:
         again += f" --faults {','.join(sorted(setup.faults)) or 'none'}"
     lines.append(f"  again: {again}")

@@ -71,7 +71,8 @@ class Setup:
     """Everything that a run depends on: two runs of equal setups are the same run.
 
     `faults` are the families of faults to keep; None keeps all. `without` leaves disturbances out by their number, to
-    shrink a failure. `make_clients` adds the user's own clients.
+    shrink a failure. `make_clients` adds the user's own clients. If `assignor` is not empty, all members use this one,
+    which is named as in `group.consumer.assignors`.
     """
 
     seed: int
@@ -80,6 +81,7 @@ class Setup:
     faults: frozenset[str] | None = None
     without: frozenset[int] = frozenset()
     make_clients: Callable[[World], Sequence[ModelClient]] | None = None
+    assignor: str = ""
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class World:
     def __init__(self, setup: Setup, fault: Fault = NO_FAULT) -> None:
         self.setup = setup
         self.options = Options.draw(self.stream("options"), setup.scenario, setup.faults)
+        self.options.assignor = setup.assignor
         self.clock = VirtualClock()
         self.trace = Trace(self.clock)
         self.network = Network(self.clock, self.stream("network"), self.options, self.trace)
@@ -362,7 +365,7 @@ class World:
                 slot.group_id,
                 slot.instance_id,
                 _draw_subscription(random),
-                random.choice((None, "uniform", "range")),
+                None if self.options.assignor else random.choice((None, "uniform", "range")),
                 self.scene,
                 random,
                 self.promises,

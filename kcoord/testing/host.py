@@ -12,6 +12,7 @@ from kcoord.config import BrokerConfig, ConfigError
 from kcoord.config.listeners import SecurityProtocol
 from kcoord.config.workers import worker_count
 from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.errors import StartError
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.testing.clock import MovableClock
 from kcoord.testing.errors import ControlError
@@ -119,7 +120,7 @@ class BrokerHost:
         """
         new_settings = {**(DEFAULTS if like_new else self._settings), **settings}
         refuse_unknown(settings)
-        usable(new_settings)
+        _check_own_assignors(usable(new_settings))
         await self.stop()
         self._settings = new_settings
         self._file_system = MemoryFileSystem()
@@ -133,6 +134,19 @@ def usable(settings: Mapping[str, str]) -> BrokerConfig:
     if worker_count(config) > 1:
         raise ConfigError(f"a test broker is one process, so it cannot have {worker_count(config)} workers")
     return config
+
+
+def _check_own_assignors(config: BrokerConfig) -> None:
+    """Raises ConfigError if an assignor of one's own cannot be loaded."""
+    if not config.own_assignors:
+        return
+    from kcoord.server.shards.own_assignors import start_own_assignors
+
+    try:
+        for assignor in start_own_assignors(config).values():
+            assignor.close()
+    except StartError as error:
+        raise ConfigError(str(error)) from None
 
 
 def refuse_unknown(settings: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -101,7 +102,9 @@ class ProcessTransport:
         for key, value in settings.items():
             command += ["--override", f"{key}={value}"]
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        # An assignor of the test's own may be in a folder that only this process has in its path.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True)
         self.control_url: str | None = None
         self._host, self._port = self._wait_until_ready()
 

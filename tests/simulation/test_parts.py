@@ -30,6 +30,22 @@ from kcoord_protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroup
 from kcoord_protocol.record_batch import Record, encode_batch
 
 TOPIC = bytes(range(16))
+ASSIGNOR = """
+from kcoord.assignors import ServerAssignor
+
+class Turns(ServerAssignor):
+    name = "turns"
+
+    def assign(self, members, topics):
+        with open({path!r}, "a") as file:
+            print(sorted(members), file=file)
+        assignment = {{member_id: {{}} for member_id in sorted(members)}}
+        for name, topic in topics.items():
+            readers = [member_id for member_id in assignment if name in members[member_id].topics]
+            for partition in range(topic.partition_count):
+                assignment[readers[partition % len(readers)]].setdefault(name, []).append(partition)
+        return assignment
+"""
 
 
 def test_time_jumps_and_keeps_order() -> None:
@@ -362,6 +378,21 @@ def test_the_users_own_clients_take_part() -> None:
     outcome = run(Setup(2, steps=500, make_clients=lambda world: [Watcher(world)]))
     assert not outcome.failure, report(outcome)
     assert outcome.trace_hash != run(Setup(2, steps=500)).trace_hash
+
+
+def test_members_use_an_assignor_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process runs in real time. The run still depends on the setup alone."""
+    (tmp_path / "assignor_of_simulation.py").write_text(ASSIGNOR.format(path=str(tmp_path / "groups")))
+    monkeypatch.syspath_prepend(tmp_path)
+    setup = Setup(3, steps=400, assignor="assignor_of_simulation:Turns")
+    outcomes = [run(setup), run(setup)]
+    assert not outcomes[0].failure, report(outcomes[0])
+    assert outcomes[0].trace_hash == outcomes[1].trace_hash
+    assert outcomes[0].transitions["group: consumer Assigning -> consumer Reconciling"] > 0
+    assert "--assignor assignor_of_simulation:Turns" in report(outcomes[0])
+    calls = (tmp_path / "groups").read_text().splitlines()
+    assert len(calls) > 2
+    assert calls[: len(calls) // 2] == calls[len(calls) // 2 :]
 
 
 def loop_of(clock: VirtualClock, turn_ms: int = 0, clock_rate: float = 1.0) -> tuple[SimulatedLoop, list[str]]:

@@ -165,8 +165,13 @@ def test_the_command_counts_and_exits(capsys: pytest.CaptureFixture[str]) -> Non
     assert f"trace hash: {said['trace_hash']}" in output
     (failure,) = said["failures"]
     assert (failure["seed"], said["runs"]) == (0, 1)
-    assert main(["--seeds", "0:2", "--steps", "200", "--json"]) == 0
+    assert main(["--seeds", "0:2", "--steps", "200", "--assignor", "uniform-rack", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["failures"] == []
-    for wrong in (["--seeds", "many"], ["--faults", "weather"]):
+    for wrong in (
+        ["--seeds", "many"],
+        ["--faults", "weather"],
+        ["--assignor", "sticky"],
+        ["--assignor", "nowhere:Class"],
+    ):
         with pytest.raises(SystemExit):
             main(wrong)

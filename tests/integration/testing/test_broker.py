@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -19,6 +20,16 @@ from kcoord.testing.pool import BrokerPool
 from kcoord.testing.security import BrokerSecurity
 
 DAY_SECONDS = 86_400
+ASSIGNOR = """
+from kcoord.assignors import ServerAssignor
+
+class Last(ServerAssignor):
+    name = "last"
+
+    def assign(self, members, topics):
+        last = max(members, key=lambda member_id: members[member_id].instance_id)
+        return {last: {name: range(topic.partition_count) for name, topic in topics.items()}}
+"""
 
 
 @asynccontextmanager
@@ -30,6 +41,7 @@ async def consuming(broker: KcoordBroker, group: str, topic: str, **options: str
         auto_offset_reset="earliest",
         client_id=options.get("client_id", "member"),
         group_instance_id=options.get("group_instance_id"),
+        group_remote_assignor=options.get("group_remote_assignor"),
         retry_backoff_ms=20,
     ) as consumer:
         consumer.subscribe([topic])
@@ -330,3 +342,29 @@ async def test_each_client_is_served_its_form_of_kip_1327(broker: KcoordBroker) 
         highest = {request.version for request in broker.requests("Metadata")}
         assert max(highest) == (14 if knows else 13)
         broker.clear_requests()
+
+
+@pytest.mark.parametrize("mode", ["in-process", "process"])
+async def test_an_assignor_of_the_test_assigns_partitions(
+    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "assignor_of_test_broker.py").write_text(ASSIGNOR)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"group.consumer.assignors": "uniform,assignor_of_test_broker:Last"}
+    broker = await asyncio.to_thread(start_broker, settings, mode)
+    try:
+        # A class that cannot be loaded leaves the broker as it is.
+        with pytest.raises(ControlError, match="No module named 'assignor_of_nobody'"):
+            await asyncio.to_thread(broker.reset, {"group.consumer.assignors": "assignor_of_nobody:Last"})
+        await asyncio.to_thread(broker.create_topic, "t", 4)
+        async with (
+            consuming(broker, "g", "t", group_instance_id="a", group_remote_assignor="last"),
+            consuming(broker, "g", "t", group_instance_id="b", group_remote_assignor="last"),
+        ):
+            group = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
+            assert {member.instance_id: member.assignment for member in group.members} == {
+                "a": {},
+                "b": {"t": [0, 1, 2, 3]},
+            }
+    finally:
+        await asyncio.to_thread(broker.stop)
