@@ -48,6 +48,22 @@ OFFSETS = (
 )
 INSTANCE_ID = OutputColumn("GROUP-INSTANCE-ID", "group_instance_id")
 UPGRADED = OutputColumn("UPGRADED", "upgraded", lambda value: plain_text(value).lower())
+
+
+def assignors_text(value: object) -> str:
+    """Formats client-side assignors as `name:0-2,other:-1-0`, and with the reason if it is not 0."""
+    if not isinstance(value, list) or not value:
+        return "-"
+    return ",".join(
+        f"{assignor['name']}:{assignor['minimum_version']}-{assignor['maximum_version']}"
+        + (f" (reason {assignor['reason']})" if assignor["reason"] else "")
+        for assignor in value
+    )
+
+
+CLIENT_ASSIGNORS = OutputColumn("CLIENT-ASSIGNORS", "client_assignors", assignors_text)
+METADATA_VERSION = OutputColumn("METADATA-VERSION", "metadata_version")
+ASSIGNMENT_ERROR = OutputColumn("ASSIGNMENT-ERROR", "assignment_error")
 MEMBERS = (GROUP, CONSUMER[0], INSTANCE_ID, *CONSUMER[1:], OutputColumn("#PARTITIONS", "partitions"))
 MEMBERS_VERBOSE = (
     *MEMBERS,
@@ -56,6 +72,9 @@ MEMBERS_VERBOSE = (
     OutputColumn("TARGET-EPOCH", "target_epoch"),
     OutputColumn("TARGET-ASSIGNMENT", "target_assignment", assignment_text),
     UPGRADED,
+    CLIENT_ASSIGNORS,
+    METADATA_VERSION,
+    ASSIGNMENT_ERROR,
 )
 _BEFORE_EPOCHS = (
     GROUP,
@@ -136,13 +155,15 @@ def _print_tables(
 
 
 def _is_shown(column: OutputColumn, rows: Sequence[Row]) -> bool:
-    """Whether Kafka's tool shows the column.
+    """Whether the column is shown.
 
-    Instance ids are shown only for groups with static members, and UPGRADED only for groups with members of both
-    protocols.
+    As in Kafka's tool, instance ids are shown only for groups with static members, and UPGRADED only for groups with
+    members of both protocols. The columns of client-side assignors are shown only for groups that have such values.
     """
-    if column is INSTANCE_ID:
+    if column in (INSTANCE_ID, CLIENT_ASSIGNORS, ASSIGNMENT_ERROR):
         return any(row[column.key] for row in rows)
+    if column is METADATA_VERSION:
+        return any(row[column.key] is not None for row in rows)
     return column is not UPGRADED or {row[column.key] for row in rows} >= {True, False}
 
 
@@ -180,9 +201,28 @@ def member_rows(group: ConsumerGroupDescription) -> list[Row]:
             "target_epoch": group.target_assignment_epoch,
             "target_assignment": None if member.target_assignment is None else by_topic(member.target_assignment),
             "upgraded": member.upgraded,
+            "client_assignors": [
+                {
+                    "name": assignor.name,
+                    "minimum_version": assignor.minimum_version,
+                    "maximum_version": assignor.maximum_version,
+                    "reason": assignor.reason,
+                    "metadata_version": assignor.metadata.version,
+                    "metadata_bytes": len(assignor.metadata.data),
+                }
+                for assignor in member.client_assignors
+            ],
+            "metadata_version": _metadata_version(member),
+            "assignment_error": member.assignment_metadata.error,
         }
         for member in sorted(group.members, key=lambda member: (-len(member.assignment), member.member_id))
     ]
+
+
+def _metadata_version(member: MemberDescription) -> int | None:
+    """Returns the version of the metadata of the current assignment, None if it has none."""
+    metadata = member.assignment_metadata
+    return None if metadata.version < 0 and not metadata.data else metadata.version
 
 
 def _consumer(member: MemberDescription | None) -> dict[str, object]:

@@ -43,12 +43,16 @@ def explain(group: ConsumerGroupDescription, settings: InsightSettings) -> Itera
     yield from _introduction(group)
     if group.assignor:
         yield GroupInsight("assignor", _assignor(group, settings))
+    yield from _unused_assignors(group)
     convergence = list(_convergence(group))
     yield from convergence or [GroupInsight("convergence", "complete: no member is waited for")]
     for member in sorted(group.members, key=lambda member: member.group_instance_id or ""):
         if member.group_instance_id is not None:
             yield GroupInsight("static member", _static_member(group, member, settings))
     for member in group.members:
+        if member.assignment_metadata.error:
+            error = member.assignment_metadata.error
+            yield GroupInsight("assignment error", f"{name_of(member)} got error {error} with its assignment")
         if group.group_type == _CONSUMER and member.upgraded is False:
             yield GroupInsight("protocol", f"{name_of(member)} still uses the classic protocol")
 
@@ -81,9 +85,26 @@ def _introduction(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
 def _assignor(group: ConsumerGroupDescription, settings: InsightSettings) -> str:
     if group.group_type != _CONSUMER:
         return f"{group.assignor}: all members support it, and most prefer it (partition.assignment.strategy)"
+    if group.is_assigned_by_member:
+        return f"{group.assignor}: runs in the members, all of which offer it, and most prefer it"
     if settings.assignors and settings.assignors[0] != group.assignor:
         return f"{group.assignor}: most members with group.remote.assignor have it"
     return f"{group.assignor}: the broker's default, the first of group.consumer.assignors"
+
+
+def _unused_assignors(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
+    """Yields why the broker computes, although members offer client-side assignors (KIP-848 "Assignor Selection")."""
+    names = [{assignor.name for assignor in member.client_assignors} for member in group.members]
+    if group.is_assigned_by_member or not any(names):
+        return
+    without = [member.member_id for member, offered in zip(group.members, names, strict=True) if not offered]
+    if without:
+        text = f"{', '.join(without)} offer{'s' if len(without) == 1 else ''} none"
+    elif common := set.intersection(*names):
+        text = f"no present member reads the versions of all members of {', '.join(sorted(common))}"
+    else:
+        text = "there is none that all members offer"
+    yield GroupInsight("client-side assignors", f"not used: {text}")
 
 
 def _convergence(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
@@ -102,10 +123,18 @@ def _convergence(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
 
 
 def _next_target(group: ConsumerGroupDescription) -> str:
-    if not group.failed_computations:
-        return "the first heartbeat after the assignment interval computes it"
     times = "once" if group.failed_computations == 1 else f"{group.failed_computations} times"
-    return f"the assignor {group.assignor} failed {times}, and is asked again within a minute: {group.assignor_error}"
+    failures = f"the assignor {group.assignor} failed {times}"
+    if group.computing_member_id is not None:
+        members = {member.member_id: name_of(member) for member in group.members}
+        computing = members.get(group.computing_member_id, group.computing_member_id)
+        text = f"{computing} has until {time_text(group.computing_until_ms)} to compute it"
+        return f"{text}; {failures}: {group.assignor_error}" if group.failed_computations else text
+    if group.failed_computations:
+        return f"{failures}, and is asked again within a minute: {group.assignor_error}"
+    if group.is_assigned_by_member:
+        return "after the assignment interval, the first able member that sends a heartbeat is asked to compute it"
+    return "the first heartbeat after the assignment interval computes it"
 
 
 def _member_convergence(
@@ -194,6 +223,8 @@ def cause_of(before: ConsumerGroupDescription, after: ConsumerGroupDescription) 
     stayed = old.keys() & new.keys()
     if any(_subscription(old[member_id]) != _subscription(new[member_id]) for member_id in stayed):
         causes.append("subscriptions changed")
+    if any(old[member_id].client_assignors != new[member_id].client_assignors for member_id in stayed):
+        causes.append("client-side assignors or their metadata changed")
     return [f"because {' and '.join(causes)}" if causes else "because subscribed topics or settings changed"]
 
 

@@ -11,6 +11,7 @@ from kcoord.client.admin.group_offsets import DeleteConsumerGroupOffsetsResult
 from kcoord.client.admin.model import (
     AlterConfigOp,
     AlterConfigOpType,
+    AssignmentMetadata,
     ClusterDescription,
     ConfigEntry,
     ConfigResource,
@@ -44,6 +45,7 @@ from kcoord.client.assignors import (
     GroupAssignment,
     MemberAssignment,
     Metadata,
+    OfferedAssignor,
     PartitionAssignor,
 )
 from kcoord.client.assignors.lag import LagAssignor
@@ -90,6 +92,7 @@ __all__ = [
     "AlterConfigOp",
     "AlterConfigOpType",
     "AssignmentMemberSpec",
+    "AssignmentMetadata",
     "AssignmentSpec",
     "AssignmentTopicMetadata",
     "AssignorException",
@@ -130,6 +133,7 @@ __all__ = [
     "NewTopic",
     "NoOffsetForPartitionException",
     "Node",
+    "OfferedAssignor",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetOutOfRangeException",

@@ -12,12 +12,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from kcoord.client.admin.model import (
+    AssignmentMetadata,
     ConsumerGroupDescription,
     GroupListing,
     MemberDescription,
     authorized_operations,
     known_time,
 )
+from kcoord.client.assignors import Metadata, OfferedAssignor
 from kcoord.client.cluster import Cluster, CoordinatorType, Deadline, Purpose
 from kcoord.client.connection import Connection
 from kcoord.client.creation_time import group_creation_time_ms
@@ -49,6 +51,7 @@ DEAD_STATE: Final = "Dead"
 _FIRST_VERSION_WITH_STATES: Final = 4
 _FIRST_VERSION_WITH_TYPES: Final = 5
 _CONSUMER_MEMBER: Final = 1
+_CLIENT_SIDE: Final = 1
 
 AskCoordinator = Callable[[Connection, Node, list[str]], Awaitable[Mapping[str, V | KafkaError]]]
 
@@ -160,6 +163,9 @@ def _from_consumer(group: ConsumerGroupDescribeResponse.DescribedGroup, node: No
         authorized_operations(group.authorized_operations),
         group.failed_computations,
         group.assignor_error or None,
+        group.assignor_side == _CLIENT_SIDE,
+        group.computing_member_id or None,
+        group.computing_until_ms if group.computing_until_ms >= 0 else None,
     )
 
 
@@ -176,7 +182,23 @@ def _consumer_member(member: ConsumerGroupDescribeResponse.Member) -> MemberDesc
         tuple(member.subscribed_topic_names),
         member.subscribed_topic_regex or None,
         None if member.member_type < 0 else member.member_type == _CONSUMER_MEMBER,
+        assignment_metadata=_metadata(member.assignment),
+        target_metadata=_metadata(member.target_assignment),
+        client_assignors=tuple(
+            OfferedAssignor(
+                assignor.name,
+                assignor.minimum_version,
+                assignor.maximum_version,
+                assignor.reason,
+                Metadata(assignor.metadata_version, assignor.metadata_bytes),
+            )
+            for assignor in member.client_assignors
+        ),
     )
+
+
+def _metadata(assignment: ConsumerGroupDescribeResponse.Assignment) -> AssignmentMetadata:
+    return AssignmentMetadata(assignment.error, assignment.metadata_version, assignment.metadata_bytes)
 
 
 def _partitions(assignment: ConsumerGroupDescribeResponse.Assignment) -> frozenset[TopicPartition]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from kcoord.client.assignors import OfferedAssignor
 from kcoord.client.reset_policy import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kcoord.client.types import Node, TopicPartition
 from kcoord_protocol.acls import AclOperation
@@ -137,6 +138,17 @@ class GroupListing:
         return not self.protocol_type
 
 
+class AssignmentMetadata(NamedTuple):
+    """What a client-side assignor gave to a member with an assignment: an error, and bytes with their version."""
+
+    error: int = 0
+    version: int = -1
+    data: bytes = b""
+
+
+_NO_METADATA: Final = AssignmentMetadata()
+
+
 @dataclass(slots=True)
 class MemberDescription:
     """A member of a group. Fields that only the consumer protocol has are None for members of classic groups."""
@@ -156,6 +168,12 @@ class MemberDescription:
     """Whether the metadata of this member of a classic group is not in the consumer's format. Brokers treat such a
     member as subscribed to every topic (KIP-496).
     """
+    assignment_metadata: AssignmentMetadata = _NO_METADATA
+    """Of the current assignment."""
+    target_metadata: AssignmentMetadata = _NO_METADATA
+    """Of the target assignment."""
+    client_assignors: tuple[OfferedAssignor, ...] = ()
+    """The client-side assignors of the member, best first."""
 
 
 @dataclass(slots=True)
@@ -181,6 +199,12 @@ class ConsumerGroupDescription:
     """How often the assignor has failed since the last target assignment; brokers other than kcoord never say."""
     assignor_error: str | None = None
     """Why the assignor failed the last time."""
+    is_assigned_by_member: bool = False
+    """Whether a member computes the next target assignment, with a client-side assignor (KIP-848)."""
+    computing_member_id: str | None = None
+    """The member that the coordinator has asked to compute."""
+    computing_until_ms: int | None = None
+    """When the coordinator stops waiting for that member and asks another one."""
 
 
 class OffsetSpec(NamedTuple):

@@ -34,6 +34,16 @@ class AssignorMetadata:
     """0 to 127; the meaning of the numbers from 1 on is up to the assignor."""
 
 
+class OfferedAssignor(NamedTuple):
+    """An assignor that a member offers, with its versions, and with the metadata and the reason of the member."""
+
+    name: str
+    minimum_version: int
+    maximum_version: int
+    reason: int
+    metadata: Metadata
+
+
 @dataclass(frozen=True, slots=True)
 class AssignmentMemberSpec:
     """A member of the group."""
@@ -151,5 +161,6 @@ __all__ = [
     "GroupAssignment",
     "MemberAssignment",
     "Metadata",
+    "OfferedAssignor",
     "PartitionAssignor",
 ]

@@ -18,9 +18,9 @@ from kcoord.client.assignors import (
     GroupAssignment,
     MemberAssignment,
     Metadata,
+    OfferedAssignor,
     PartitionAssignor,
 )
-from kcoord.client.consumer.assignor_offer import OfferedAssignor
 from kcoord.client.errors import AssignorException
 from kcoord.client.types import TopicPartition
 from kcoord_protocol.messages import (

@@ -9,21 +9,8 @@ until the offer changes. A second request first sends 0 and then the reason.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from kcoord.client.assignors import Metadata
+from kcoord.client.assignors import OfferedAssignor
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
-
-
-class OfferedAssignor(NamedTuple):
-    """An assignor of the member, as the coordinator gets it."""
-
-    name: str
-    minimum_version: int
-    maximum_version: int
-    reason: int
-    metadata: Metadata
-
 
 Offered = tuple[OfferedAssignor, ...]
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kcoord.cli.group_insight import InsightSettings, changes, explain
-from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
+from kcoord.client.admin.model import AssignmentMetadata, ConsumerGroupDescription, MemberDescription
+from kcoord.client.assignors import Metadata, OfferedAssignor
 from kcoord.client.types import Node, TopicPartition
 
 SETTINGS = InsightSettings(["uniform", "range"], 45_000)
@@ -93,6 +94,60 @@ def test_members_of_the_classic_protocol() -> None:
     assert ("protocol", "a (app on /h) still uses the classic protocol") in mixed
     classic = explained(group(group_type="Classic", state="PreparingRebalance"))
     assert any(text.startswith("waits for members that have not joined") for _, text in classic)
+
+
+OFFERED = OfferedAssignor("sticky", 0, 2, 0, Metadata(1))
+
+
+def offering(name: str, *assignors: OfferedAssignor) -> MemberDescription:
+    return replace(member(name, (0,), (0,)), client_assignors=assignors)
+
+
+class TestClientSideAssignors:
+    def test_a_member_that_computes(self) -> None:
+        description = replace(
+            group(offering("a", OFFERED), offering("b", OFFERED), epoch=4, assignor="sticky"),
+            is_assigned_by_member=True,
+            computing_member_id="b",
+            computing_until_ms=60_000,
+        )
+        statements = explained(description)
+        assert ("assignor", "sticky: runs in the members, all of which offer it, and most prefer it") in statements
+        waits = "the target assignment is out of date: b (app on /h) has until 1970-01-01T00:01:00.000Z to compute it"
+        assert ("convergence", waits) in statements
+        failed = replace(description, failed_computations=2, assignor_error="ValueError: no")
+        assert ("convergence", f"{waits}; the assignor sticky failed 2 times: ValueError: no") in explained(failed)
+
+    def test_nobody_computes_yet_or_again(self) -> None:
+        description = replace(group(offering("a", OFFERED), epoch=4, assignor="sticky"), is_assigned_by_member=True)
+        (text,) = [text for subject, text in explained(description) if subject == "convergence"]
+        assert text.endswith("the first able member that sends a heartbeat is asked to compute it")
+        failed = replace(description, failed_computations=1, assignor_error="member a: no result in time")
+        (text,) = [text for subject, text in explained(failed) if subject == "convergence"]
+        assert text.endswith("failed once, and is asked again within a minute: member a: no result in time")
+
+    def test_why_they_are_not_used(self) -> None:
+        other = OFFERED._replace(name="lag")
+        for members, text in (
+            ([offering("a", OFFERED), offering("b")], "not used: b offers none"),
+            ([offering("a", OFFERED), offering("b"), offering("c")], "not used: b, c offer none"),
+            ([offering("a", OFFERED), offering("b", other)], "not used: there is none that all members offer"),
+            (
+                [offering("a", OFFERED), offering("b", OFFERED._replace(minimum_version=3, maximum_version=4))],
+                "not used: no present member reads the versions of all members of sticky",
+            ),
+        ):
+            assert ("client-side assignors", text) in explained(group(*members))
+        assert "client-side assignors" not in dict(explained(group(member("a", (0,), (0,)))))
+
+    def test_an_error_of_an_assignment(self) -> None:
+        failing = replace(offering("a", OFFERED), assignment_metadata=AssignmentMetadata(3))
+        assert ("assignment error", "a (app on /h) got error 3 with its assignment") in explained(group(failing))
+
+    def test_a_change_of_metadata_is_a_cause(self) -> None:
+        before = group(offering("a", OFFERED))
+        after = group(offering("a", OFFERED._replace(metadata=Metadata(1, b"new"))), epoch=4)
+        assert texts_of(before, after)[0][1].endswith("because client-side assignors or their metadata changed")
 
 
 def test_a_join_and_the_partitions_that_it_moves() -> None:

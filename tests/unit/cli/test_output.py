@@ -15,11 +15,13 @@ from kcoord.cli.output import OutputColumn, assignment_text, node_text, print_ro
 from kcoord.cli.session import client_config
 from kcoord.cli.topics import topic_json, topic_lines
 from kcoord.client.admin.model import (
+    AssignmentMetadata,
     ConsumerGroupDescription,
     MemberDescription,
     TopicDescription,
     TopicPartitionInfo,
 )
+from kcoord.client.assignors import Metadata, OfferedAssignor
 from kcoord.client.config import AdminConfig
 from kcoord.client.errors import ConfigException
 from kcoord.client.types import Node, OffsetAndMetadata, TopicPartition
@@ -95,6 +97,36 @@ def test_columns_of_instance_ids_and_upgrades_are_shown_only_with_values(capsys:
         _print_tables(MEMBERS_VERBOSE, [member_rows(group)], [group], options)
         printed = capsys.readouterr().out.split("\n")[0].split()
         assert [title for title in printed if title in ("GROUP-INSTANCE-ID", "UPGRADED")] == titles
+
+
+def test_columns_of_client_side_assignors_are_shown_only_with_values(capsys: pytest.CaptureFixture[str]) -> None:
+    offered = OfferedAssignor("lag", -1, 2, 0, Metadata(1, b"abc"))
+    member = replace(BUSY, client_assignors=(offered, offered._replace(name="sticky", reason=3)))
+    options = argparse.Namespace(json=False, state=None, type=None)
+    for members, cells in (
+        ([BUSY], []),
+        ([member], ["CLIENT-ASSIGNORS", "lag:-1-2,sticky:-1-2 (reason 3)"]),
+        ([replace(BUSY, assignment_metadata=AssignmentMetadata(0, 4))], ["METADATA-VERSION", "4"]),
+        ([replace(BUSY, assignment_metadata=AssignmentMetadata(0, -1, b"user data"))], ["METADATA-VERSION", "-1"]),
+        ([replace(BUSY, assignment_metadata=AssignmentMetadata(9))], ["ASSIGNMENT-ERROR", "9"]),
+    ):
+        group = replace(GROUP, members=members)
+        _print_tables(MEMBERS_VERBOSE, [member_rows(group)], [group], options)
+        titles, row = capsys.readouterr().out.splitlines()
+        assert titles.partition("TARGET-ASSIGNMENT")[2].split() == cells[:1]
+        assert row.rstrip().endswith(cells[-1] if cells else "  -")
+    (json_row,) = member_rows(replace(GROUP, members=[member]))
+    assert json_row["client_assignors"] == [
+        {
+            "name": name,
+            "minimum_version": -1,
+            "maximum_version": 2,
+            "reason": reason,
+            "metadata_version": 1,
+            "metadata_bytes": 3,
+        }
+        for name, reason in (("lag", 0), ("sticky", 3))
+    ]
 
 
 def test_topics_have_creation_times_as_in_kip_1327() -> None:

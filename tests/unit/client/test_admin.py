@@ -13,6 +13,7 @@ from kcoord.client import (
     AdminClient,
     AlterConfigOp,
     AlterConfigOpType,
+    AssignmentMetadata,
     ConfigEntry,
     ConfigResource,
     ConfigResourceType,
@@ -26,9 +27,11 @@ from kcoord.client import (
     IllegalStateException,
     KafkaError,
     MemberDescription,
+    Metadata,
     NewPartitions,
     NewTopic,
     Node,
+    OfferedAssignor,
     OffsetAndMetadata,
     OffsetSpec,
     TimeoutException,
@@ -767,6 +770,50 @@ class TestGroups:
         assert results.errors["h"].error is Errors.GROUP_AUTHORIZATION_FAILED
         assert results.errors["i"].error is Errors.GROUP_ID_NOT_FOUND
         assert "Group i not found" in str(results.errors["i"])
+
+    async def test_describe_client_side_assignors(self) -> None:
+        assignment = ConsumerGroupDescribeResponse.Assignment
+        member = ConsumerGroupDescribeResponse.Member(
+            member_id="m",
+            assignment=assignment(error=3, metadata_version=1, metadata_bytes=b"old"),
+            target_assignment=assignment(error=-2, metadata_version=2, metadata_bytes=b"new"),
+            client_assignors=[
+                ConsumerGroupDescribeResponse.ClientAssignor(
+                    name="a",
+                    minimum_version=-1,
+                    maximum_version=4,
+                    reason=5,
+                    metadata_version=2,
+                    metadata_bytes=b"mine",
+                )
+            ],
+        )
+        described = ConsumerGroupDescribeResponse.DescribedGroup
+        answer = ConsumerGroupDescribeResponse(
+            groups=[
+                described(
+                    group_id="g",
+                    assignor_name="a",
+                    members=[member],
+                    assignor_side=1,
+                    computing_member_id="m",
+                    computing_until_ms=1000,
+                    failed_computations=2,
+                    assignor_error="no",
+                ),
+                described(group_id="h", assignor_name="uniform"),
+            ]
+        )
+        async with canned({ApiKey.CONSUMER_GROUP_DESCRIBE: answer}) as broker, admin_of(broker) as admin:
+            groups = (await admin.describe_consumer_groups(["g", "h"])).all()
+        group, (seen,) = groups["g"], groups["g"].members
+        assert (group.is_assigned_by_member, group.computing_member_id, group.computing_until_ms) == (True, "m", 1000)
+        assert (group.failed_computations, group.assignor_error) == (2, "no")
+        assert seen.assignment_metadata == AssignmentMetadata(3, 1, b"old")
+        assert seen.target_metadata == AssignmentMetadata(-2, 2, b"new")
+        assert seen.client_assignors == (OfferedAssignor("a", -1, 4, 5, Metadata(2, b"mine")),)
+        other = groups["h"]
+        assert (other.is_assigned_by_member, other.computing_member_id, other.computing_until_ms) == (False, None, None)
 
     async def test_describe_classic_groups(self) -> None:
         subscription = ConsumerProtocolSubscription(topics=["t", "u"])

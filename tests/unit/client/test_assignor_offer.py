@@ -6,8 +6,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.client.assignors import Metadata
-from kcoord.client.consumer.assignor_offer import AssignorOffer, Offered, OfferedAssignor
+from kcoord.client.assignors import Metadata, OfferedAssignor
+from kcoord.client.consumer.assignor_offer import AssignorOffer, Offered
 from kcoord.client.consumer.membership import Membership
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
