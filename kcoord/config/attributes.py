@@ -61,6 +61,10 @@ class BrokerAttributes:
     kcoord_audit_log_max_files: int
     kcoord_bootstrap_features: list[str]
     kcoord_bootstrap_scram: str | None
+    kcoord_client_assignor_fallback: str
+    kcoord_client_assignor_group_metadata_max_bytes: int
+    kcoord_client_assignor_metadata_max_bytes: int
+    kcoord_client_assignors_enable: bool
     kcoord_client_telemetry_endpoint: str
     kcoord_fast_paths_enable: bool
     kcoord_kip1327_enable: bool
@@ -231,4 +235,5 @@ class GroupAttributes:
     consumer_assignor_offload_enable: bool
     consumer_heartbeat_interval_ms: int
     consumer_session_timeout_ms: int
+    kcoord_client_assignor_fallback: str
     kcoord_offsets_retention_minutes: int

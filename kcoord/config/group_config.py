@@ -44,7 +44,10 @@ def group_default(broker_config: BrokerConfig, name: str) -> ConfigValue:
     """Returns the value of a group key that the group does not set."""
     if name == "streams.assignor.name":
         return _streams_assignors(broker_config)[0]
-    broker_key = name.removeprefix("kcoord.") if name.startswith("kcoord.") else f"group.{name}"
+    if name in BROKER_KEYS:
+        broker_key = name
+    else:
+        broker_key = name.removeprefix("kcoord.") if name.startswith("kcoord.") else f"group.{name}"
     try:
         return broker_config.value(broker_key)
     except KeyError:

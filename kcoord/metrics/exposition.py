@@ -17,7 +17,13 @@ from threading import Thread
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from kcoord.metrics.measures import BUCKETS_MS, Histogram
@@ -60,6 +66,7 @@ AUTHORIZER_RATES = {
     "authorization_denied": "Denials per minute, with those that only leave something out of a response.",
 }
 SHARD_STATES = ("loading", "active", "failed")
+CLIENT_OUTCOMES = ("installed", "error", "invalid", "failed", "timeout", "gone", "superseded")
 
 
 @dataclass(slots=True)
@@ -102,6 +109,12 @@ class MetricsSnapshot:
     """Completed rebalances by protocol."""
     assignor_failures: Mapping[str, int]
     """Failed computations of target assignments, by assignor."""
+    client_computations: Mapping[str, int] | None
+    """Computations of target assignments by members, by outcome; None without client-side assignors."""
+    client_computation_ms: int
+    """The sum of the times of those that were installed."""
+    groups_waiting: int
+    """Groups in which a member computes a target assignment now."""
     queue_size: int
     idle_ratios: tuple[float, float]
     """The average ratio and the lowest ratio."""
@@ -274,6 +287,7 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
             ["assignor"],
             {(assignor,): count for assignor, count in snapshot.assignor_failures.items()},
         ),
+        *_client_assignors(snapshot),
         _gauge(
             f"{GROUPS}_event_queue_size",
             "Requests that were read and wait, background tasks, and timers that are due.",
@@ -293,6 +307,32 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
             {(): snapshot.idle_ratios[1]},
         ),
     ]
+
+
+def _client_assignors(snapshot: MetricsSnapshot) -> Iterable[Metric]:
+    outcomes = snapshot.client_computations
+    if outcomes is None:
+        return
+    yield _counter(
+        "kcoord_client_assignor_computations",
+        "Computations of target assignments by members: installed, error (installed with an error of the assignor), "
+        "invalid, failed, timeout, gone (the member left), superseded (the broker computed).",
+        ["outcome"],
+        {(outcome,): outcomes.get(outcome, 0) for outcome in CLIENT_OUTCOMES},
+    )
+    count = sum(outcomes.get(outcome, 0) for outcome in ("installed", "error"))
+    yield SummaryMetricFamily(
+        "kcoord_client_assignor_seconds",
+        "Times from asking a member for a target assignment until it has installed it.",
+        count_value=count,
+        sum_value=snapshot.client_computation_ms / 1000,
+    )
+    yield _gauge(
+        "kcoord_client_assignor_groups_waiting",
+        "Groups in which a member computes a target assignment now.",
+        [],
+        {(): snapshot.groups_waiting},
+    )
 
 
 def _meter(name: str, snapshot: MetricsSnapshot) -> Iterable[Metric]:

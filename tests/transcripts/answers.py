@@ -128,7 +128,7 @@ class Printer:
             return self._item(field, value)
         if not field.is_array:
             (inner, *more) = field.struct.fields
-            if more:
+            if any(field.tag is None or not _is_default(field, getattr(value, field.attribute)) for field in more):
                 return None
             return self._shown(inner, getattr(value, inner.attribute))
         return self._topic_partitions(value)

@@ -28,3 +28,7 @@ class GroupCounters:
     """Group epochs that all members of a consumer group have reached."""
     assignor_failures: Counter[str] = field(default_factory=Counter)
     """Assignor -> target assignments that an assignor of one's own did not compute."""
+    client_computations: Counter[str] = field(default_factory=Counter)
+    """Outcome -> computations of a target by a member (`consumer.client_computation`)."""
+    client_computation_ms: int = 0
+    """The sum of the times from asking a member until it has installed its target."""

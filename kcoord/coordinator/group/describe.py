@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember
+from kcoord.coordinator.group.consumer.client_assignors import select
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember, TargetMetadata
 from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.metadata.image import MetadataImage
 from kcoord_protocol.errors import Errors
@@ -32,7 +33,10 @@ def consumer_group(
         return ConsumerGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text
         )
-    assignor = group.preferred_server_assignor(assignors)
+    selection = select(group.offers()) if group.has_client_assignors else None
+    assignor = group.preferred_server_assignor(assignors) if selection is None else selection.name
+    computation = group.client_computation
+    asked = computation.asked if computation is not None else None
     failed = group.failed_computations
     if failed is not None and (failed.assignor != assignor or group.assignment_epoch == group.group_epoch):
         failed = None
@@ -44,6 +48,9 @@ def consumer_group(
         assignor_name=assignor,
         group_creation_time_ms=group.creation_time_ms,
         members=[_member(group, member, image) for _, member in sorted(group.members.items(), reverse=True)],
+        assignor_side=0 if selection is None else 1,
+        computing_member_id="" if asked is None else asked.member_id,
+        computing_until_ms=-1 if asked is None else asked.deadline_ms,
         failed_computations=0 if failed is None else failed.count,
         assignor_error="" if failed is None else failed.reason,
     )
@@ -61,8 +68,21 @@ def _member(
         client_host=member.client_host,
         subscribed_topic_names=list(member.subscribed_topic_names),
         subscribed_topic_regex=member.subscribed_topic_regex or "",
-        assignment=_assignment(_owned(member), image),
-        target_assignment=_assignment(group.target_assignment_of(member.member_id), image),
+        assignment=_assignment(_owned(member), member.metadata, image),
+        target_assignment=_assignment(
+            group.target_assignment_of(member.member_id), group.target_metadata_of(member.member_id), image
+        ),
+        client_assignors=[
+            ConsumerGroupDescribeResponse.ClientAssignor(
+                name=assignor.name,
+                minimum_version=assignor.minimum_version,
+                maximum_version=assignor.maximum_version,
+                reason=assignor.reason,
+                metadata_version=assignor.metadata_version,
+                metadata_bytes=assignor.metadata,
+            )
+            for assignor in member.client_assignors
+        ],
         member_type=MEMBER_TYPE_CONSUMER if member.classic is None else MEMBER_TYPE_CLASSIC,
     )
 
@@ -77,7 +97,7 @@ def _owned(member: ConsumerGroupMember) -> Mapping[bytes, Collection[int]]:
 
 
 def _assignment(
-    assigned: Mapping[bytes, Collection[int]], image: MetadataImage
+    assigned: Mapping[bytes, Collection[int]], metadata: TargetMetadata, image: MetadataImage
 ) -> ConsumerGroupDescribeResponse.Assignment:
     """Returns the assignment with topic names. Deleted topics have no name and are omitted."""
     topics = []
@@ -89,7 +109,12 @@ def _assignment(
                     topic_id=topic_id, topic_name=topic.name, partitions=sorted(partitions)
                 )
             )
-    return ConsumerGroupDescribeResponse.Assignment(topic_partitions=topics)
+    return ConsumerGroupDescribeResponse.Assignment(
+        topic_partitions=topics,
+        error=metadata.error,
+        metadata_version=metadata.version,
+        metadata_bytes=metadata.data,
+    )
 
 
 def classic_group(

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
+from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
 from kcoord.coordinator.group.consumer.group import (
+    NO_METADATA,
     Assignment,
     ClassicMemberMetadata,
     ConsumerGroup,
     ConsumerGroupMember,
     EpochAssignment,
+    TargetMetadata,
 )
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.runtime.result import CoordinatorRecord
@@ -143,6 +146,17 @@ def new_member_subscription_record(group_id: str, member: ConsumerGroupMember) -
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.server_assignor,
         classic_member_metadata=_classic_metadata(member.classic),
+        client_assignors=[
+            ConsumerGroupMemberMetadataValue.ClientAssignor(
+                name=assignor.name,
+                minimum_version=assignor.minimum_version,
+                maximum_version=assignor.maximum_version,
+                reason=assignor.reason,
+                metadata_version=assignor.metadata_version,
+                metadata_bytes=assignor.metadata,
+            )
+            for assignor in member.client_assignors
+        ],
     )
     return CoordinatorRecord(ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id), value)
 
@@ -167,28 +181,41 @@ def new_member_subscription_tombstone(group_id: str, member_id: str, reason: Tom
     )
 
 
-def new_target_assignment_epoch_record(group_id: str, assignment_epoch: int, timestamp_ms: int) -> CoordinatorRecord:
+def new_target_assignment_epoch_record(
+    group_id: str, assignment_epoch: int, timestamp_ms: int, assignor: str = "", assigned_by: str = ""
+) -> CoordinatorRecord:
+    """Returns the record of the assignment epoch.
+
+    `assignor` and `assigned_by` are the client-side assignor and the member that computed the target assignment. They
+    are empty if the broker did.
+    """
     value = ConsumerGroupTargetAssignmentMetadataValue(
-        assignment_epoch=assignment_epoch, assignment_timestamp=timestamp_ms
+        assignment_epoch=assignment_epoch,
+        assignment_timestamp=timestamp_ms,
+        assignor=assignor,
+        assignor_side=int(bool(assigned_by)),
+        assigned_by=assigned_by,
     )
     return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), value)
 
 
 def next_assignment_epoch_record(
-    group_id: str, assignment_epoch: int, group_epoch: int, timestamp_ms: int
+    group_id: str, assignment_epoch: int, group_epoch: int, timestamp_ms: int, assignor: str = "", assigned_by: str = ""
 ) -> CoordinatorRecord:
     """Returns the record that ends a new target assignment. `group_epoch` includes the records before this one."""
     assert assignment_epoch <= group_epoch, (
         f"G-2: the assignment epoch {assignment_epoch} of group {group_id} is above its group epoch {group_epoch}"
     )
-    return new_target_assignment_epoch_record(group_id, assignment_epoch, timestamp_ms)
+    return new_target_assignment_epoch_record(group_id, assignment_epoch, timestamp_ms, assignor, assigned_by)
 
 
 def new_target_assignment_epoch_tombstone(group_id: str, reason: TombstoneReason) -> CoordinatorRecord:
     return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), None, reason=reason.value)
 
 
-def new_target_assignment_record(group_id: str, member_id: str, assignment: Assignment) -> CoordinatorRecord:
+def new_target_assignment_record(
+    group_id: str, member_id: str, assignment: Assignment, metadata: TargetMetadata = NO_METADATA
+) -> CoordinatorRecord:
     """Returns a member's target record. Topics and partitions are sorted, so that equal targets give equal bytes."""
     topic_partitions = [
         ConsumerGroupTargetAssignmentMemberValue.TopicPartition(topic_id=topic_id, partitions=sorted(partitions))
@@ -196,7 +223,12 @@ def new_target_assignment_record(group_id: str, member_id: str, assignment: Assi
     ]
     return CoordinatorRecord(
         ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id),
-        ConsumerGroupTargetAssignmentMemberValue(topic_partitions=topic_partitions),
+        ConsumerGroupTargetAssignmentMemberValue(
+            topic_partitions=topic_partitions,
+            error=metadata.error,
+            metadata_version=metadata.version,
+            metadata_bytes=metadata.data,
+        ),
     )
 
 
@@ -213,6 +245,9 @@ def new_current_assignment_record(group_id: str, member: ConsumerGroupMember) ->
         state=member.state,
         assigned_partitions=_partitions_with_epochs(member.assigned),
         partitions_pending_revocation=_partitions_with_epochs(member.pending_revocation),
+        error=member.metadata.error,
+        metadata_version=member.metadata.version,
+        metadata_bytes=member.metadata.data,
     )
     return CoordinatorRecord(
         ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id), value
@@ -316,6 +351,28 @@ def attribute(tombstones: Iterable[CoordinatorRecord], principal: str) -> None:
 
 def target_assignment_from(value: ConsumerGroupTargetAssignmentMemberValue) -> Assignment:
     return {topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions}
+
+
+def assignment_metadata_from(
+    value: ConsumerGroupTargetAssignmentMemberValue | ConsumerGroupCurrentMemberAssignmentValue,
+) -> TargetMetadata:
+    if not value.error and value.metadata_version == NO_METADATA.version and not value.metadata_bytes:
+        return NO_METADATA
+    return TargetMetadata(value.error, value.metadata_version, value.metadata_bytes)
+
+
+def client_assignors_from(value: ConsumerGroupMemberMetadataValue) -> tuple[ClientAssignor, ...]:
+    return tuple(
+        ClientAssignor(
+            assignor.name,
+            assignor.minimum_version,
+            assignor.maximum_version,
+            assignor.reason,
+            assignor.metadata_version,
+            assignor.metadata_bytes,
+        )
+        for assignor in value.client_assignors
+    )
 
 
 def epoch_assignment_from(

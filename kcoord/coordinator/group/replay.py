@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.consumer.client_assignors import ClientComputation
 from kcoord.coordinator.group.consumer.group import (
     ConsumerGroup,
     ConsumerGroupMember,
@@ -60,6 +61,8 @@ class GroupReplay:
         self._pending = pending
         self.latest_creation_time_ms = -1
         self.counters = GroupCounters()
+        self.computations: dict[str, ClientComputation] = {}
+        """Soft: what members of groups compute whose first records are not replayed yet."""
 
     def apply(self, record: CoordinatorRecord) -> None:
         """Replays one record. Every record of a group changes its version, so that steady heartbeats end."""
@@ -163,6 +166,7 @@ class GroupReplay:
                 subscribed_topic_names=tuple(sorted(value.subscribed_topic_names)),
                 subscribed_topic_regex=value.subscribed_topic_regex,
                 server_assignor=value.server_assignor,
+                client_assignors=records.client_assignors_from(value),
                 rebalance_timeout_ms=value.rebalance_timeout_ms,
                 classic=records.classic_metadata_from(value),
             )
@@ -184,6 +188,7 @@ class GroupReplay:
                         previous_member_epoch=fresh.previous_member_epoch,
                         assigned=fresh.assigned,
                         pending_revocation=fresh.pending_revocation,
+                        metadata=fresh.metadata,
                     )
                 )
             return
@@ -198,6 +203,7 @@ class GroupReplay:
                 pending_revocation=records.epoch_assignment_from(
                     value.partitions_pending_revocation, value.member_epoch
                 ),
+                metadata=records.assignment_metadata_from(value),
             )
         )
         if group.is_converged and group.completed_epoch < group.group_epoch:
@@ -208,10 +214,11 @@ class GroupReplay:
         self, key: ConsumerGroupTargetAssignmentMemberKey, value: ConsumerGroupTargetAssignmentMemberValue | None
     ) -> None:
         if value is not None:
-            target = records.target_assignment_from(value)
-            self._consumer_group(key.group_id).target_assignment[key.member_id] = target
+            target, metadata = records.target_assignment_from(value), records.assignment_metadata_from(value)
+            self._consumer_group(key.group_id).put_target(key.member_id, target, metadata)
         elif (present := self._present(key.group_id)) is not None:
             present.target_assignment.pop(key.member_id, None)
+            present.target_metadata.pop(key.member_id, None)
 
     def _target_assignment_epoch(
         self, key: ConsumerGroupTargetAssignmentMetadataKey, value: ConsumerGroupTargetAssignmentMetadataValue | None
@@ -220,9 +227,13 @@ class GroupReplay:
             group = self._consumer_group(key.group_id)
             group.assignment_epoch = value.assignment_epoch
             group.assignment_timestamp_ms = value.assignment_timestamp
+            group.target_assignor = value.assignor
+            group.assigned_by = value.assigned_by
+            group.end_computation(value.assignment_epoch)
         elif (present := self._present(key.group_id)) is not None:
             present.assignment_epoch = 0
             present.assignment_timestamp_ms = 0
+            present.target_assignor = present.assigned_by = ""
 
     def _regular_expression(
         self, key: ConsumerGroupRegularExpressionKey, value: ConsumerGroupRegularExpressionValue | None
@@ -270,6 +281,7 @@ class GroupReplay:
         group = self._present(group_id)
         if group is None:
             group = self._groups[group_id] = ConsumerGroup(group_id)
+            group.client_computation = self.computations.pop(group_id, None)
         return group
 
     def hard_state(self) -> Mapping[str, object]:
@@ -298,6 +310,8 @@ class GroupReplay:
                 group.assignment_timestamp_ms,
                 dict(group.members),
                 dict(group.target_assignment),
+                dict(group.target_metadata),
+                (group.target_assignor, group.assigned_by),
                 dict(group.resolved_regexes),
                 dict(group.static_members),
             )

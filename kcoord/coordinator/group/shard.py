@@ -27,12 +27,18 @@ from typing import TYPE_CHECKING, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import describe, migration, records, snapshot
+from kcoord.coordinator.group.assignor.check import InvalidAssignment
 from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import Rebalance, refused_join
-from kcoord.coordinator.group.consumer import assignment, classic_members, heartbeat, removal
-from kcoord.coordinator.group.consumer.assignment import ComputedTarget, FailedComputation, TargetInput
+from kcoord.coordinator.group.consumer import assignment, classic_members, client_computation, heartbeat, removal
+from kcoord.coordinator.group.consumer.assignment import (
+    ComputedTarget,
+    ComputeTarget,
+    FailedComputation,
+    TargetInput,
+)
 from kcoord.coordinator.group.consumer.group import (
     JOIN_GROUP_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
@@ -78,6 +84,10 @@ if TYPE_CHECKING:
         ConsumerGroupDescribeResponse,
         ConsumerGroupHeartbeatRequest,
         ConsumerGroupHeartbeatResponse,
+        ConsumerGroupInstallAssignmentRequest,
+        ConsumerGroupInstallAssignmentResponse,
+        ConsumerGroupPrepareAssignmentRequest,
+        ConsumerGroupPrepareAssignmentResponse,
         DeleteGroupsResponse,
         DescribeGroupsResponse,
         HeartbeatRequest,
@@ -159,6 +169,9 @@ class GroupCoordinatorShard:
         if isinstance(group, ConsumerGroup):
             if key.kind in MEMBER_TIMERS:
                 return self._member_timer_fired(context, group, key)
+            if key.kind == GroupTimer.CLIENT_ASSIGNOR:
+                client_computation.time_is_over(group, context.now_ms, self.counters)
+                return CoordinatorResult(None)
             if migration.can_downgrade(self._config, group):
                 return migration.downgrade(self._config, self._image, group, context.now_ms)
         return CoordinatorResult(None)
@@ -174,20 +187,22 @@ class GroupCoordinatorShard:
             return CoordinatorResult(None)
         return self._removal(context)(group, [member], records.EpochReason.FENCED)
 
-    def target_input(self, group_id: str) -> TargetInput | None:
-        """Returns the input of a ComputeTarget task of the group; None if the group needs no new target any more."""
-        group = self._groups.get(group_id)
+    def target_input(self, work: ComputeTarget) -> TargetInput | None:
+        """Returns the input of the task; None if the group needs no new target any more."""
+        group = self._groups.get(work.group_id)
         if not isinstance(group, ConsumerGroup) or group.group_epoch == group.assignment_epoch:
             return None
         assignor = group.preferred_server_assignor(self._config.consumer_assignors)
-        return assignment.target_input(group, group.group_epoch, assignor, self._image)
+        return assignment.target_input(group, group.group_epoch, assignor, self._image, metadata=work.metadata)
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
-        """Installs resolved regular expressions or a computed target.
+        """Installs resolved regular expressions or a computed target, or answers a member that computes a target.
 
         A later heartbeat asks again for a task that failed, after a pause if the assignor is not built in.
         """
         group = self._groups.get(task.key.group_id)
+        if isinstance(task.work, client_computation.PrepareAssignment | client_computation.InstallAssignment):
+            return self._complete_client_task(context, task.work, value)
         if isinstance(group, ConsumerGroup) and isinstance(value, ResolvedRegexes):
             group.regex_refreshed_at_ms = context.now_ms
             group.regex_stale = value.version < self._image.epoch
@@ -201,6 +216,20 @@ class GroupCoordinatorShard:
                 group.failed_computations, value.assignor, value.reason, context.now_ms
             )
         return CoordinatorResult(None)
+
+    def _complete_client_task(
+        self,
+        context: OperationContext,
+        work: client_computation.PrepareAssignment | client_computation.InstallAssignment,
+        value: object,
+    ) -> CoordinatorResult[None]:
+        if isinstance(work, client_computation.InstallAssignment) and isinstance(
+            value, ComputedTarget | InvalidAssignment
+        ):
+            group = self._groups.get(work.group_id)
+            group = group if isinstance(group, ConsumerGroup) else None
+            return client_computation.end_install(group, work, value, context.now_ms, self.counters)
+        return CoordinatorResult(None, completions=[client_computation.completion(work, value)])
 
     def on_metadata_update(
         self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
@@ -228,6 +257,12 @@ class GroupCoordinatorShard:
     def count_groups(self) -> Mapping[tuple[str, str], int]:
         """Returns (protocol, state) -> number of groups, with Kafka's names."""
         return Counter((group.type.value.lower(), group.state.value) for group in self._groups.values())
+
+    def count_computations(self) -> int:
+        """Returns the number of groups in which a member computes a target assignment now."""
+        consumer_groups = (group for group in self._groups.values() if isinstance(group, ConsumerGroup))
+        computations = (group.client_computation for group in consumer_groups)
+        return sum(computation is not None and computation.asked is not None for computation in computations)
 
     # Groups of both types.
 
@@ -285,7 +320,9 @@ class GroupCoordinatorShard:
         self, context: OperationContext, request: ConsumerGroupHeartbeatRequest
     ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
         """Serves ConsumerGroupHeartbeat (KIP-848); see `consumer.heartbeat`."""
-        heartbeat.validate_request(request, context.api_version, self._config.consumer_assignors)
+        if not self._config.kcoord_client_assignors_enable:
+            request.client_assignors = None
+        heartbeat.validate_request(request, context.api_version, self._config)
         if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
             return removal.leave(self._consumer_group(request.group_id), request, self._removal(context))
         conversion = CoordinatorResult[object](None)
@@ -294,7 +331,33 @@ class GroupCoordinatorShard:
             group = self._consumer_group_to_join(request.group_id, context, conversion)
         else:
             group = self._consumer_group(request.group_id)
-        return heartbeat.ConsumerHeartbeat(self._config, self._image, group, context, request, conversion).run()
+        result = heartbeat.ConsumerHeartbeat(
+            self._config, self._image, group, context, request, conversion, self.counters
+        ).run()
+        if group.client_computation is not None and self._groups.get(group.group_id) is not group:
+            self._replay.computations[group.group_id] = group.client_computation
+        return result
+
+    def prepare_assignment(
+        self, context: OperationContext, request: ConsumerGroupPrepareAssignmentRequest
+    ) -> CoordinatorResult[ConsumerGroupPrepareAssignmentResponse]:
+        """Serves ConsumerGroupPrepareAssignment (KIP-848). The response waits for a task."""
+        client_computation.validate_request(request)
+        group = self._consumer_group(request.group_id)
+        result = client_computation.prepare(group, self._image, context, request, self.counters)
+        return cast("CoordinatorResult[ConsumerGroupPrepareAssignmentResponse]", result)
+
+    def install_assignment(
+        self, context: OperationContext, request: ConsumerGroupInstallAssignmentRequest
+    ) -> CoordinatorResult[ConsumerGroupInstallAssignmentResponse]:
+        """Serves ConsumerGroupInstallAssignment (KIP-848). The response waits for a task."""
+        client_computation.validate_request(request)
+        group, max_bytes = (
+            self._consumer_group(request.group_id),
+            self._config.kcoord_client_assignor_metadata_max_bytes,
+        )
+        result = client_computation.begin_install(group, context, request, self.counters, max_bytes)
+        return cast("CoordinatorResult[ConsumerGroupInstallAssignmentResponse]", result)
 
     def _consumer_group(self, group_id: str) -> ConsumerGroup:
         group = self._groups.get(group_id)
@@ -343,7 +406,7 @@ class GroupCoordinatorShard:
         self._check_new_member(request.member_id, request.group_instance_id)
         group = self._present_or_admitted(request.group_id)
         if isinstance(group, ConsumerGroup) and not group.is_empty():
-            result = classic_members.join(self._config, self._image, group, context, request)
+            result = classic_members.join(self._config, self._image, group, context, request, self.counters)
         else:
             result = self._join_classic_group(context, request, group)
         return cast("CoordinatorResult[JoinGroupResponse]", result)

@@ -73,11 +73,13 @@ def _consumer_group_records(group: ConsumerGroup) -> Iterator[CoordinatorRecord]
         if member is not None:
             yield records.new_member_subscription_record(group_id, member)
             yield records.new_current_assignment_record(group_id, member)
-    yield records.new_target_assignment_epoch_record(group_id, group.assignment_epoch, group.assignment_timestamp_ms)
+    yield records.new_target_assignment_epoch_record(
+        group_id, group.assignment_epoch, group.assignment_timestamp_ms, group.target_assignor, group.assigned_by
+    )
     for member_id in list(group.target_assignment):
         target = group.target_assignment.get(member_id)
         if target is not None:
-            yield records.new_target_assignment_record(group_id, member_id, target)
+            yield records.new_target_assignment_record(group_id, member_id, target, group.target_metadata_of(member_id))
     for regex, resolved in list(group.resolved_regexes.items()):
         yield records.new_regular_expression_record(
             group_id, regex, resolved.topics, resolved.version, resolved.timestamp_ms

@@ -36,6 +36,7 @@ from kcoord.runtime.waiting import Waiter
 from kcoord.security.authorizer import Authorizer
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.served_versions import (
+    CLIENT_ASSIGNOR_APIS,
     FIRST_LISTED_VERSIONS,
     KAFKA_4_4_VERSIONS,
     KIP_1327_VERSIONS,
@@ -380,6 +381,9 @@ def build_api_table(config: BrokerConfig) -> ApiTable:
     if not config.unstable_api_versions_enable:
         for key, first in UNSTABLE_VERSIONS.items():
             versions[key] = range(versions[key].start, first)
+    if not config.kcoord_client_assignors_enable:
+        for key in CLIENT_ASSIGNOR_APIS:
+            del versions[key]
     tables: dict[Kip1327Form, ApiTable] = {}
     for form in Kip1327Form:
         tables[form] = ApiTable(_apis_in_form(form, versions), form, tables)

@@ -197,5 +197,7 @@ CHECKS: Final[Mapping[ApiKey, tuple[Check, ...]]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (
         _DESCRIBE_TOPIC._replace(note="each topic; a request for all topics gets those with the right"),
     ),
+    ApiKey.CONSUMER_GROUP_PREPARE_ASSIGNMENT: (_READ_GROUP,),
+    ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT: (_READ_GROUP,),
 }
 """The checks of each served API. An API without checks is open to everyone."""

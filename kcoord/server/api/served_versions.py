@@ -84,6 +84,8 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.PUSH_TELEMETRY: range(0, 1),
     ApiKey.LIST_CONFIG_RESOURCES: range(0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(0, 2),
+    ApiKey.CONSUMER_GROUP_PREPARE_ASSIGNMENT: range(0, 1),
+    ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT: range(0, 1),
 }
 """The served versions of each API. Its handler is `kcoord.server.api.handlers.<its name>`.
 
@@ -91,6 +93,9 @@ A handler is imported at the first request, because importing all handlers would
 this table with the VERSIONS of the handlers. As in Kafka, Produce lists versions 0 to 2 for old librdkafka, and rejects
 them.
 """
+
+CLIENT_ASSIGNOR_APIS = (ApiKey.CONSUMER_GROUP_PREPARE_ASSIGNMENT, ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT)
+"""The APIs of client-side assignors, which are served only if `kcoord.client.assignors.enable` is true."""
 
 TELEMETRY_APIS = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 """APIs that are always served, but listed only if the broker takes the metrics of clients."""

@@ -135,10 +135,12 @@ class BrokerMetrics:
         authorizer, audit = self._broker.authorizer, self._broker.audit
         counters = self._groups.counters
         groups: Counter[tuple[str, str]] = Counter()
+        has_client_assignors, groups_waiting = self._broker.config.kcoord_client_assignors_enable, 0
         for shard_id in self._groups.shard_ids:
             shard = self._groups.shards.machine(shard_id)
             if shard is not None:
                 groups.update(shard.count_groups())
+                groups_waiting += shard.count_computations() if has_client_assignors else 0
                 await asyncio.sleep(0)
         return MetricsSnapshot(
             requests=[(key, version, Timing.of(histogram)) for key, version, histogram in measures.requests.items()],
@@ -160,6 +162,9 @@ class BrokerMetrics:
                 "consumer": counters.consumer_rebalances_completed,
             },
             assignor_failures=dict(counters.assignor_failures),
+            client_computations=dict(counters.client_computations) if has_client_assignors else None,
+            client_computation_ms=counters.client_computation_ms,
+            groups_waiting=groups_waiting,
             queue_size=self._groups.shards.queue_size(self._now_ms())
             + sum(listener.connections.queued for listener in self._listeners),
             idle_ratios=measures.recent.idle_ratios(),

@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kcoord.coordinator.group.consumer.assignment import ComputeTarget, TargetInput, compute, encode
+from kcoord.coordinator.group.consumer.assignment import ComputedTarget, ComputeTarget, compute, encode
+from kcoord.coordinator.group.consumer.client_computation import InstallAssignment, PrepareAssignment
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
@@ -230,7 +231,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         work = task.work
         if isinstance(work, ComputeTarget):
             machine = self.shards.machine(shard_id)
-            target = machine.target_input(work.group_id) if machine is not None else None
+            target = machine.target_input(work) if machine is not None else None
             if target is None:
                 self.task_done(shard_id, task, None)
                 return
@@ -242,7 +243,12 @@ class GroupService(ShardService[GroupCoordinatorShard]):
             if own is not None:
                 future = self._loop.run_in_executor(self._thread_of_assignors(), own.compute, target)
             else:
-                future = self._loop.run_in_executor(self._thread_pool(), _compute, target)
+                future = self._loop.run_in_executor(self._thread_pool(), _encoded, partial(compute, target))
+        elif isinstance(work, PrepareAssignment | InstallAssignment):
+            if work.snapshot.cost_us <= LONGEST_ON_LOOP_US:
+                self.task_done(shard_id, task, work.run())
+                return
+            future = self._loop.run_in_executor(self._thread_pool(), _encoded, work.run)
         elif isinstance(work, ResolveRegex):
             future = self._loop.run_in_executor(self._thread_pool(), resolve, work, list(self._image().topics))
         else:
@@ -282,11 +288,9 @@ class GroupService(ShardService[GroupCoordinatorShard]):
             assignor.close()
 
 
-def _compute(work: TargetInput) -> object:
-    """Computes a target assignment in a thread, from its argument alone.
-
-    Also serializes the records here, which would block the event loop for long.
-    """
-    computed = compute(work)
-    encode(computed, CoordinatorSerde().serialize)
-    return computed
+def _encoded(work: Callable[[], object]) -> object:
+    """Does the work in a thread. Also serializes the records of a new target, which would block the event loop."""
+    value = work()
+    if isinstance(value, ComputedTarget):
+        encode(value, CoordinatorSerde().serialize)
+    return value

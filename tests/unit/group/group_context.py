@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.consumer.assignment import ComputeTarget, compute
+from kcoord.coordinator.group.consumer.assignment import ComputedTarget, ComputeTarget, compute, encode
+from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
+from kcoord.coordinator.group.consumer.client_computation import InstallAssignment, PrepareAssignment
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
@@ -195,8 +197,12 @@ class GroupContext:
         for task in tasks:
             value: object = None
             if isinstance(task.work, ComputeTarget):
-                target = self.shard.target_input(task.work.group_id)
+                target = self.shard.target_input(task.work)
                 value = compute(target) if target is not None else None
+            elif isinstance(task.work, PrepareAssignment | InstallAssignment):
+                value = task.work.run()
+                if isinstance(value, ComputedTarget):
+                    encode(value, SERDE.serialize)
             else:
                 assert isinstance(task.work, ResolveRegex)
                 value = resolve(task.work, list(self.image.topics))
@@ -214,6 +220,7 @@ class GroupContext:
         instance: str | None = None,
         rack: str | None = None,
         assignor: str | None = None,
+        client_assignors: Sequence[ClientAssignor] | None = None,
         rebalance_timeout_ms: int = -1,
         api_version: int = 1,
     ) -> ConsumerGroupHeartbeatResponse:
@@ -227,6 +234,19 @@ class GroupContext:
             subscribed_topic_names=None if names is None else list(names),
             subscribed_topic_regex=regex,
             server_assignor=assignor,
+            client_assignors=None
+            if client_assignors is None
+            else [
+                ConsumerGroupHeartbeatRequest.ClientAssignor(
+                    name=offered.name,
+                    minimum_version=offered.minimum_version,
+                    maximum_version=offered.maximum_version,
+                    reason=offered.reason,
+                    metadata_version=offered.metadata_version,
+                    metadata_bytes=offered.metadata,
+                )
+                for offered in client_assignors
+            ],
             topic_partitions=None
             if owned is None
             else [

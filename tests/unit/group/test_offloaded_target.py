@@ -53,7 +53,7 @@ def start(context: Context) -> tuple[Task, ComputedTarget]:
     (task,) = context.tasks
     context.tasks = []
     assert isinstance(task.work, ComputeTarget)
-    target = context.shard.target_input(task.work.group_id)
+    target = context.shard.target_input(task.work)
     assert target is not None
     return task, context.computed(target)
 
@@ -277,7 +277,7 @@ def calls_on_the_loop(members: int) -> int:
     machine = runtime.machine(0)
     assert machine is not None
     inputs: list[TargetInput | None] = []
-    calls = calls_of(lambda: inputs.append(machine.target_input("g")))
+    calls = calls_of(lambda: inputs.append(machine.target_input(ComputeTarget("g"))))
     (target,) = inputs
     assert target is not None
     computed = compute(target)

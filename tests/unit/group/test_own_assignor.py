@@ -9,6 +9,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.assignor import ASSIGNORS
 from kcoord.coordinator.group.consumer.assignment import (
     ComputedTarget,
+    ComputeTarget,
     FailedComputation,
     computed_target,
     member_specs,
@@ -43,7 +44,7 @@ def asked(context: GroupContext) -> Task | None:
 
 def computed(context: GroupContext) -> ComputedTarget:
     """Returns what an assignor that is like `range` computes now."""
-    work = context.shard.target_input("g")
+    work = context.shard.target_input(ComputeTarget("g"))
     assert work is not None
     assert work.assignor == "own"
     specs = member_specs(work)

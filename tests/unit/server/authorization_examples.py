@@ -411,6 +411,12 @@ EXAMPLES: dict[ApiKey, list[tuple[Message, int]]] = {
     K.CONSUMER_GROUP_DESCRIBE: [
         (request_of(K.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP], include_authorized_operations=True), 1)
     ],
+    K.CONSUMER_GROUP_PREPARE_ASSIGNMENT: [
+        (request_of(K.CONSUMER_GROUP_PREPARE_ASSIGNMENT, group_id=GROUP, member_id="m"), 0)
+    ],
+    K.CONSUMER_GROUP_INSTALL_ASSIGNMENT: [
+        (request_of(K.CONSUMER_GROUP_INSTALL_ASSIGNMENT, group_id=GROUP, member_id="m"), 0)
+    ],
     K.GET_TELEMETRY_SUBSCRIPTIONS: [(request_of(K.GET_TELEMETRY_SUBSCRIPTIONS), 0)],
     K.PUSH_TELEMETRY: [(request_of(K.PUSH_TELEMETRY), 0)],
     K.LIST_CONFIG_RESOURCES: [(request_of(K.LIST_CONFIG_RESOURCES), 1)],

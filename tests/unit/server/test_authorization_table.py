@@ -57,9 +57,16 @@ AUTHORIZATION_ERRORS = {
 }
 
 
+SETTINGS = {
+    "auto_create_topics_enable": "true",
+    "delegation_token_secret_key": "pepper",
+    "kcoord_client_assignors_enable": "true",
+}
+
+
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    async with running_cluster(auto_create_topics_enable="true", delegation_token_secret_key="pepper") as running:
+    async with running_cluster(**SETTINGS) as running:
         await fill(running)
         yield running
 

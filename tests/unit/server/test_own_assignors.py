@@ -19,7 +19,12 @@ import pytest
 
 from kcoord.assignors import Member, Topic
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.consumer.assignment import ComputedTarget, FailedComputation, TargetInput
+from kcoord.coordinator.group.consumer.assignment import (
+    ComputedTarget,
+    ComputeTarget,
+    FailedComputation,
+    TargetInput,
+)
 from kcoord.server.errors import StartError
 from kcoord.server.shards.own_assignors import OwnAssignor, start_own_assignors
 from tests.docs.terminal import blocks_of
@@ -91,7 +96,7 @@ def work() -> TargetInput:
     config.name_assignor("p:C", "good")
     context = GroupContext({"t": 2}, config=config)
     context.join("g", "m", ["t"], assignor="good", rack="r1")
-    target = context.shard.target_input("g")
+    target = context.shard.target_input(ComputeTarget("g"))
     assert target is not None
     return target
 

@@ -47,12 +47,14 @@ from xxhash import xxh3_64_intdigest
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.assignor import ASSIGNORS, MemberSpec
 from kcoord.coordinator.group.consumer.group import (
+    NO_METADATA,
     Assignment,
     ConsumerGroup,
     ConsumerGroupMember,
     EpochAssignment,
     MemberState,
     ResolvedRegularExpression,
+    TargetMetadata,
     partition_counts,
     subscription_of,
 )
@@ -76,6 +78,7 @@ class CurrentAssignmentBuilder:
     member: ConsumerGroupMember
     target_epoch: int
     target: Assignment
+    metadata: TargetMetadata
     is_free: Callable[[bytes, int], bool]
     subscribed_topic_ids: frozenset[bytes]
     subscription_changed: bool
@@ -132,7 +135,8 @@ class CurrentAssignmentBuilder:
             if free:
                 taken[topic_id] = free
         if revoked and self._still_owns(revoked):
-            return member.with_progress(MemberState.UNREVOKED_PARTITIONS, member_epoch, kept, revoked)
+            state = MemberState.UNREVOKED_PARTITIONS
+            return member.with_progress(state, member_epoch, kept, revoked, member.metadata)
         for topic_id, partitions in taken.items():
             kept[topic_id] = {**kept.get(topic_id, {}), **dict.fromkeys(partitions, self.target_epoch)}
         state = MemberState.UNRELEASED_PARTITIONS if unreleased else MemberState.STABLE
@@ -143,7 +147,7 @@ class CurrentAssignmentBuilder:
             and not member.pending_revocation
         ):
             return member
-        return member.with_progress(state, self.target_epoch, kept, {})
+        return member.with_progress(state, self.target_epoch, kept, {}, self.metadata)
 
     def _drop_unsubscribed(self) -> ConsumerGroupMember:
         """Revokes topics to which the member no longer subscribes, although there is no newer target."""
@@ -153,11 +157,12 @@ class CurrentAssignmentBuilder:
             return member
         kept = {t: ps for t, ps in member.assigned.items() if t not in gone}
         if member.state is MemberState.STABLE and not self._still_owns(gone):
-            return member.with_progress(MemberState.STABLE, member.member_epoch, kept, {})
+            return member.with_progress(MemberState.STABLE, member.member_epoch, kept, {}, member.metadata)
         pending = dict(member.pending_revocation)
         for topic_id, partitions in gone.items():
             pending[topic_id] = {**pending.get(topic_id, {}), **partitions}
-        return member.with_progress(MemberState.UNREVOKED_PARTITIONS, member.member_epoch, kept, pending)
+        state = MemberState.UNREVOKED_PARTITIONS
+        return member.with_progress(state, member.member_epoch, kept, pending, member.metadata)
 
 
 _US_PER_MEMBER: Final = 4.0
@@ -179,9 +184,13 @@ SerializedRecord: TypeAlias = tuple[bytes | None, bytes | None]
 
 @dataclass(slots=True)
 class ComputeTarget:
-    """The work of a task: compute the target assignment of a group from its state when the task starts."""
+    """The work of a task: compute the target assignment of a group from its state when the task starts.
+
+    All new targets get `metadata`.
+    """
 
     group_id: str
+    metadata: TargetMetadata = NO_METADATA
 
 
 @dataclass(slots=True)
@@ -201,6 +210,10 @@ class TargetInput:
     partition_counts: Mapping[bytes, int]
     cost_us: float
     """The estimated duration of `compute`."""
+    target_metadata: Mapping[str, TargetMetadata]
+    """The metadata of the present targets that have any."""
+    metadata: TargetMetadata = NO_METADATA
+    """The metadata of all new targets, if a server-side assignor computes them."""
 
     def target_of(self, member_id: str) -> Assignment:
         """Returns the member's present target."""
@@ -219,6 +232,11 @@ class ComputedTarget:
     instance_ids: Mapping[str, str]
     """Member id -> instance id of the static members in `changed`."""
     records: list[CoordinatorRecord]
+    metadata: Mapping[str, TargetMetadata]
+    """The metadata of the targets in `changed` that have any."""
+    assignor: str = ""
+    """The client-side assignor that computed the target, and the member that did; empty if the broker did."""
+    assigned_by: str = ""
     encoded: bytes | None = None
     """The records as they are in a batch, if a background thread has encoded them."""
 
@@ -271,6 +289,7 @@ def target_input(
     assignor: str,
     image: MetadataImage,
     updated: ConsumerGroupMember | None = None,
+    metadata: TargetMetadata = NO_METADATA,
 ) -> TargetInput:
     """Returns the input for the target of `group_epoch`.
 
@@ -298,6 +317,8 @@ def target_input(
         image,
         counts,
         _cost_us(assignor, len(members), counts, is_homogeneous=group.is_homogeneous),
+        dict(group.target_metadata),
+        metadata,
     )
 
 
@@ -332,35 +353,62 @@ def compute(work: TargetInput) -> ComputedTarget:
     """Runs a built-in assignor and returns the targets that changed."""
     specs = member_specs(work)
     assigned = ASSIGNORS[work.assignor].assign(specs, work.partition_counts, partial(partition_racks, work.image))
-    return computed_target(work, specs, assigned)
-
-
-def computed_target(
-    work: TargetInput, specs: Mapping[str, MemberSpec], assigned: Mapping[str, Assignment]
-) -> ComputedTarget:
-    """Returns the targets that changed.
-
-    A member without a target record gets one even if its target is empty, as in Kafka.
-    """
     count = sum(map(len, chain.from_iterable(map(_claimed, assigned.values()))))
     assert count == sum(work.partition_counts.values()), (
         f"G-6: the target of group {work.group_id} assigns {count} partitions; its topics have "
         f"{sum(work.partition_counts.values())}"
     )
+    return computed_target(work, specs, assigned)
+
+
+def computed_target(
+    work: TargetInput,
+    specs: Mapping[str, MemberSpec],
+    assigned: Mapping[str, Assignment],
+    metadata: Mapping[str, TargetMetadata] | None = None,
+    assigned_by: str = "",
+) -> ComputedTarget:
+    """Returns the targets that changed, or whose metadata changed.
+
+    `metadata` is that of a client-side assignor, whose member is `assigned_by`. A member without a target record gets
+    one even if its target is empty, as in Kafka.
+    """
     changed: dict[str, Assignment] = {}
     instance_ids: dict[str, str] = {}
+    kept_metadata: dict[str, TargetMetadata] = {}
+    has_metadata = bool(metadata or work.target_metadata or work.metadata is not NO_METADATA)
     for member_id, target in assigned.items():
         member = specs[member_id]
+        if has_metadata:
+            new = work.metadata if metadata is None else metadata[member_id]
+            is_same = new == work.target_metadata.get(member_id, NO_METADATA)
+        else:
+            new, is_same = NO_METADATA, True
         # An assignor that keeps a member's target mostly returns the same object, which is cheap to compare.
-        if member_id in work.targets and (target is member.assigned or target == member.assigned):
+        if is_same and member_id in work.targets and (target is member.assigned or target == member.assigned):
             continue
         changed[member_id] = target
+        if new != NO_METADATA:
+            kept_metadata[member_id] = new
         if member.instance_id is not None:
             instance_ids[member_id] = member.instance_id
     made = [
-        records.new_target_assignment_record(work.group_id, member_id, target) for member_id, target in changed.items()
+        records.new_target_assignment_record(
+            work.group_id, member_id, target, kept_metadata.get(member_id, NO_METADATA)
+        )
+        for member_id, target in changed.items()
     ]
-    return ComputedTarget(work.group_id, work.group_epoch, work.creation_time_ms, changed, instance_ids, made)
+    return ComputedTarget(
+        work.group_id,
+        work.group_epoch,
+        work.creation_time_ms,
+        changed,
+        instance_ids,
+        made,
+        kept_metadata,
+        work.assignor if assigned_by else "",
+        assigned_by,
+    )
 
 
 def encode(computed: ComputedTarget, serialize: Callable[[CoordinatorRecord], SerializedRecord]) -> None:
@@ -393,13 +441,23 @@ def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> Coor
     for member_id in gone:
         successor = group.static_member(computed.instance_ids.get(member_id, ""))
         if successor is not None:
-            target = computed.changed[member_id]
-            last.append(records.new_target_assignment_record(group.group_id, successor.member_id, target))
-    last.append(records.next_assignment_epoch_record(group.group_id, computed.group_epoch, group.group_epoch, now_ms))
+            target, metadata = computed.changed[member_id], computed.metadata.get(member_id, NO_METADATA)
+            last.append(records.new_target_assignment_record(group.group_id, successor.member_id, target, metadata))
+    last.append(
+        records.next_assignment_epoch_record(
+            group.group_id,
+            computed.group_epoch,
+            group.group_epoch,
+            now_ms,
+            computed.assignor,
+            computed.assigned_by,
+        )
+    )
     if not encoded:
         return CoordinatorResult(None, [*made, *last])
     # Replaying the records would do the same to this group. `last` is replayed too and changes the group's version.
-    replay = partial(group.target_assignment.update, changed)
+    present = {member_id: m for member_id, m in computed.metadata.items() if member_id in changed}
+    replay = partial(group.put_targets, changed, present)
     return CoordinatorResult(None, last, encoded=EncodedRecords(len(made), encoded, replay))
 
 

@@ -40,6 +40,7 @@ from kcoord.coordinator.group.consumer.group import (
 )
 from kcoord.coordinator.group.consumer.heartbeat import MemberTransition
 from kcoord.coordinator.group.consumer.removal import RemoveMembers, find_member
+from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.group import (
     cancel_member_timers,
     classic_join_timer,
@@ -69,9 +70,10 @@ def join(
     group: ConsumerGroup,
     context: OperationContext,
     request: JoinGroupRequest,
+    counters: GroupCounters,
 ) -> CoordinatorResult[object]:
     """Returns the response to JoinGroup; its generation is the member's epoch."""
-    transition = MemberTransition(config, image, group, context.now_ms)
+    transition = MemberTransition(config, image, group, context.now_ms, counters)
     transition.check_size(request.member_id, request.group_instance_id)
     protocols = protocols_of(request)
     if config.group_consumer_migration_policy.lower() == "disabled":
@@ -104,6 +106,7 @@ def join(
         subscribed_topic_names=tuple(sorted(set(subscription.topics))),
         subscribed_topic_regex=None,
         server_assignor=None,
+        client_assignors=(),
         rebalance_timeout_ms=rebalance_timeout_of(request),
         classic=ClassicMemberMetadata(request.session_timeout_ms, tuple(protocols)),
     )

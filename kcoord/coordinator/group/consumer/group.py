@@ -30,8 +30,8 @@ at a time and replays its records before the next operation starts. It sends the
 After a crash, the log holds all records of an operation or none, so a group is never between two steps.
 
 **Derived from the members**, and kept beside them so that a heartbeat never walks the group: the owner of each
-partition, the number of members that subscribe to a topic name or regular expression or ask for an assignor, and the
-member that holds an instance id.
+partition, the number of members that subscribe to a topic name or regular expression or ask for an assignor, the
+client-side assignors that members offer, and the member that holds an instance id.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor, ClientComputation, Offer, OfferKind
 from kcoord.coordinator.group.group import GroupState, GroupType
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
@@ -58,6 +59,22 @@ Assignment: TypeAlias = Mapping[bytes, frozenset[int]]
 """Topic id -> partitions."""
 EpochAssignment: TypeAlias = Mapping[bytes, Mapping[int, int]]
 """Topic id -> partition -> the group epoch at which the partition was assigned to the member."""
+
+
+@dataclass(slots=True, frozen=True)
+class TargetMetadata:
+    """What a client-side assignor adds to the partitions of a member: an error above 0, and bytes with their version.
+
+    Version -1 means that there are no bytes, or that they are the user data of a classic member.
+    """
+
+    error: int = 0
+    version: int = -1
+    data: bytes = b""
+
+
+NO_METADATA: Final = TargetMetadata()
+"""The metadata of every assignment that a server-side assignor makes."""
 
 
 class MemberState(IntEnum):
@@ -93,6 +110,8 @@ class ConsumerGroupMember:
     subscribed_topic_names: tuple[str, ...] = ()
     subscribed_topic_regex: str | None = None
     server_assignor: str | None = None
+    client_assignors: tuple[ClientAssignor, ...] = ()
+    """The client-side assignors that the member has, the best first. A member with any has no server assignor."""
     rebalance_timeout_ms: int = -1
     classic: ClassicMemberMetadata | None = None
     """Set for a member that speaks the classic protocol (KIP-848 Online Migration)."""
@@ -101,12 +120,19 @@ class ConsumerGroupMember:
     state: MemberState = MemberState.STABLE
     assigned: EpochAssignment = field(default_factory=dict)
     pending_revocation: EpochAssignment = field(default_factory=dict)
+    metadata: TargetMetadata = NO_METADATA
+    """The metadata of the target that the member has reached."""
 
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == assignment_epoch
 
     def with_progress(
-        self, state: MemberState, member_epoch: int, assigned: EpochAssignment, pending_revocation: EpochAssignment
+        self,
+        state: MemberState,
+        member_epoch: int,
+        assigned: EpochAssignment,
+        pending_revocation: EpochAssignment,
+        metadata: TargetMetadata,
     ) -> ConsumerGroupMember:
         """Returns a copy with new progress. The present member epoch becomes its previous epoch."""
         return replace(
@@ -116,6 +142,7 @@ class ConsumerGroupMember:
             member_epoch=member_epoch,
             assigned=assigned,
             pending_revocation=pending_revocation,
+            metadata=metadata,
         )
 
     def assignment_epoch_of(self, topic_id: bytes, partition: int) -> int | None:
@@ -180,6 +207,12 @@ class GroupSettings:
         own = self._own.get("consumer.assignor.offload.enable")
         return self._broker.group_consumer_assignor_offload_enable if own is None else own.strip().lower() == "true"
 
+    @property
+    def client_assignor_falls_back(self) -> bool:
+        """True if a server-side assignor computes the target after all able members have failed to."""
+        own = self._own.get("kcoord.client.assignor.fallback")
+        return (self._broker.kcoord_client_assignor_fallback if own is None else own) == "server"
+
 
 def _clamp(value: str, lowest: int, highest: int) -> int:
     return max(lowest, min(int(value), highest))
@@ -196,7 +229,10 @@ class ResolvedRegularExpression:
 
 @dataclass(slots=True, frozen=True)
 class FailedComputations:
-    """How often an assignor of one's own failed in a row for a group, why, and when it is asked again."""
+    """How often an assignor failed in a row for a group, why, and when it is asked again.
+
+    It is an assignor of one's own on the broker, or a client-side assignor.
+    """
 
     assignor: str
     count: int
@@ -209,7 +245,12 @@ class FailedComputations:
         count = 1
         if earlier is not None and earlier.assignor == assignor:
             count = min(earlier.count + 1, _MAX_FAILURES)
-        return cls(assignor, count, reason, now_ms + min(_FIRST_PAUSE_MS << (count - 1), _LONGEST_PAUSE_MS))
+        return cls(assignor, count, reason, now_ms + pause_ms(count))
+
+
+def pause_ms(failures: int) -> int:
+    """Returns the pause after the n-th failure in a row: 2 s, then twice as long each time, at most a minute."""
+    return min(_FIRST_PAUSE_MS << min(failures - 1, _MAX_FAILURES), _LONGEST_PAUSE_MS)
 
 
 class ConsumerGroup:
@@ -218,12 +259,16 @@ class ConsumerGroup:
     __slots__ = (
         "_assignor_counts",
         "_name_counts",
+        "_offers",
         "_owners",
         "_regex_counts",
         "_stable_members",
         "asked_to_rejoin",
+        "assigned_by",
         "assignment_epoch",
         "assignment_timestamp_ms",
+        "client_assignor_bytes",
+        "client_computation",
         "completed_epoch",
         "creation_time_ms",
         "empty_since_ms",
@@ -238,6 +283,8 @@ class ConsumerGroup:
         "resolved_regexes",
         "static_members",
         "target_assignment",
+        "target_assignor",
+        "target_metadata",
         "version",
     )
 
@@ -258,6 +305,12 @@ class ConsumerGroup:
         self.target_assignment: dict[str, Assignment] = {}
         self.assignment_epoch = 0
         self.assignment_timestamp_ms = 0
+        self.target_metadata: dict[str, TargetMetadata] = {}
+        """Member id -> metadata of its target; only metadata that differs from NO_METADATA."""
+        self.target_assignor = ""
+        """The client-side assignor that computed the target assignment; empty if the broker did."""
+        self.assigned_by = ""
+        """The id of the member that computed the target assignment; empty if the broker did."""
         self.resolved_regexes: dict[str, ResolvedRegularExpression] = {}
         self._owners: dict[bytes, dict[int, str]] = {}
         self._name_counts: Counter[str] = Counter()
@@ -267,6 +320,12 @@ class ConsumerGroup:
         self.completed_epoch = 0
         """Soft: the last group epoch that all members have reached at the same time, for metrics."""
         self._assignor_counts: Counter[str] = Counter()
+        self._offers: Counter[Offer | None] = Counter()
+        """What members offer to compute -> number of members; None stands for members without client-side assignors."""
+        self.client_assignor_bytes = 0
+        """The sum of the metadata that members give to client-side assignors."""
+        self.client_computation: ClientComputation | None = None
+        """Soft: which member computes the target now, and which members failed to."""
         self.failed_computations: FailedComputations | None = None
         """Soft: the computations of the target that failed since the last one that did not."""
         # Soft state: True makes the next heartbeat look again, which is always safe.
@@ -410,6 +469,9 @@ class ConsumerGroup:
             _recount(self._regex_counts, _regexes_of(old), _regexes_of(new))
         if _assignors_of(old) != _assignors_of(new):
             _recount(self._assignor_counts, _assignors_of(old), _assignors_of(new))
+        if _offers_of(old) != _offers_of(new):
+            _recount(self._offers, _offers_of(old), _offers_of(new))
+        self.client_assignor_bytes += metadata_bytes(new) - metadata_bytes(old)
 
     def _count_stable(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
         for member, change in ((old, -1), (new, 1)):
@@ -490,6 +552,46 @@ class ConsumerGroup:
             _recount(votes, (), _assignors_of(changed))
         return max(supported, key=lambda name: votes[name])
 
+    # Client-side assignors.
+
+    @property
+    def has_client_assignors(self) -> bool:
+        """True if at least one member of the consumer protocol has client-side assignors."""
+        return any(offer is not None and offer.kind is not OfferKind.CLASSIC for offer in self._offers)
+
+    def offers(self, changed: ConsumerGroupMember | None = None) -> Counter[Offer | None]:
+        """Returns what members offer to compute -> number of members, with `changed` in its place."""
+        if changed is None:
+            return self._offers
+        offers = self._offers.copy()
+        for gone in self._making_room_for(changed):
+            _recount(offers, _offers_of(gone), ())
+        _recount(offers, (), _offers_of(changed))
+        return offers
+
+    def put_target(self, member_id: str, target: Assignment, metadata: TargetMetadata) -> None:
+        self.target_assignment[member_id] = target
+        if metadata is not NO_METADATA:
+            self.target_metadata[member_id] = metadata
+        elif self.target_metadata:
+            self.target_metadata.pop(member_id, None)
+
+    def put_targets(self, targets: Mapping[str, Assignment], metadata: Mapping[str, TargetMetadata]) -> None:
+        """Replaces the targets of some members. `metadata` has the metadata of those that have any."""
+        self.target_assignment.update(targets)
+        if metadata or self.target_metadata:
+            for member_id in targets:
+                self.target_metadata.pop(member_id, None)
+            self.target_metadata.update(metadata)
+
+    def end_computation(self, assignment_epoch: int) -> None:
+        """Ends a computation by members that began at or before the epoch of a new target."""
+        if self.client_computation is not None and self.client_computation.group_epoch <= assignment_epoch:
+            self.client_computation = None
+
+    def target_metadata_of(self, member_id: str) -> TargetMetadata:
+        return self.target_metadata.get(member_id, NO_METADATA)
+
 
 def subscription_of(
     member: ConsumerGroupMember, resolved_regexes: Mapping[str, ResolvedRegularExpression]
@@ -509,7 +611,37 @@ def _assignors_of(member: ConsumerGroupMember | None) -> tuple[str, ...]:
     return (member.server_assignor,) if member is not None and member.server_assignor else ()
 
 
-def _recount(counts: Counter[str], gone: Iterable[str], come: Iterable[str]) -> None:
+def offer_of(member: ConsumerGroupMember) -> Offer | None:
+    """Returns what the member offers to compute; None if it has no client-side assignors.
+
+    A classic member reads and writes the user data of its protocols, which have version -1. It computes nothing.
+    """
+    if member.classic is not None:
+        return Offer(OfferKind.CLASSIC, tuple((name, -1, -1, -1) for name, _ in member.classic.protocols))
+    if not member.client_assignors:
+        return None
+    away = member.member_epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH
+    return Offer(
+        OfferKind.AWAY if away else OfferKind.PRESENT,
+        tuple((a.name, a.minimum_version, a.maximum_version, a.metadata_version) for a in member.client_assignors),
+    )
+
+
+def _offers_of(member: ConsumerGroupMember | None) -> tuple[Offer | None, ...]:
+    return () if member is None else (offer_of(member),)
+
+
+def metadata_bytes(member: ConsumerGroupMember | None) -> int:
+    """Returns the size of the metadata that a member, if there is one, gives to its client-side assignors."""
+    if member is None or not member.client_assignors:
+        return 0
+    return sum(len(assignor.metadata) for assignor in member.client_assignors)
+
+
+_T = TypeVar("_T")
+
+
+def _recount(counts: Counter[_T], gone: Iterable[_T], come: Iterable[_T]) -> None:
     for name in gone:
         if counts[name] <= 1:
             del counts[name]

@@ -7,7 +7,7 @@ A heartbeat runs four steps (KIP-848 "Heartbeat Processing"):
 2. The group epoch: it grows by one if the subscribed topics, their metadata or the preferred assignor changed.
 3. The target assignment: it is computed if the group epoch is above the assignment epoch, but at most once per
    assignment interval. A computation that takes long becomes a background task; the member then continues with the
-   old target.
+   old target. So it does if a member computes the target (`client_computation`).
 4. The current assignment: the member makes one step towards its target, see `assignment`.
 
 Each step reads the group and appends records; it never changes the group. The shard replays all records at the end,
@@ -24,13 +24,13 @@ The order of checks and the epochs are as observed in Kafka 4.3.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records, regex
 from kcoord.coordinator.group.assignor import ASSIGNORS
+from kcoord.coordinator.group.consumer import client_computation
 from kcoord.coordinator.group.consumer.assignment import (
     ComputeTarget,
     CurrentAssignmentBuilder,
@@ -42,17 +42,29 @@ from kcoord.coordinator.group.consumer.assignment import (
     target_input,
     topic_ids_of,
 )
+from kcoord.coordinator.group.consumer.client_assignors import (
+    ClientAssignor,
+    asks_for_an_assignment,
+    check_client_assignors,
+    check_joining,
+)
+from kcoord.coordinator.group.consumer.client_computation import ComputedBy
 from kcoord.coordinator.group.consumer.group import (
     JOIN_GROUP_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    NO_METADATA,
     Assignment,
     ConsumerGroup,
     ConsumerGroupMember,
     EpochAssignment,
     GroupSettings,
     MemberState,
+    TargetMetadata,
+    metadata_bytes,
+    offer_of,
 )
 from kcoord.coordinator.group.consumer.removal import find_member
+from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.group import GroupTimer, cancel_member_timers, rebalance_timer, session_timer
 from kcoord.coordinator.group.records import EpochReason, TombstoneReason
 from kcoord.metadata.image import MetadataImage
@@ -74,18 +86,24 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MemberTransition:
-    """The steps of one heartbeat and the records that they append.
+    """The steps of one heartbeat, the records that they append, and the member's part of the target.
 
     `predecessor` is the static member that this member replaces, under the same or another member id.
     `displaced` is the older self of this member if it replaces a member with another id; it is removed.
+    `joins` is True if the request joins. `should_compute` is True if the member has to compute the next target.
     """
 
     config: BrokerConfig
     image: MetadataImage
     group: ConsumerGroup
     now_ms: int
+    counters: GroupCounters
+    joins: bool = True
     records: list[CoordinatorRecord] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
+    should_compute: bool = False
+    target: Assignment = field(default_factory=dict)
+    _new_metadata: TargetMetadata = NO_METADATA
     predecessor: ConsumerGroupMember | None = None
     displaced: ConsumerGroupMember | None = None
 
@@ -163,9 +181,9 @@ class MemberTransition:
             reason = EpochReason.RACK
         group_epoch = self._group_epoch(member, updated, reason)
         # 3. The target assignment, at most once per assignment interval.
-        target_epoch, target = self._advance_target(updated, group_epoch)
+        target_epoch, self.target = self._advance_target(updated, group_epoch)
         # 4. The member's next step towards its target.
-        return self._reconcile(updated, target_epoch, target, owned, bump or regex_changed)
+        return self._reconcile(updated, target_epoch, owned, bump or regex_changed)
 
     # 1. The member.
 
@@ -201,8 +219,9 @@ class MemberTransition:
         if predecessor.member_id != copy.member_id:
             self.records += records.new_member_tombstones(group_id, predecessor.member_id, TombstoneReason.REPLACED)
             target = self.group.target_assignment_of(predecessor.member_id)
+            metadata = self.group.target_metadata_of(predecessor.member_id)
             self.records.append(records.new_member_subscription_record(group_id, updated))
-            self.records.append(records.new_target_assignment_record(group_id, updated.member_id, target))
+            self.records.append(records.new_target_assignment_record(group_id, updated.member_id, target, metadata))
             self.records.append(records.new_current_assignment_record(group_id, updated))
         elif updated is not copy:
             self.records.append(records.new_member_subscription_record(group_id, updated))
@@ -210,10 +229,14 @@ class MemberTransition:
     # 2. The group epoch.
 
     def _changes_assignor(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> bool:
-        """True if the member changes which assignor most members ask for.
+        """True if the member changes its client-side assignors, or which server-side assignor most members ask for.
 
-        Since Kafka 4.4 that starts a new group epoch, unless the member joins by the classic protocol.
+        Since Kafka 4.4 the latter starts a new group epoch, unless the member joins by the classic protocol.
         """
+        if updated.client_assignors is not member.client_assignors and asks_for_an_assignment(
+            member.client_assignors, updated.client_assignors
+        ):
+            return True
         is_unchanged = updated is member and member.member_id in self.group.members
         if is_unchanged or updated.classic is not None or not self.config.is_kafka_4_4:
             return False
@@ -263,7 +286,15 @@ class MemberTransition:
         present = (group.assignment_epoch, self._present_target(updated))
         if group_epoch <= group.assignment_epoch or self.now_ms < group.assignment_timestamp_ms + interval_ms:
             return present
-        task = Task(TimerKey(GroupTimer.COMPUTE_TARGET, group.group_id), ComputeTarget(group.group_id))
+        is_enabled = self.config.kcoord_client_assignors_enable
+        if is_enabled and (updated.client_assignors or group.has_client_assignors):
+            decision = self._decide(updated, group_epoch)
+            if decision in (ComputedBy.THIS_MEMBER, ComputedBy.OTHER_MEMBER):
+                return present if group.assignment_epoch else self._empty_target(updated, group_epoch)
+            if decision is ComputedBy.FALLBACK:
+                self._new_metadata = TargetMetadata(client_computation.FALLBACK_ERROR)
+        work = ComputeTarget(group.group_id, self._new_metadata)
+        task = Task(TimerKey(GroupTimer.COMPUTE_TARGET, group.group_id), work)
         assignor = group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
         if assignor not in ASSIGNORS:
             failed = group.failed_computations
@@ -276,6 +307,20 @@ class MemberTransition:
             self.tasks.append(task)
             return present
         return group_epoch, self._new_target(updated, assignor, group_epoch)
+
+    def _decide(self, updated: ConsumerGroupMember, group_epoch: int) -> ComputedBy:
+        """Returns who computes the target. If this member does, its response says so, and its time begins."""
+        decision = client_computation.decide(
+            self.group,
+            updated,
+            group_epoch,
+            self.now_ms,
+            self.counters,
+            joins=self.joins,
+            falls_back=self.settings.client_assignor_falls_back,
+        )
+        self.should_compute = decision is ComputedBy.THIS_MEMBER
+        return decision
 
     def _empty_target(self, updated: ConsumerGroupMember, group_epoch: int) -> tuple[int, Assignment]:
         """Records an empty first target one epoch before the group's, so that the member has an epoch above 0.
@@ -293,7 +338,7 @@ class MemberTransition:
         return {} if source is None else self.group.target_assignment_of(source.member_id)
 
     def _new_target(self, updated: ConsumerGroupMember, assignor: str, group_epoch: int) -> Assignment:
-        work = target_input(self.group, group_epoch, assignor, self.image, updated)
+        work = target_input(self.group, group_epoch, assignor, self.image, updated, self._new_metadata)
         computed = compute(work)
         self.records += computed.records
         self.records.append(
@@ -307,7 +352,6 @@ class MemberTransition:
         self,
         updated: ConsumerGroupMember,
         target_epoch: int,
-        target: Assignment,
         owned: OwnedPartitions | None,
         subscription_changed: bool,
     ) -> ConsumerGroupMember:
@@ -317,7 +361,8 @@ class MemberTransition:
             reconciled = CurrentAssignmentBuilder(
                 updated,
                 target_epoch,
-                target,
+                self.target,
+                self._target_metadata(updated, target_epoch),
                 self.group.is_partition_free,
                 topic_ids_of(updated, self.group.resolved_regexes, self.image),
                 subscription_changed,
@@ -327,6 +372,13 @@ class MemberTransition:
             self._check_step(updated, reconciled, target_epoch)
             self.records.append(records.new_current_assignment_record(self.group.group_id, reconciled))
         return reconciled
+
+    def _target_metadata(self, updated: ConsumerGroupMember, target_epoch: int) -> TargetMetadata:
+        """Returns the metadata of the member's target: that of a new target, or of the target up to now."""
+        if target_epoch > self.group.assignment_epoch:
+            return self._new_metadata
+        source = self.group.replaced_by(updated)
+        return NO_METADATA if source is None else self.group.target_metadata_of(source.member_id)
 
     def _check_step(self, before: ConsumerGroupMember, after: ConsumerGroupMember, target_epoch: int) -> None:
         """Asserts the invariants of a member's step."""
@@ -349,7 +401,7 @@ _BLANK: Final = "".join(map(chr, range(33)))
 """The characters that Kafka strips from a text before it checks whether the text is empty."""
 
 
-def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, assignors: Sequence[str]) -> None:
+def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, config: BrokerConfig) -> None:
     """Checks the fields that need no state, in Kafka's order; raises INVALID_REQUEST or UNSUPPORTED_ASSIGNOR.
 
     In version 0 the coordinator makes the id of a joining member; from version 1 the member makes it (KIP-1082).
@@ -375,6 +427,11 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, a
         raise _invalid("InstanceId can't be null.")
     elif epoch < LEAVE_GROUP_STATIC_MEMBER_EPOCH:
         raise _invalid("MemberEpoch is invalid.")
+    if request.client_assignors:
+        if request.server_assignor is not None:
+            raise _invalid("ServerAssignor and ClientAssignors can't both be set.")
+        check_client_assignors(_client_assignors(request), config.kcoord_client_assignor_metadata_max_bytes)
+    assignors = config.consumer_assignors
     if request.server_assignor is not None and request.server_assignor not in assignors:
         raise KafkaError(
             Errors.UNSUPPORTED_ASSIGNOR,
@@ -384,6 +441,20 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, a
 
 def _invalid(text: str) -> KafkaError:
     return KafkaError(Errors.INVALID_REQUEST, text)
+
+
+def _client_assignors(request: ConsumerGroupHeartbeatRequest) -> tuple[ClientAssignor, ...]:
+    return tuple(
+        ClientAssignor(
+            assignor.name,
+            assignor.minimum_version,
+            assignor.maximum_version,
+            assignor.reason,
+            assignor.metadata_version,
+            assignor.metadata_bytes,
+        )
+        for assignor in request.client_assignors or ()
+    )
 
 
 @dataclass(slots=True)
@@ -399,13 +470,19 @@ class ConsumerHeartbeat:
     context: OperationContext
     request: ConsumerGroupHeartbeatRequest
     conversion: CoordinatorResult[object]
+    counters: GroupCounters
     _transition: MemberTransition = field(init=False)
 
     def run(self) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
         """Finds the member, updates it from the request, and runs the steps of `MemberTransition`."""
-        self._transition = MemberTransition(self.config, self.image, self.group, self.context.now_ms)
+        joins = self.request.member_epoch == JOIN_GROUP_EPOCH
+        self._transition = MemberTransition(
+            self.config, self.image, self.group, self.context.now_ms, self.counters, joins
+        )
         member = self._find_member()
         updated = self._update_member(member)
+        if updated.client_assignors != member.client_assignors:
+            self._check_client_assignors(member, updated)
         owned = _owned_partitions(self.request)
         return self._result(member, self._transition.advance(member, updated, owned), owned)
 
@@ -447,6 +524,7 @@ class ConsumerHeartbeat:
             and request.rebalance_timeout_ms == -1
             and request.instance_id in (None, member.instance_id)
             and request.rack_id in (None, member.rack_id)
+            and self._client_assignors_of(member) is member.client_assignors
             and (context.client_id, context.client_host) == (member.client_id, member.client_host)
             and member.classic is None
         ):
@@ -464,13 +542,47 @@ class ConsumerHeartbeat:
                 if request.subscribed_topic_regex is None
                 else request.subscribed_topic_regex
             ),
-            server_assignor=member.server_assignor if request.server_assignor is None else request.server_assignor,
+            server_assignor=self._server_assignor_of(member),
+            client_assignors=self._client_assignors_of(member),
             rebalance_timeout_ms=(
                 member.rebalance_timeout_ms if request.rebalance_timeout_ms == -1 else request.rebalance_timeout_ms
             ),
             classic=None,
         )
         return member if updated == member else updated
+
+    def _server_assignor_of(self, member: ConsumerGroupMember) -> str | None:
+        if self.request.client_assignors:
+            return None
+        return member.server_assignor if self.request.server_assignor is None else self.request.server_assignor
+
+    def _client_assignors_of(self, member: ConsumerGroupMember) -> tuple[ClientAssignor, ...]:
+        """Returns the client-side assignors after this request. Null means none in a join, and no change otherwise.
+
+        A server assignor replaces them. The member loses them if they are switched off since they were recorded.
+        """
+        request = self.request
+        if request.client_assignors is not None:
+            return _client_assignors(request)
+        keeps = request.member_epoch != JOIN_GROUP_EPOCH and request.server_assignor is None
+        return member.client_assignors if keeps and self.config.kcoord_client_assignors_enable else ()
+
+    def _check_client_assignors(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
+        """Raises POLICY_VIOLATION if the group's metadata grows too large, and UNSUPPORTED_ASSIGNOR."""
+        group, limit = self.group, self.config.kcoord_client_assignor_group_metadata_max_bytes
+        replaced = group.replaced_by(member)
+        size = group.client_assignor_bytes - metadata_bytes(replaced) + metadata_bytes(updated)
+        if size > limit and size > group.client_assignor_bytes:
+            raise KafkaError(
+                Errors.POLICY_VIOLATION,
+                f"The members of group {group.group_id} would give {size} bytes to client assignors, more than "
+                f"kcoord.client.assignor.group.metadata.max.bytes={limit}.",
+            )
+        offer = offer_of(updated)
+        if offer is not None:
+            offers = group.offers(changed=updated)
+            offers[offer] -= 1
+            check_joining(+offers, offer)
 
     def _result(
         self, member: ConsumerGroupMember, reconciled: ConsumerGroupMember, owned: OwnedPartitions | None
@@ -483,7 +595,10 @@ class ConsumerHeartbeat:
             heartbeat_interval_ms=settings.heartbeat_interval_ms,
             group_creation_time_ms=group.creation_time_ms,
         )
-        if self._is_full(owned) or reconciled.assigned != member.assigned or self._has_missed(member, owned):
+        if reconciled.client_assignors:
+            response.should_compute_assignment = self._transition.should_compute
+            response.assignment = self._assignment_with_metadata(member, reconciled, owned)
+        elif self._is_full(owned) or reconciled.assigned != member.assigned or self._has_missed(member, owned):
             response.assignment = _assignment(reconciled.assigned)
         result = CoordinatorResult(
             response,
@@ -504,9 +619,50 @@ class ConsumerHeartbeat:
                 result.timers.append(Schedule(rebalance, now_ms + reconciled.rebalance_timeout_ms))
         elif member.state is MemberState.UNREVOKED_PARTITIONS:
             result.timers.append(Cancel(rebalance_timer(group.group_id, reconciled.member_id)))
+        if self._transition.should_compute:
+            result.timers.append(client_computation.deadline(group))
         result.tasks += self._transition.tasks
         result.tasks += self._regex_tasks(reconciled)
         return result
+
+    def _assignment_with_metadata(
+        self, member: ConsumerGroupMember, reconciled: ConsumerGroupMember, owned: OwnedPartitions | None
+    ) -> ConsumerGroupHeartbeatResponse.Assignment | None:
+        """Returns what a member with client-side assignors has to know; None if it knows that already.
+
+        Its assignors learn each epoch, and what else the member will get, so the response has its assignment more often
+        than that of other members.
+        """
+        before = self.group.replaced_by(member)
+        reported = {} if before is None else self._pending(self.group.target_assignment_of(before.member_id), before)
+        pending = self._pending(self._transition.target, reconciled)
+        if not (
+            self._is_full(owned)
+            or reconciled.assigned != member.assigned
+            or reconciled.member_epoch != member.member_epoch
+            or pending != reported
+            or self._has_missed(member, owned)
+        ):
+            return None
+        assignment = _assignment(reconciled.assigned)
+        assignment.pending_topic_partitions = [
+            ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=topic_id, partitions=sorted(partitions))
+            for topic_id, partitions in sorted(pending.items())
+        ]
+        assignment.error = reconciled.metadata.error
+        assignment.metadata_version = reconciled.metadata.version
+        assignment.metadata_bytes = reconciled.metadata.data
+        return assignment
+
+    def _pending(self, target: Assignment, member: ConsumerGroupMember) -> Assignment:
+        """Returns the partitions of the target, of topics that the member subscribes to, which it does not have yet."""
+        topic_ids = topic_ids_of(member, self.group.resolved_regexes, self.image)
+        missing = {
+            topic_id: partitions - member.assigned.get(topic_id, {}).keys()
+            for topic_id, partitions in target.items()
+            if topic_id in topic_ids
+        }
+        return {topic_id: partitions for topic_id, partitions in missing.items() if partitions}
 
     def _is_full(self, owned: OwnedPartitions | None) -> bool:
         """True if the member joins, or repeats all its fields after an error.
