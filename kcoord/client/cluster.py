@@ -72,6 +72,7 @@ class Purpose(Enum):
 
     REQUESTS = "requests"
     FETCHES = "fetches"
+    APPENDS = "appends"
     COORDINATOR = "coordinator"
 
 

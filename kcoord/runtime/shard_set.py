@@ -280,7 +280,7 @@ class ShardSet(ShardLoads[M]):
 
     def take_snapshots(self, now_ms: int) -> None:
         """Begins to take the snapshots that are due. Called periodically, about once a second."""
-        if not self._is_closing:
+        if self._takes_snapshots and not self._is_closing:
             self.snapshots.take_due(now_ms)
             self._arm_snapshots()
 

@@ -105,4 +105,5 @@ class Lost:
 
 
 Request: TypeAlias = InitProducerId | Produce | Fetch | FindStart
-Action: TypeAlias = Request | Opened | Loaded | Held | LoadFailed | Written | Unknown | Fenced | Lost
+Outcome: TypeAlias = Opened | Loaded | Held | LoadFailed | Written | Unknown | Fenced | Lost
+Action: TypeAlias = Request | Outcome

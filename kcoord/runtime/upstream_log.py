@@ -35,9 +35,11 @@ A retriable error repeats the request after a backoff that doubles. After `write
 up: `Unknown` or `LoadFailed`. So too few in-sync replicas or a missing leader delay an append, and nothing is lost.
 
 The producer state of the partition expires after a day without a batch, and the transactional id after a week without
-InitProducerId. A partition without producer state fences nobody. So the owner renews its claim, by steps 1 and 2, every
-`renew_after_ms`. If it has not heard from the partition for so long, an append waits for the renewal. The renewed claim
-must have the expected offset too (rule 5), which proves that there was no other owner meanwhile.
+InitProducerId. A partition without producer state fences nobody, and recognizes no repetition. The age of a batch is
+that of its largest timestamp, so the timestamps have to be those of the leader (`message.timestamp.type`). The owner
+renews its claim, by steps 1 and 2, every `renew_after_ms`. If it has not heard from the partition for so long, an
+append waits for the renewal. The renewed claim must have the expected offset too (rule 5), which proves that there was
+no other owner meanwhile.
 
 A new producer id does not fence the old one. A takeover gets a new id if the transactional id has expired, or if the
 epoch has run out. Then the new owner serves only after `foreign_id_wait_ms`, and after a second claim that it reads up
@@ -222,9 +224,9 @@ class UpstreamLog:
         return self.producer_id, self.epoch
 
     @property
-    def retry_ms(self) -> float:
-        """The time at which the next request is repeated. Infinite if none is due to be repeated."""
-        return self._retry_ms
+    def retry_ms(self) -> int | None:
+        """The time at which the failed request is repeated, None if no request has failed."""
+        return int(self._retry_ms) if self._retry_ms < _NEVER else None
 
     def may_send(self, request: Produce, now_ms: int) -> bool:
         """True if the request still makes sense: the log waits for it, and its time is not over."""

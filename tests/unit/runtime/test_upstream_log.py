@@ -134,7 +134,8 @@ def test_the_backoff_doubles_up_to_a_second(desk: Desk) -> None:
     for _ in range(8):
         before_ms = desk.world.now_ms
         desk.refuse(request, Errors.NOT_ENOUGH_REPLICAS)
-        desk.pass_time(int(desk.log.retry_ms) - before_ms)
+        assert desk.log.retry_ms is not None
+        desk.pass_time(desk.log.retry_ms - before_ms)
         waits.append(desk.world.now_ms - before_ms)
         request = desk.sent()
     assert waits == [20, 40, 80, 160, 320, 640, 1000, 1000]

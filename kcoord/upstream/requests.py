@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends the requests of shard logs to the leaders of their partitions in the upstream.
+
+Theory of operation. Each method sends a request once. Whether it is repeated is the decision of the log
+(`kcoord.runtime.upstream_log`).
+
+A Kafka broker handles one request of a connection at a time, and answers a Produce with acks=all when the replicas have
+the batches. So there is at most one Produce in flight to each broker. Batches that arrive meanwhile wait, and share the
+next request (group commit). A request has at most one batch for each partition, because a log has one batch in flight.
+
+An error may mean that the leader of a partition has changed. Then the leaders of the topic are forgotten, and the next
+batch or fetch looks them up, once for all that wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcoord.client.cluster import Cluster, CoordinatorType, Purpose
+from kcoord.client.connection import Connection
+from kcoord.client.leaders import list_offsets
+from kcoord.client.results import error_of
+from kcoord.client.tasks import Tasks, spawn
+from kcoord.client.types import TopicPartition
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
+    FetchRequest,
+    FetchResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProduceRequest,
+    ProduceResponse,
+)
+
+MOST_REQUEST_BYTES: Final = 16 << 20
+"""A Produce request with several batches is at most this large. Kafka accepts 100 MiB (socket.request.max.bytes)."""
+FETCH_BYTES: Final = 1 << 20
+_FETCH_WAIT_MS: Final = 100
+_HIGHEST_PRODUCE: Final = 11
+"""v12 belongs to the second transaction protocol (KIP-890), and v13 identifies topics by id."""
+_HIGHEST_FETCH: Final = 12
+_LOWEST_PRODUCE: Final = 3
+_LOWEST_FETCH: Final = 4
+_EARLIEST: Final = -2
+_ALL_REPLICAS: Final = -1
+_TRANSACTION_TIMEOUT_MS: Final = 60_000
+"""Required by InitProducerId. The logs make no transactions."""
+_ANSWER_MARGIN_MS: Final = 500
+_GATHERING_TURNS: Final = 4
+"""The turns of the event loop after an answer, before the next request. Meanwhile the logs that the answer was for make
+their next batches, and these join the request.
+"""
+_SAME_LEADER: Final = frozenset(
+    {Errors.REQUEST_TIMED_OUT, Errors.NOT_ENOUGH_REPLICAS, Errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
+)
+"""Retriable errors of a leader that stays the leader."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """A batch to produce. `may_send` is called right before it is sent, and `done` once, unless it may not be sent.
+
+    `done` gets the offset of the batch, or the error.
+    """
+
+    partition: int
+    data: bytes = field(repr=False)
+    may_send: Callable[[], bool]
+    done: Callable[[int | KafkaError], None]
+
+
+class PartitionRequests:
+    """Requests to the leaders of one topic's partitions; the module describes what they share.
+
+    `attempt_timeout_ms` is the time in which a broker has to answer one request.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str, *, attempt_timeout_ms: int) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._attempt_timeout_ms = attempt_timeout_ms
+        self._new: list[PendingBatch] = []
+        self._queues: dict[int, list[PendingBatch]] = {}
+        """The batches that wait, by leader. A queue exists while a request to the leader is in flight."""
+        self._tasks = Tasks()
+        self._lookup: asyncio.Task[None] | None = None
+
+    async def stop(self) -> None:
+        """Cancels all requests. Their outcomes are not reported."""
+        await self._tasks.stop()
+
+    def start(self, work: Coroutine[object, object, None], name: str) -> None:
+        """Starts a task that `stop` cancels."""
+        self._tasks.add(spawn(work, f"kcoord upstream log, {name}"))
+
+    async def init_producer_id(self, transactional_id: str) -> tuple[int, int]:
+        """Returns the producer id and the next epoch of a transactional id. Raises KafkaError."""
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS
+        )
+        answer = await self._cluster.call_coordinator(
+            CoordinatorType.TRANSACTION,
+            transactional_id,
+            request,
+            InitProducerIdResponse,
+            lambda response: [response.error_code],
+        )
+        if answer.error_code:
+            raise KafkaError(error_of(answer.error_code))
+        return answer.producer_id, answer.producer_epoch
+
+    async def fetch(self, partition: int, offset: int) -> bytes:
+        """Returns batches from an offset on, up to the high watermark, possibly none. Raises KafkaError."""
+        leader = await self._leader(partition)
+        request = FetchRequest(
+            max_wait_ms=_FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            topics=[
+                FetchRequest.FetchTopic(
+                    topic=self._topic,
+                    partitions=[
+                        FetchRequest.FetchPartition(
+                            partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES
+                        )
+                    ],
+                )
+            ],
+        )
+        try:
+            connection = await self._cluster.connection(leader, Purpose.FETCHES)
+            answer = await connection.call(
+                request,
+                FetchResponse,
+                lowest=_LOWEST_FETCH,
+                highest=_HIGHEST_FETCH,
+                timeout_ms=self._attempt_timeout_ms,
+            )
+            if answer.error_code:
+                raise KafkaError(error_of(answer.error_code))
+            (data,) = [data for topic in answer.responses for data in topic.partitions]
+            if data.error_code:
+                raise KafkaError(error_of(data.error_code))
+        except KafkaError as error:
+            self._note(error)
+            raise
+        return bytes(data.records or b"")
+
+    async def first_offset(self, partition: int) -> int:
+        """Returns the first offset of a partition. Raises KafkaError."""
+        asked = TopicPartition(self._topic, partition)
+        deadline = self._cluster.deadline(self._attempt_timeout_ms)
+        outcome = (await list_offsets(self._cluster, deadline, {asked: _EARLIEST})([asked]))[asked]
+        if isinstance(outcome, KafkaError):
+            raise outcome
+        return outcome.offset
+
+    def produce(self, batch: PendingBatch) -> None:
+        """Sends a batch with acks=all, together with all that are added in this turn of the event loop."""
+        self._new.append(batch)
+        if len(self._new) == 1:
+            asyncio.get_running_loop().call_soon(self._distribute)
+
+    # Leaders.
+
+    def _leader_now(self, partition: int) -> int | None:
+        return self._cluster.metadata.leader(TopicPartition(self._topic, partition))
+
+    async def _leader(self, partition: int) -> int:
+        if self._leader_now(partition) is None:
+            await self._look_up_leaders()
+        leader = self._leader_now(partition)
+        if leader is None:
+            raise self._no_leader(partition)
+        return leader
+
+    def _no_leader(self, partition: int) -> KafkaError:
+        topic = self._cluster.metadata.topics.get(self._topic)
+        error = topic.error if topic is not None and topic.error else Errors.LEADER_NOT_AVAILABLE
+        return KafkaError(error, f"{self._topic}-{partition} has no leader")
+
+    async def _look_up_leaders(self) -> None:
+        """Fetches the topic's metadata. All callers of the same time share one request. Raises KafkaError."""
+        if self._lookup is None:
+            self._lookup = asyncio.ensure_future(self._refresh())
+        await asyncio.shield(self._lookup)
+
+    async def _refresh(self) -> None:
+        try:
+            await self._cluster.refresh_metadata([self._topic])
+        finally:
+            self._lookup = None
+
+    def _note(self, error: KafkaError) -> None:
+        """Forgets the leaders if the error may mean that one of them has changed."""
+        if error.error.retriable and error.error not in _SAME_LEADER:
+            self._cluster.metadata.topics.pop(self._topic, None)
+
+    # Produce.
+
+    def _distribute(self) -> None:
+        """Puts new batches into the queues of their leaders."""
+        batches, self._new = self._new, []
+        homeless: list[PendingBatch] = []
+        for batch in batches:
+            leader = self._leader_now(batch.partition)
+            if leader is None:
+                homeless.append(batch)
+            elif leader in self._queues:
+                self._queues[leader].append(batch)
+            else:
+                self._queues[leader] = [batch]
+                self.start(self._serve(leader), f"broker {leader}")
+        if homeless:
+            self.start(self._find_home(homeless), "leaders")
+
+    async def _find_home(self, batches: Sequence[PendingBatch]) -> None:
+        try:
+            await self._look_up_leaders()
+        except KafkaError as error:
+            _finish(batches, error)
+            return
+        for batch in batches:
+            if self._leader_now(batch.partition) is None:
+                batch.done(self._no_leader(batch.partition))
+            else:
+                self.produce(batch)
+
+    async def _serve(self, leader: int) -> None:
+        """Sends the batches of one leader, a request at a time, until none wait."""
+        queue = self._queues[leader]
+        try:
+            while queue:
+                try:
+                    connection = await self._cluster.connection(leader, Purpose.APPENDS)
+                except KafkaError as error:
+                    self._note(error)
+                    failed = queue[:]
+                    queue.clear()
+                    _finish(failed, error)
+                    continue
+                batches = self._take(queue)
+                if batches:
+                    await self._send(connection, batches)
+                    for _ in range(_GATHERING_TURNS):
+                        await asyncio.sleep(0)
+        finally:
+            del self._queues[leader]
+
+    @staticmethod
+    def _take(queue: list[PendingBatch]) -> list[PendingBatch]:
+        """Removes and returns the batches of the next request: one for each partition, and not too many bytes."""
+        taken: dict[int, PendingBatch] = {}
+        left: list[PendingBatch] = []
+        size_bytes = 0
+        for batch in queue:
+            if not batch.may_send():
+                continue
+            if batch.partition in taken or (taken and size_bytes + len(batch.data) > MOST_REQUEST_BYTES):
+                left.append(batch)
+                continue
+            taken[batch.partition] = batch
+            size_bytes += len(batch.data)
+        queue[:] = left
+        return list(taken.values())
+
+    async def _send(self, connection: Connection, batches: Sequence[PendingBatch]) -> None:
+        request = ProduceRequest(
+            acks=_ALL_REPLICAS,
+            timeout_ms=self._attempt_timeout_ms,
+            topic_data=[
+                ProduceRequest.TopicProduceData(
+                    name=self._topic,
+                    partition_data=[
+                        ProduceRequest.PartitionProduceData(index=batch.partition, records=batch.data)
+                        for batch in batches
+                    ],
+                )
+            ],
+        )
+        try:
+            answer = await connection.call(
+                request,
+                ProduceResponse,
+                lowest=_LOWEST_PRODUCE,
+                highest=_HIGHEST_PRODUCE,
+                timeout_ms=self._attempt_timeout_ms + _ANSWER_MARGIN_MS,
+            )
+        except KafkaError as error:
+            self._note(error)
+            _finish(batches, error)
+            return
+        answers = {data.index: data for topic in answer.responses for data in topic.partition_responses}
+        for batch in batches:
+            data = answers.get(batch.partition)
+            if data is None:
+                batch.done(KafkaError(Errors.UNKNOWN_SERVER_ERROR, "the response does not have the partition"))
+            elif data.error_code:
+                refusal = KafkaError(error_of(data.error_code), data.error_message)
+                self._note(refusal)
+                batch.done(refusal)
+            else:
+                batch.done(data.base_offset)
+
+
+def _finish(batches: Sequence[PendingBatch], error: KafkaError) -> None:
+    for batch in batches:
+        batch.done(error)
