@@ -45,7 +45,11 @@ def main(arguments: Sequence[str]) -> int:
         return _failed(str(error))
     # These imports are most of the start time, so wrong settings are reported before them.
     from kcoord.server.errors import StartError
-    from kcoord.server.start import run
+
+    if config.kcoord_upstream_bootstrap_servers:
+        from kcoord.upstream.process import run
+    else:
+        from kcoord.server.start import run
 
     try:
         run(config, _print_ready_json if options.json else _print_ready)

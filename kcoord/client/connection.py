@@ -235,6 +235,19 @@ class Connection(asyncio.Protocol):
         self._fail(DisconnectException(f"the connection to {self.address} was closed"))
         await self._closed.wait()
 
+    def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        """Gives the open connection to another protocol, and returns its transport. No request may be in flight.
+
+        This object is closed then. Raises DisconnectException if the connection is closed already.
+        """
+        if self._failure is not None:
+            raise DisconnectException(self._failure.message)
+        assert self._transport is not None and not self._waiting
+        self._failure = DisconnectException(f"the connection to {self.address} has another owner")
+        self._closed.set()
+        self._transport.set_protocol(protocol)
+        return self._transport
+
     def _send(self, api_key: int, version: int, body: bytes) -> _Waiting:
         correlation_id = self._write(api_key, version, body)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

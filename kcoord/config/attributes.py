@@ -82,6 +82,43 @@ class BrokerAttributes:
     kcoord_response_buffer_max_bytes: int
     kcoord_sasl_login_timeout_ms: int
     kcoord_ssl_handshake_timeout_ms: int
+    kcoord_upstream_bootstrap_servers: list[str]
+    kcoord_upstream_metadata_max_age_ms: int
+    kcoord_upstream_ports: list[str]
+    kcoord_upstream_request_timeout_ms: int
+    kcoord_upstream_sasl_jaas_config: str | None
+    kcoord_upstream_sasl_login_callback_handler_class: str | None
+    kcoord_upstream_sasl_login_connect_timeout_ms: int | None
+    kcoord_upstream_sasl_login_read_timeout_ms: int | None
+    kcoord_upstream_sasl_login_refresh_buffer_seconds: int | None
+    kcoord_upstream_sasl_login_refresh_min_period_seconds: int | None
+    kcoord_upstream_sasl_login_refresh_window_factor: float | None
+    kcoord_upstream_sasl_login_refresh_window_jitter: float | None
+    kcoord_upstream_sasl_login_retry_backoff_max_ms: int | None
+    kcoord_upstream_sasl_login_retry_backoff_ms: int | None
+    kcoord_upstream_sasl_mechanism: str
+    kcoord_upstream_sasl_oauthbearer_client_credentials_client_id: str | None
+    kcoord_upstream_sasl_oauthbearer_client_credentials_client_secret: str | None
+    kcoord_upstream_sasl_oauthbearer_header_urlencode: bool | None
+    kcoord_upstream_sasl_oauthbearer_jwt_retriever_class: str | None
+    kcoord_upstream_sasl_oauthbearer_jwt_validator_class: str | None
+    kcoord_upstream_sasl_oauthbearer_scope: str | None
+    kcoord_upstream_sasl_oauthbearer_token_endpoint_url: str | None
+    kcoord_upstream_security_protocol: str
+    kcoord_upstream_socket_connection_setup_timeout_ms: int
+    kcoord_upstream_ssl_cipher_suites: list[str] | None
+    kcoord_upstream_ssl_enabled_protocols: list[str] | None
+    kcoord_upstream_ssl_endpoint_identification_algorithm: str
+    kcoord_upstream_ssl_key_password: str | None
+    kcoord_upstream_ssl_keystore_certificate_chain: str | None
+    kcoord_upstream_ssl_keystore_key: str | None
+    kcoord_upstream_ssl_keystore_location: str | None
+    kcoord_upstream_ssl_keystore_password: str | None
+    kcoord_upstream_ssl_keystore_type: str
+    kcoord_upstream_ssl_truststore_certificates: str | None
+    kcoord_upstream_ssl_truststore_location: str | None
+    kcoord_upstream_ssl_truststore_password: str | None
+    kcoord_upstream_ssl_truststore_type: str
     kcoord_worker_ports: list[str]
     kcoord_worker_racks: list[str]
     listener_security_protocol_map: str

@@ -21,6 +21,10 @@ from kcoord.config.scram_users import ScramUser, parse_bootstrap_scram
 _OF_ONE_WORKER = re.compile(r"kcoord\.worker\.(?P<number>\d{1,4})\.(?P<key>.+)")
 """A key for one of several workers, counted from 0. It takes precedence over the key for all workers."""
 
+UPSTREAM_KEY = "kcoord.upstream.bootstrap.servers"
+NODE_ID_BEFORE_UPSTREAM = 1_000_000
+"""The default of node.id if UPSTREAM_KEY is set. No broker of the upstream can have the same id."""
+
 JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"
 
 KNOWN_CONSUMER_ASSIGNORS = {
@@ -58,6 +62,8 @@ class BrokerSettings(BrokerAttributes):
             self._set_static(name, text)
         if "node.id" not in explicit and "broker.id" in explicit:
             self._static["node.id"] = self._static["broker.id"]
+        elif "node.id" not in explicit and self._static[UPSTREAM_KEY]:
+            self._static["node.id"] = NODE_ID_BEFORE_UPSTREAM
         self._values = self._static
         self._publish(self._static)
 

@@ -11,6 +11,7 @@ from kcoord.config.key import ConfigError
 from kcoord.config.listeners import check_bindable
 from kcoord.config.scram_users import parse_bootstrap_scram
 from kcoord.config.security import check_security
+from kcoord.config.upstream import check_upstream
 from kcoord.config.workers import check_workers
 
 
@@ -23,6 +24,7 @@ def check_broker_settings(config: BrokerSettings) -> None:
     _check_listeners(config)
     check_security(config)
     check_workers(config)
+    check_upstream(config)
     _check_limits(config)
 
 

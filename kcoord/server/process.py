@@ -45,9 +45,11 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from kcoord.config import BrokerConfig, Listener
+from kcoord.config.broker_settings import UPSTREAM_KEY
 from kcoord.config.scram_users import BOOTSTRAP_SCRAM
 from kcoord.metadata.bootstrap import credential_records
 from kcoord.metadata.records import BrokerRegistration
+from kcoord.metadata.upstream import has_upstream
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.server.broker import WRITER_SECONDS, Broker, until
 from kcoord.server.composition import compose
@@ -216,6 +218,11 @@ class BrokerProcess:
     async def _join_cluster(self) -> None:
         """Registers the brokers in the metadata log, before the first client can ask for them."""
         assert isinstance(self.broker.metadata, LocalMetadataService)
+        if has_upstream(self.broker.image):
+            raise StartError(
+                f"log.dirs={self.broker.config.data_folders[0]} has the groups of another cluster; "
+                f"set {UPSTREAM_KEY}, or use another folder"
+            )
         credentials = self._bootstrap_credentials()
         if not credentials and not self.broker.image.scram_credentials:
             _check_that_clients_can_log_in(self._configs())

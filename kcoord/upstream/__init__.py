@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logs of coordinators in an existing Kafka cluster, the upstream.
+"""A broker in front of an existing cluster, the upstream: groups are coordinated here, the data stays there.
 
-`offsets_topic` creates and checks the topic. `requests` sends requests to the leaders of its partitions. `shard_log`
-connects both with the shard set.
+The gateway: `process` starts and stops everything. `cluster` is the upstream as kcoord's own connections see it.
+`gateway` has what the client connections share. `splice` passes requests and responses on, and `rewriting` changes the
+few responses that have addresses of brokers.
+
+The logs of coordinators in a topic of the upstream, which the gateway does not use yet: `offsets_topic` creates and
+checks the topic. `requests` sends requests to the leaders of its partitions. `shard_log` connects both with the shard
+set.
 """

@@ -31,6 +31,8 @@ class KafkaBroker:
         script = shared("anchors", "kafka", "run.sh")
         self._folder = folder
         self.data = folder / "logs"
+        self.sasl_address = ""
+        """The address of a further listener with SASL, for the test that configures one."""
         self.port = free_port_pair()
         work = folder / "work"
         # The script reads the class path of a version from this folder.

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import kcoord
+from kcoord.client.security_properties import SECURITY_PROTOCOL, is_used
 from kcoord.config import (
     BROKER_KEYS,
     GROUP_KEYS,
@@ -29,15 +30,27 @@ from kcoord.config import (
     check_topic_configs,
     value_to_string,
 )
+from kcoord.config.upstream import UPSTREAM_PREFIX
 
 PACKAGE = Path(kcoord.__file__).parent
-PARTS_OF_THE_BROKER = ("config", "coordinator", "metadata", "runtime", "security", "server", "storage", "topics")
+PARTS_OF_THE_BROKER = (
+    "config",
+    "coordinator",
+    "metadata",
+    "runtime",
+    "security",
+    "server",
+    "storage",
+    "topics",
+    "upstream",
+)
 CONFIGS = {"config", "_config", "broker_config", "broker", "_broker"}
 """The names of variables that hold a BrokerConfig, TopicConfig or GroupConfig."""
 LOOKUPS = {"entries", "get", "text", "value", "value_for_listener"}
 """Methods and functions that take the name of a key."""
-CHECKS = ("config/checks.py", "config/security.py")
+CHECKS = ("config/checks.py", "config/security.py", "config/upstream.py")
 """The checks at the start. A value that is only checked has no effect."""
+BEARER = {"sasl.mechanism": "OAUTHBEARER"}
 ALL_KEYS = [*BROKER_KEYS.values(), *TOPIC_KEYS.values(), *GROUP_KEYS.values()]
 
 Sources = Mapping[str, str]
@@ -109,7 +122,10 @@ def read_names(sources: Sources) -> set[str]:
 
 
 def is_read(key: ConfigKey, names: set[str]) -> bool:
-    return key.name in names or key.attribute in names
+    # The client reads security settings by their names without the prefix.
+    own_name = key.name.removeprefix(UPSTREAM_PREFIX)
+    of_client = own_name != key.name and (own_name == SECURITY_PROTOCOL or is_used(own_name, BEARER))
+    return key.name in names or key.attribute in names or of_client
 
 
 def keys_without_reader(sources: Sources) -> list[str]:

@@ -8,7 +8,8 @@ decodes the request, calls `respond`, and encodes the response. Two kinds of res
   response.
 * A `DeferredResponse` comes from a fast path. It is encoded already, and waits until its records are durable.
 
-`data` of both is None while the response is not ready, and empty if the client gets none.
+`data` of both is None while the response is not ready, and empty if the client gets none. A path may have more kinds of
+`WaitingResponse`.
 
 A handler learns about a request from its body, from the `RequestContext`, and from the `Client` of the connection. It
 is imported at the first request of its API. It may raise KafkaError, which becomes the error response of its API.
@@ -27,7 +28,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.config.kip1327 import Kip1327Form
@@ -406,6 +407,16 @@ class CloseConnection:
     """Returned instead of a response if the client expects none: the broker reports the failure by closing."""
 
     reason: str
+
+
+class WaitingResponse(Protocol):
+    """A place in the order of a connection's responses."""
+
+    data: bytes | None
+    """The framed response; None while it is not ready."""
+
+    def abandon(self) -> None:
+        """Called if the client is gone."""
 
 
 class Exchange:

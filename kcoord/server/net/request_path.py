@@ -59,6 +59,7 @@ from kcoord.server.api.api_table import (
     DeferredResponse,
     Exchange,
     RequestContext,
+    WaitingResponse,
     ignore_throttle,
 )
 from kcoord.server.fast.commit import CommitFastPath
@@ -138,7 +139,7 @@ class RequestPath:
         self._on_answer = on_answer
         self._reader = FrameReader(settings.max_frame_bytes, settings.max_request_bytes, BULK_KEYS)
         self._frames: deque[bytes] = deque()
-        self._exchanges: deque[Exchange | DeferredResponse] = deque()
+        self._exchanges: deque[WaitingResponse] = deque()
         self._output: list[bytes] = []
         self._is_paused = False
         self._is_closed = False
@@ -439,7 +440,7 @@ class RequestPath:
             if use is not None:
                 use.finish(now_ms)
         if self.client.form is not self.apis.form:
-            self._serve(self._broker.apis.in_form(self.client.form))
+            self._serve(self.apis.in_form(self.client.form))
 
     def _answer(self, exchange: Exchange, response: object) -> None:
         exchange.response = response

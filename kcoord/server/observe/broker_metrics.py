@@ -41,7 +41,7 @@ class MeasuredPath(RequestPath):
                 if last.data is None:
                     last.on_settled = partial(self._answered, start, began)
                     return
-            elif last.future is not None:
+            elif isinstance(last, Exchange) and last.future is not None:
                 last.future.add_done_callback(partial(self._answered, start, began))
                 return
         self._requests.add(start, time.perf_counter() - began)

@@ -14,6 +14,7 @@ itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.records import supported_features
@@ -37,10 +38,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    if context.api_version >= FIRST_VERSION_WITH_SOFTWARE_NAME and not _is_valid(request):
-        raise KafkaError(Errors.INVALID_REQUEST)
-    if request.cluster_id is not None and (request.cluster_id, request.node_id) != (broker.cluster_id, broker.node_id):
-        raise KafkaError(Errors.REBOOTSTRAP_REQUIRED)
+    check(request, context.api_version, broker.cluster_id, broker.node_id)
     apis = broker.apis
     if context.client is not None:
         apis = apis.in_form(broker.config.kip1327_form(request.client_software_name))
@@ -48,7 +46,9 @@ def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest)
     image = broker.image
     return ApiVersionsResponse(
         api_keys=listed_versions(apis, broker.config),
-        supported_features=_supported_features(broker.config.kcoord_release, context.api_version),
+        supported_features=supported_feature_keys(
+            supported_features(broker.config.kcoord_release), context.api_version
+        ),
         finalized_features_epoch=image.epoch,
         finalized_features=[
             ApiVersionsResponse.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
@@ -56,6 +56,14 @@ def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest)
             if level > 0
         ],
     )
+
+
+def check(request: ApiVersionsRequest, version: int, cluster_id: str, node_id: int) -> None:
+    """Raises KafkaError if the request is not valid, or if the client expects another cluster or broker."""
+    if version >= FIRST_VERSION_WITH_SOFTWARE_NAME and not _is_valid(request):
+        raise KafkaError(Errors.INVALID_REQUEST)
+    if request.cluster_id is not None and (request.cluster_id, request.node_id) != (cluster_id, node_id):
+        raise KafkaError(Errors.REBOOTSTRAP_REQUIRED)
 
 
 def _is_valid(request: ApiVersionsRequest) -> bool:
@@ -83,14 +91,16 @@ def listed_versions(apis: ApiTable, config: BrokerConfig) -> list[ApiVersionsRes
     ]
 
 
-def _supported_features(release: str, version: int) -> list[ApiVersionsResponse.SupportedFeatureKey]:
-    """Returns the supported features of a release.
+def supported_feature_keys(
+    features: Mapping[str, tuple[int, int]], version: int
+) -> list[ApiVersionsResponse.SupportedFeatureKey]:
+    """Returns features with their lowest and highest levels for a version of the response.
 
     Before v4 a response cannot express a lowest level of 0 (KIP-1022 defines it for v4), so such features are omitted.
     """
     return [
         ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
-        for name, (lowest, highest) in supported_features(release).items()
+        for name, (lowest, highest) in features.items()
         if lowest > 0 or version >= FIRST_VERSION_WITH_ZERO_FEATURE_LEVELS
     ]
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a broker in front of an existing cluster, the upstream: `kcoord.upstream.*`.
+
+The mode is on if `kcoord.upstream.bootstrap.servers` is set. Each broker of the upstream then has a port here, which
+`kcoord.upstream.ports` gives by its node id. The port depends on nothing else, so it stays the same after restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kcoord.config.broker_settings import UPSTREAM_KEY, BrokerSettings
+from kcoord.config.key import ConfigError
+from kcoord.config.workers import LARGEST_PORT, PORTS_KEY, THREADS_KEY, worker_count
+
+UPSTREAM_PREFIX: Final = "kcoord.upstream."
+UPSTREAM_PORTS: Final = "kcoord.upstream.ports"
+_SECURITY: Final = ("security.protocol", "sasl.", "ssl.")
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamPorts:
+    """The ports by node id: `fixed` for single ids, and a range for all other ids."""
+
+    fixed: Mapping[int, int]
+    spread: range
+    """Node id N has the port at place N modulo the length. Port 0 leaves the choice to the system."""
+
+    def port_of(self, node_id: int) -> int | None:
+        """Returns the port of an upstream broker, None if there is none for this id."""
+        if node_id in self.fixed:
+            return self.fixed[node_id]
+        return self.spread[node_id % len(self.spread)] if self.spread else None
+
+
+def parse_upstream_ports(entries: Sequence[str]) -> UpstreamPorts:
+    """Parses the entries of kcoord.upstream.ports: `LOWEST-HIGHEST`, a single port, or `ID:PORT`."""
+    fixed: dict[int, int] = {}
+    spread = range(0)
+    for entry in entries:
+        node_id, separator, port = entry.rpartition(":")
+        if separator:
+            fixed[_number(entry, node_id, entries)] = _port(entry, port, entries)
+            continue
+        if spread:
+            raise _error(entries, "there can be one range of ports")
+        low, dash, high = entry.partition("-")
+        first = _port(entry, low, entries)
+        spread = range(first, (_port(entry, high, entries) if dash else first) + 1)
+        if not spread:
+            raise _error(entries, f"{entry!r} has no port")
+    if not entries:
+        raise _error(entries, "there is no port")
+    return UpstreamPorts(fixed, spread)
+
+
+def _number(entry: str, text: str, entries: Sequence[str]) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise _error(entries, f"{entry!r} is neither LOWEST-HIGHEST nor ID:PORT")
+    return int(text)
+
+
+def _port(entry: str, text: str, entries: Sequence[str]) -> int:
+    port = _number(entry, text.strip(), entries)
+    if port > LARGEST_PORT:
+        raise _error(entries, f"{port} is above {LARGEST_PORT}")
+    return port
+
+
+def _error(entries: Sequence[str], problem: str) -> ConfigError:
+    return ConfigError(f"Invalid value {','.join(entries)} for configuration {UPSTREAM_PORTS}: {problem}")
+
+
+def upstream_security(config: BrokerSettings) -> dict[str, str]:
+    """Returns the security settings of connections to the upstream, by the names of Kafka's clients."""
+    names = [(name, name.removeprefix(UPSTREAM_PREFIX)) for name in config.explicit if name.startswith(UPSTREAM_PREFIX)]
+    return {own: config.explicit[name] for name, own in names if own.startswith(_SECURITY)}
+
+
+def check_upstream(config: BrokerSettings) -> None:
+    """Raises ConfigError if settings do not fit to a broker in front of an existing cluster."""
+    if not config.kcoord_upstream_bootstrap_servers:
+        return
+    for address in config.kcoord_upstream_bootstrap_servers:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) <= LARGEST_PORT:
+            raise ConfigError(
+                f"Invalid value {','.join(config.kcoord_upstream_bootstrap_servers)} for configuration {UPSTREAM_KEY}: "
+                f"{address!r} is not host:port"
+            )
+    ports = parse_upstream_ports(config.kcoord_upstream_ports)
+    if worker_count(config) > 1:
+        name = PORTS_KEY if config.kcoord_worker_ports else THREADS_KEY
+        raise _unsupported(name, str(config.value(name)), "there is one worker only")
+    listeners = config.open_listeners
+    if len(listeners) > 1:
+        raise _unsupported("listeners", ",".join(config.listeners), "there can be one listener only")
+    listener = listeners[0]
+    if listener.port and listener.port in (*ports.fixed.values(), *ports.spread):
+        raise _error(config.kcoord_upstream_ports, f"{listener.port} is the port of listeners={listener}")
+    for name, reason in _unusable(config):
+        raise _unsupported(name, "[hidden]" if "secret" in name else str(config.value(name)), reason)
+
+
+def _unusable(config: BrokerSettings) -> Iterator[tuple[str, str]]:
+    if config.authorizer_class_name:
+        yield "authorizer.class.name", "requests for topics have the rights of kcoord's own principal in the upstream"
+    if config.delegation_token_secret_key:
+        yield "delegation.token.secret.key", "there are no delegation tokens"
+
+
+def _unsupported(name: str, value: str, reason: str) -> ConfigError:
+    return ConfigError(f"Invalid value {value} for configuration {name}: with {UPSTREAM_KEY}, {reason}")

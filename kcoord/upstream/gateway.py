@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the connections of clients share: addresses of brokers as clients see them, API versions, fresh metadata.
+
+Clients see the upstream's cluster with its node ids, and kcoord as one more broker without partitions. Each broker has
+a port of its own: `main` is kcoord's, and `addresses` has those that stand for the upstream's brokers.
+
+`look` keeps the metadata image like the upstream. One look runs at a time; a call while one runs waits for the next
+one, because the running one may have asked before the change that the caller knows of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
+
+from kcoord.config import Listener
+from kcoord.metadata.upstream import follow
+from kcoord.server.api.api_table import ApiTable
+from kcoord.server.broker import Broker
+from kcoord.server.replies import internal_operation_context
+from kcoord.server.shards.metadata_service import LocalMetadataService
+from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
+from kcoord.upstream.versions import common_versions, port_tables
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.internal_topics import INTERNAL_TOPICS
+
+KNOWN_SECONDS: Final = 2.0
+"""The longest time that a response waits until the image has the topics that it names."""
+_NEXT_LOOK_SECONDS: Final = 0.02
+
+_logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """The state that all client connections share; the module describes it. `main` is set before clients come."""
+
+    main: Listener
+
+    def __init__(self, broker: Broker, upstream: UpstreamCluster) -> None:
+        self.broker = broker
+        self.upstream = upstream
+        self.addresses: dict[int, tuple[str, int]] = {}
+        """Host and port for clients, by the node ids of the upstream's brokers."""
+        self.on_brokers: Callable[[], Awaitable[None]] | None = None
+        """Called after each look, to open the ports of new brokers."""
+        self._tables: dict[int | None, ApiTable] = {}
+        self._turn = 0
+        self._running: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+
+    # --- addresses and versions ---------------------------------------------------------------------------------------
+
+    def address(self, node_id: int) -> tuple[str, int] | None:
+        """Returns host and port for clients of a broker of the upstream, None if it is not served yet."""
+        return self.addresses.get(node_id)
+
+    def own_address(self) -> tuple[int, str, int, str | None]:
+        """Returns node id, host and port for clients, and rack of kcoord's own broker."""
+        return self.broker.node_id, self.main.host, self.main.port, self.broker.config.broker_rack
+
+    def any_node(self) -> int | None:
+        """Returns brokers of the upstream in turn, None if there is none."""
+        nodes = [node_id for node_id in sorted(self.addresses) if node_id in self.upstream.nodes]
+        if not nodes:
+            return None
+        self._turn += 1
+        return nodes[self._turn % len(nodes)]
+
+    def versions_of(self, node_id: int | None) -> BrokerVersions:
+        """Returns the versions of a broker of the upstream; for None, those that all its brokers have."""
+        versions = self.upstream.versions
+        if node_id is not None:
+            return versions[node_id]
+        return common_versions([versions[node_id] for node_id in self.addresses if node_id in versions])
+
+    def table(self, node_id: int | None) -> ApiTable:
+        """Returns the APIs that are answered here, for the port of a broker of the upstream or (None) for kcoord's."""
+        if node_id not in self._tables:
+            config = self.broker.config
+            tables = port_tables(config, node_id, lambda: self.versions_of(node_id))
+            self._tables[node_id] = tables[config.kip1327_form("")]
+        return self._tables[node_id]
+
+    def creation_time_ms(self, topic_id: bytes, partition_id: int) -> int:
+        """Returns the time at which a partition was first seen (KIP-1327), -1 if it was not."""
+        topic = self.broker.image.topics_by_id.get(topic_id)
+        if topic is None or partition_id >= len(topic.partitions):
+            return -1
+        return topic.partitions[partition_id].creation_time_ms
+
+    # --- metadata -----------------------------------------------------------------------------------------------------
+
+    def lacks(self, names: Collection[str]) -> bool:
+        """Returns whether the image lacks one of these topics."""
+        topics, unusable = self.broker.image.topics, self.upstream.nameless
+        return any(name not in topics and name not in unusable for name in names if name not in INTERNAL_TOPICS)
+
+    async def until_known(self, names: Collection[str]) -> None:
+        """Looks until the image has these topics, at most KNOWN_SECONDS. Always looks once."""
+        try:
+            async with asyncio.timeout(KNOWN_SECONDS):
+                await self.look()
+                while self.lacks(names):
+                    await asyncio.sleep(_NEXT_LOOK_SECONDS)
+                    await self.look()
+        except TimeoutError:
+            _logger.warning("The upstream does not show topics %s yet", ", ".join(sorted(names)))
+
+    async def look(self) -> None:
+        """Makes the image like the upstream is now. Logs a failure; the image then stays as it is."""
+        if self._next is None:
+            self._next = self.broker.spawn(self._look_after(self._running))
+        await asyncio.shield(self._next)
+
+    async def _look_after(self, running: asyncio.Task[None] | None) -> None:
+        if running is not None:
+            await asyncio.wait([running])
+        self._running, self._next = self._next, None
+        try:
+            await self._look()
+        except KafkaError as error:
+            _logger.warning("The upstream cannot be looked at: %s", error)
+
+    async def _look(self) -> None:
+        broker = self.broker
+        assert isinstance(broker.metadata, LocalMetadataService)
+        topic_ids = {
+            topic.name: topic.id for topic in broker.image.topics.values() if topic.name not in INTERNAL_TOPICS
+        }
+        snapshot = await self.upstream.look(topic_ids)
+        if self.on_brokers is not None:
+            await self.on_brokers()
+        is_complete = False
+        while not is_complete:
+            is_complete = await broker.metadata.call(
+                lambda machine, context, request: follow(machine.image, request, context.now_ms),
+                snapshot,
+                internal_operation_context(broker.now_ms()),
+            )

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The field acks of a Produce request, read without decoding the request. With acks=0 there is no response."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+_SHORT: Final = struct.Struct(">h")
+_FIRST_VERSION_WITH_TRANSACTIONS: Final = 3
+_FIRST_FLEXIBLE_VERSION: Final = 9
+
+
+def produce_acks(data: bytes, position: int, version: int) -> int | None:
+    """Returns the acks of a Produce request whose client id is at `position`, None if its bytes have not arrived."""
+    try:
+        position = _after_text(data, position)
+        if version >= _FIRST_FLEXIBLE_VERSION:
+            count, position = _unsigned(data, position)
+            for _ in range(count):
+                _, position = _unsigned(data, position)
+                size, position = _unsigned(data, position)
+                position += size
+            size, position = _unsigned(data, position)
+            position += max(size - 1, 0)
+        elif version >= _FIRST_VERSION_WITH_TRANSACTIONS:
+            position = _after_text(data, position)
+        (acks,) = _SHORT.unpack_from(data, position)
+    except (struct.error, IndexError):
+        return None
+    return int(acks)
+
+
+def _after_text(data: bytes, position: int) -> int:
+    """Returns the position after a nullable text with a length of two bytes."""
+    (size,) = _SHORT.unpack_from(data, position)
+    return position + _SHORT.size + max(int(size), 0)
+
+
+def _unsigned(data: bytes, position: int) -> tuple[int, int]:
+    """Returns an unsigned varint and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A SplicedPath between a scripted client and a scripted broker of the upstream, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from random import Random
+from typing import cast
+
+from kcoord.client.connection import Connection
+from kcoord.client.types import Node
+from kcoord.config import BrokerConfig
+from kcoord.server.api.served_versions import SERVED_VERSIONS
+from kcoord.server.broker import Broker
+from kcoord.server.composition import compose
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.environment import Environment
+from kcoord.server.net.request_path import PathSettings
+from kcoord.server.process import BrokerProcess
+from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.shards.shard_service import Clock
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
+from kcoord.upstream.gateway import Gateway
+from kcoord.upstream.link import UpstreamLink
+from kcoord.upstream.splice import SplicedPath
+from kcoord_protocol.api_keys import request_class
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.framing import FrameReader, encode_request
+from kcoord_protocol.messages import Message
+
+NODE_ID = 1
+SETTINGS = {
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+    "log.dirs": "data",
+    "node.id": "100",
+    "kcoord.log.flush.policy": "os",
+    "log.cleaner.enable": "false",
+    "offsets.topic.num.partitions": "1",
+    "kcoord.request.max.bytes": "100000",
+    "socket.request.max.bytes": "1000000",
+}
+
+
+class Process(BrokerProcess):
+    answer_seconds = 0.0
+
+
+class FakeTransport(asyncio.Transport):
+    """Records what is written, and whether reading is paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_paused = False
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.is_closed
+        self.written += data
+
+    def pause_reading(self) -> None:
+        assert not self.is_paused
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        assert self.is_paused
+        self.is_paused = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeConnection:
+    """A connection that is ready to be handed over."""
+
+    def __init__(self) -> None:
+        self.transport = FakeTransport()
+        self.link: UpstreamLink | None = None
+
+    def hand_over(self, protocol: UpstreamLink) -> FakeTransport:
+        self.link = protocol
+        return self.transport
+
+
+class FakeUpstream:
+    """The upstream's brokers. `opened` has the connections in the order in which links asked for them."""
+
+    cluster_id = "upstream"
+
+    def __init__(self) -> None:
+        versions = {int(key): request_class(key).valid_versions for key in SERVED_VERSIONS}
+        self.versions = {
+            NODE_ID: BrokerVersions(versions, {"transaction.version": (0, 2)}, {"transaction.version": 2}, 7)
+        }
+        self.nodes: Mapping[int, Node] = {NODE_ID: Node(NODE_ID, "upstream", 9092)}
+        self.nameless: set[str] = set()
+        self.opened: list[FakeConnection] = []
+        self.asked: list[int] = []
+        self.failure: KafkaError | None = None
+        self.gate = asyncio.Event()
+        """Connections are opened while it is set."""
+        self.gate.set()
+
+    async def open_connection(self, node_id: int) -> Connection:
+        self.asked.append(node_id)
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.opened.append(FakeConnection())
+        return cast("Connection", self.opened[-1])
+
+
+class Dialogue:
+    """One client connection. `node_id` is the broker that its port stands for, None for kcoord's own port."""
+
+    def __init__(self, broker: Broker, gateway: Gateway, node_id: int | None) -> None:
+        self.upstream = cast("FakeUpstream", gateway.upstream)
+        self.client = FakeTransport()
+        self.announced = 0
+        """Number of times that the path asked its driver to continue."""
+        self.path = SplicedPath(PathSettings.of(broker, "PLAINTEXT"), gateway, node_id, self._on_answer)
+        self.path.attach(self.client)
+        self._correlation_id = 0
+        self._opened_before = len(self.upstream.opened)
+
+    def _on_answer(self) -> None:
+        self.announced += 1
+
+    def frame(self, request: Message, version: int) -> bytes:
+        self._correlation_id += 1
+        return encode_request(request.api_key, version, self._correlation_id, "client", request.encode(version))
+
+    def flush(self) -> None:
+        """Does what the driver does after an announcement."""
+        self.client.write(self.path.take_output())
+        self.path.process()
+        self.client.write(self.path.take_output())
+
+    async def settle(self) -> None:
+        """Lets tasks run, and flushes."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+            self.flush()
+
+    async def send(self, data: bytes) -> None:
+        self.path.receive(data)
+        await self.settle()
+
+    @property
+    def link(self) -> UpstreamLink:
+        link = self.upstream.opened[-1].link
+        assert link is not None
+        return link
+
+    @property
+    def transport(self) -> FakeTransport:
+        """The transport of the link."""
+        return self.upstream.opened[-1].transport
+
+    @property
+    def passed_on(self) -> bytes:
+        """The bytes that the upstream has got, empty if there is no link."""
+        return self.transport.written if len(self.upstream.opened) > self._opened_before else b""
+
+    def is_muted(self) -> bool:
+        return self.path.is_muted
+
+    def is_upstream_paused(self) -> bool:
+        """Returns whether the responses of the upstream are not read."""
+        return self.transport.is_paused
+
+    @property
+    def received(self) -> list[bytes]:
+        """The frames that the client has received."""
+        return FrameReader(1 << 26).feed(self.client.written)
+
+
+class Stage:
+    """A broker in front of a scripted upstream, and its client connections."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.upstream = FakeUpstream()
+        self.gateway = Gateway(broker, cast("UpstreamCluster", self.upstream))
+        self.gateway.main = broker.config.open_listeners[0]
+        self.gateway.addresses[NODE_ID] = ("gateway", 9101)
+
+    def connect(self, node_id: int | None = NODE_ID) -> Dialogue:
+        return Dialogue(self.broker, self.gateway, node_id)
+
+
+@asynccontextmanager
+async def stage(**settings: str) -> AsyncIterator[Stage]:
+    own = {key.replace("_", "."): value for key, value in settings.items()}
+    config = BrokerConfig.from_properties({**SETTINGS, **own})
+    environment = Environment(asyncio.get_running_loop(), Clock().now_ms, uuids=RandomUuids(Random(0).randbytes))
+    folder = DataFolder(config, environment.now_ms(), MemoryFileSystem(), uuids=environment.uuids)
+    process = Process(compose(config, environment, folder), environment, folder)
+    await process.start()
+    try:
+        yield Stage(process.broker)
+    finally:
+        await process.stop()
+
+
+def response(correlation_id: int, size: int) -> bytes:
+    """Returns a framed response whose body nobody decodes."""
+    return (4 + size).to_bytes(4) + correlation_id.to_bytes(4) + Random(correlation_id).randbytes(size)
