@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from struct import Struct
 from typing import Final, TypeAlias, TypeVar, cast, overload
 
 from kcoord.runtime.result import OperationContext
@@ -19,11 +20,27 @@ from kcoord_protocol.errors import KafkaError
 T = TypeVar("T")
 U = TypeVar("U")
 
+_INT32: Final = Struct(">i")
+
 reply_tokens: Final = itertools.count(1)
 """Unique tokens of operations. The runtime keeps a deferred reply under the token of its operation."""
 
 Reply: TypeAlias = T | asyncio.Future[T]
 """A response, or a future of a response."""
+
+
+class EncodedResponse:
+    """A response that a thread has encoded already, since it is large. Its first field is ThrottleTimeMs."""
+
+    __slots__ = ("_body", "throttle_time_ms")
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.throttle_time_ms = 0
+
+    def encode(self, version: int) -> bytes:
+        """Returns the body. It has the version in which the thread has encoded it."""
+        return _INT32.pack(self.throttle_time_ms) + self._body[_INT32.size :]
 
 
 def internal_operation_context(now_ms: int) -> OperationContext:

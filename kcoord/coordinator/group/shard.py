@@ -66,6 +66,7 @@ from kcoord.coordinator.group.steady import SteadyHeartbeat, steady_heartbeat
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import (
+    Completion,
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
@@ -229,7 +230,9 @@ class GroupCoordinatorShard:
             group = self._groups.get(work.group_id)
             group = group if isinstance(group, ConsumerGroup) else None
             return client_computation.end_install(group, work, value, context.now_ms, self.counters)
-        return CoordinatorResult(None, completions=[client_computation.completion(work, value)])
+        if isinstance(value, Exception):
+            return CoordinatorResult(None, completions=[client_computation.failed(work)])
+        return CoordinatorResult(None, completions=[Completion(work.token, value)])
 
     def on_metadata_update(
         self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None

@@ -39,7 +39,9 @@ from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.waiting import ShardState, Timer, Waiter
 from kcoord.server.environment import Environment
+from kcoord.server.replies import EncodedResponse
 from kcoord.server.shards.shard_service import ShardService
+from kcoord_protocol.messages import ConsumerGroupPrepareAssignmentResponse
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -289,8 +291,10 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
 
 def _encoded(work: Callable[[], object]) -> object:
-    """Does the work in a thread. Also serializes the records of a new target, which would block the event loop."""
+    """Does the work in a thread, and encodes its value if that would block the event loop for long."""
     value = work()
     if isinstance(value, ComputedTarget):
         encode(value, CoordinatorSerde().serialize)
+    elif isinstance(value, ConsumerGroupPrepareAssignmentResponse):
+        return EncodedResponse(value.encode(0))
     return value

@@ -22,29 +22,56 @@ def checked_assignment(
 
     `names` are the topics' names, for the texts. Raises InvalidAssignment.
     """
-    owners: dict[bytes, list[str]] = {topic_id: [""] * count for topic_id, count in partition_counts.items()}
     claims: dict[str, Claim] = {member_id: {} for member_id in members}
+    given: dict[bytes, set[int]] = {topic_id: set() for topic_id in partition_counts}
+    claimed = dict.fromkeys(partition_counts, 0)
     for member_id, topics in proposed.items():
         member = members.get(member_id)
         if member is None:
-            raise InvalidAssignment(f"member {member_id} is not in the group")
+            raise _invalid(proposed, members, partition_counts, names)
         claim: dict[bytes, frozenset[int]] = {}
         for topic_id, partitions in topics.items():
             if topic_id not in member.subscribed_topic_ids:
-                raise InvalidAssignment(f"member {member_id} does not subscribe to topic {names.get(topic_id)}")
+                raise _invalid(proposed, members, partition_counts, names)
+            if partitions:
+                claim[topic_id] = frozenset(partitions)
+                given[topic_id].update(partitions)
+                claimed[topic_id] += len(partitions)
+        claims[member_id] = claim
+    for topic_id, count in partition_counts.items():
+        # As many claims as partitions, and as many different partitions: each partition has exactly one owner.
+        numbers = given[topic_id]
+        is_exact = claimed[topic_id] == len(numbers) == count
+        if not is_exact or min(numbers, default=0) < 0 or max(numbers, default=-1) >= count:
+            raise _invalid(proposed, members, partition_counts, names)
+    return claims
+
+
+def _invalid(
+    proposed: Mapping[str, Mapping[bytes, list[int]]],
+    members: Mapping[str, MemberSpec],
+    partition_counts: Mapping[bytes, int],
+    names: Mapping[bytes, str],
+) -> InvalidAssignment:
+    """Returns the first reason why an invalid assignment is invalid."""
+    owners: dict[bytes, list[str]] = {topic_id: [""] * count for topic_id, count in partition_counts.items()}
+    for member_id, topics in proposed.items():
+        member = members.get(member_id)
+        if member is None:
+            return InvalidAssignment(f"member {member_id} is not in the group")
+        for topic_id, partitions in topics.items():
+            if topic_id not in member.subscribed_topic_ids:
+                return InvalidAssignment(f"member {member_id} does not subscribe to topic {names.get(topic_id)}")
             owner_of = owners[topic_id]
             for partition in partitions:
                 if not 0 <= partition < len(owner_of):
-                    raise InvalidAssignment(f"topic {names[topic_id]} has no partition {partition}")
+                    return InvalidAssignment(f"topic {names[topic_id]} has no partition {partition}")
                 if owner_of[partition]:
-                    raise InvalidAssignment(
+                    return InvalidAssignment(
                         f"partition {names[topic_id]}-{partition} has two owners, {owner_of[partition]} and {member_id}"
                     )
                 owner_of[partition] = member_id
-            if partitions:
-                claim[topic_id] = frozenset(partitions)
-        claims[member_id] = claim
     for topic_id, owner_of in owners.items():
         if "" in owner_of:
-            raise InvalidAssignment(f"partition {names[topic_id]}-{owner_of.index('')} has no owner")
-    return claims
+            return InvalidAssignment(f"partition {names[topic_id]}-{owner_of.index('')} has no owner")
+    raise AssertionError("the assignment is valid")

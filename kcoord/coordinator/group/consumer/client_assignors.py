@@ -9,7 +9,7 @@ only at the names and versions of the offers, so members with equal offers are c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -18,6 +18,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 CLASSIC_VERSION: Final = -1
 """The version of the user data that assignors of the classic protocol exchange."""
+MAX_VERSION: Final = 0x7FFF
 MOST_ASSIGNORS: Final = 16
 """Most client-side assignors of one member."""
 
@@ -90,33 +91,62 @@ def select(offers: Counter[Offer | None]) -> SelectedAssignor | None:
     present = [offer for offer in offers if offer is not None]
     if not present or None in offers:
         return None
-    names = set.intersection(*({assignor[0] for assignor in offer.assignors} for offer in present))
-    usable = {name: selection for name in names if (selection := _selection(offers, present, name)) is not None}
+    ranges = _ranges(present)
+    common = {name: v for name, v in ranges.items() if v.offers == len(present) and v.overlap}
+    able: Counter[str] = Counter()
+    for offer in present:
+        if offer.kind is OfferKind.PRESENT:
+            for name, minimum, maximum, _ in offer.assignors:
+                versions = common.get(name)
+                if versions is not None and minimum <= versions.lowest and versions.highest <= maximum:
+                    able[name] += offers[offer]
+    usable = able.keys()
     if not usable:
         return None
     votes: Counter[str] = Counter()
     for offer in present:
         votes[next(assignor[0] for assignor in offer.assignors if assignor[0] in usable)] += offers[offer]
-    return usable[min(usable, key=lambda name: (-votes[name], name))]
+    name = min(usable, key=lambda name: (-votes[name], name))
+    return SelectedAssignor(name, ranges[name].lowest, ranges[name].highest, able[name])
 
 
-def _selection(offers: Counter[Offer | None], present: Sequence[Offer], name: str) -> SelectedAssignor | None:
-    if not _ranges_overlap(present, name):
-        return None
-    versions = [assignor[3] for offer in present if (assignor := offer.find(name)) is not None]
-    selection = SelectedAssignor(name, min(versions), max(versions), 0)
-    able = sum(offers[offer] for offer in present if selection.can_compute(offer))
-    return selection._replace(able=able) if able else None
+@dataclass(slots=True)
+class _Versions:
+    """The versions of one assignor in several offers: those of the metadata, and the common part of the ranges.
+
+    Classic members read only version -1 and have no range.
+    """
+
+    offers: int = 0
+    lowest: int = MAX_VERSION
+    highest: int = CLASSIC_VERSION
+    largest_minimum: int = CLASSIC_VERSION
+    smallest_maximum: int = MAX_VERSION
+
+    @property
+    def overlap(self) -> bool:
+        return self.largest_minimum <= self.smallest_maximum
 
 
-def _ranges_overlap(present: Sequence[Offer], name: str) -> bool:
-    """True if members of the consumer protocol share a version. Classic members read only version -1."""
-    ranges = [
-        assignor
-        for offer in present
-        if offer.kind is not OfferKind.CLASSIC and (assignor := offer.find(name)) is not None
-    ]
-    return bool(ranges) and max(r[1] for r in ranges) <= min(r[2] for r in ranges)
+def _ranges(present: Iterable[Offer]) -> dict[str, _Versions]:
+    ranges: dict[str, _Versions] = {}
+    for kind, assignors in present:
+        for name, minimum, maximum, version in assignors:
+            versions = ranges.get(name)
+            if versions is None:
+                versions = ranges[name] = _Versions()
+            versions.offers += 1
+            # Comparisons, because calls of min and max would be most of the cost for members that all differ.
+            if version < versions.lowest:
+                versions.lowest = version
+            if version > versions.highest:
+                versions.highest = version
+            if kind is not OfferKind.CLASSIC:
+                if minimum > versions.largest_minimum:
+                    versions.largest_minimum = minimum
+                if maximum < versions.smallest_maximum:
+                    versions.smallest_maximum = maximum
+    return ranges
 
 
 def check_joining(present: Counter[Offer | None], joining: Offer) -> None:
@@ -127,7 +157,8 @@ def check_joining(present: Counter[Offer | None], joining: Offer) -> None:
     in_use = select(present)
     if in_use is None or joining.find(in_use.name) is None:
         return
-    if not _ranges_overlap([*(offer for offer in present if offer is not None), joining], in_use.name):
+    offers = [*(offer for offer in present if offer is not None), joining]
+    if not _ranges(offers)[in_use.name].overlap:
         raise KafkaError(
             Errors.UNSUPPORTED_ASSIGNOR,
             f"No version of the assignor {in_use.name} is supported by this member and by all other members.",

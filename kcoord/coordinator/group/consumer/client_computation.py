@@ -378,15 +378,10 @@ def begin_install(
     return CoordinatorResult(PENDING, tasks=[Task(_task_key(GroupTimer.INSTALL_ASSIGNMENT, work), work)])
 
 
-def completion(work: PrepareAssignment | InstallAssignment, value: object) -> Completion:
-    """Returns the response that a task has made; an error response if the task failed."""
-    if isinstance(value, ConsumerGroupPrepareAssignmentResponse):
-        return Completion(work.token, value)
-    response = (
-        ConsumerGroupPrepareAssignmentResponse
-        if isinstance(work, PrepareAssignment)
-        else ConsumerGroupInstallAssignmentResponse
-    )
+def failed(work: PrepareAssignment | InstallAssignment) -> Completion:
+    """Returns the error response to a request whose task has failed."""
+    is_prepare = isinstance(work, PrepareAssignment)
+    response = ConsumerGroupPrepareAssignmentResponse if is_prepare else ConsumerGroupInstallAssignmentResponse
     return Completion(work.token, response(error_code=Errors.UNKNOWN_SERVER_ERROR))
 
 
@@ -459,7 +454,8 @@ def checked(snapshot: TargetInput, request: ConsumerGroupInstallAssignmentReques
             else:
                 topics[topic.topic_id] = topic.partitions
         if member_id in specs:
-            metadata[member_id] = _checked_metadata(snapshot, member, request.error, max_bytes)
+            _check_metadata(snapshot, member, max_bytes)
+            metadata[member_id] = TargetMetadata(request.error, member.metadata_version, member.metadata_bytes)
     names = {topic_id: snapshot.image.topics_by_id[topic_id].name for topic_id in snapshot.partition_counts}
     assigned = checked_assignment(proposed, specs, snapshot.partition_counts, names)
     return computed_target(snapshot, specs, assigned, metadata, request.member_id)
@@ -469,15 +465,14 @@ def _still_subscribed(target: Assignment, topic_ids: Collection[bytes]) -> Assig
     return {topic_id: partitions for topic_id, partitions in target.items() if topic_id in topic_ids}
 
 
-def _checked_metadata(
-    snapshot: TargetInput, member: ConsumerGroupInstallAssignmentRequest.Member, error: int, max_bytes: int
-) -> TargetMetadata:
-    reader = snapshot.members[member.member_id]
-    if reader.classic is not None:
-        lowest = highest = CLASSIC_VERSION
-    else:
-        offered = _offered(reader, snapshot.assignor)
-        lowest, highest = offered.minimum_version, offered.maximum_version
+def _check_metadata(
+    snapshot: TargetInput, member: ConsumerGroupInstallAssignmentRequest.Member, max_bytes: int
+) -> None:
+    """Raises InvalidAssignment if the member does not read the version of the metadata, or gets too much."""
+    lowest = highest = CLASSIC_VERSION
+    for assignor in snapshot.members[member.member_id].client_assignors:
+        if assignor.name == snapshot.assignor:
+            lowest, highest = assignor.minimum_version, assignor.maximum_version
     if not lowest <= member.metadata_version <= highest:
         raise InvalidAssignment(
             f"member {member.member_id} reads metadata of versions {lowest} to {highest}, not {member.metadata_version}"
@@ -487,4 +482,3 @@ def _checked_metadata(
             f"the metadata of member {member.member_id} has {len(member.metadata_bytes)} bytes, more than "
             f"kcoord.client.assignor.metadata.max.bytes={max_bytes}"
         )
-    return TargetMetadata(error, member.metadata_version, member.metadata_bytes)

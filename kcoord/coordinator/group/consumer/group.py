@@ -40,7 +40,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor, ClientComputation, Offer, OfferKind
@@ -61,8 +61,7 @@ EpochAssignment: TypeAlias = Mapping[bytes, Mapping[int, int]]
 """Topic id -> partition -> the group epoch at which the partition was assigned to the member."""
 
 
-@dataclass(slots=True, frozen=True)
-class TargetMetadata:
+class TargetMetadata(NamedTuple):
     """What a client-side assignor adds to the partitions of a member: an error above 0, and bytes with their version.
 
     Version -1 means that there are no bytes, or that they are the user data of a classic member.
