@@ -1566,6 +1566,7 @@ class ConsumerGroupHeartbeatResponse(Message):
         pending_topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions]
         metadata_version: int
         metadata_bytes: bytes
+        assignor_name: str
         def __init__(
             self,
             *,
@@ -1574,6 +1575,7 @@ class ConsumerGroupHeartbeatResponse(Message):
             pending_topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions] = ...,
             metadata_version: int = ...,
             metadata_bytes: bytes = ...,
+            assignor_name: str = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 

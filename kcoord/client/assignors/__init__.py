@@ -145,6 +145,9 @@ class PartitionAssignor(ABC):
     def on_assignment(self, error: int, assignment: MemberAssignment, group_epoch: int) -> None:
         """Called within `poll`, once per epoch of the member and before `on_partitions_assigned`.
 
+        If the consumer has several assignors, only the one that computed the assignment is called. All are called if
+        the broker computed it.
+
         `assignment` is the whole target of the member. Other members may still have to release some of its partitions,
         so only the rebalance listener shows which partitions the member owns. `error` comes from the assignor; -2 means
         that no member could compute an assignment, so that the broker did.

@@ -52,11 +52,15 @@ _NO_METADATA: Final = -1
 
 
 class _Announcement(NamedTuple):
-    """An assignment that the assignors do not know yet."""
+    """An assignment that the assignors do not know yet.
+
+    `assignor_name` is empty if the broker computed the assignment, or does not say which assignor did.
+    """
 
     epoch: int
     error: int
     target: Partitions
+    assignor_name: str
     metadata: Metadata | None
 
 
@@ -132,7 +136,10 @@ class LocalAssignors:
         self._wake.notify()
 
     def announce(self, names: Mapping[bytes, str]) -> bool:
-        """Calls `on_assignment` if there is news. Returns False if it has to wait for names of topics."""
+        """Calls `on_assignment` if there is news. Returns False if it has to wait for names of topics.
+
+        If one of several assignors computed the assignment, only that one is called.
+        """
         announcement = self._announcement
         if announcement is None:
             return True
@@ -143,9 +150,15 @@ class LocalAssignors:
         target = frozenset(
             TopicPartition(names[partition.topic_id], partition.partition) for partition in announcement.target
         )
-        assignment = MemberAssignment(target, announcement.metadata)
-        for assignor in self._assignors.values():
-            assignor.on_assignment(announcement.error, assignment, announcement.epoch)
+        metadata = announcement.metadata
+        assignors = list(self._assignors.values())
+        if announcement.assignor_name in self._assignors:
+            assignors = [self._assignors[announcement.assignor_name]]
+        elif len(assignors) > 1:
+            # The bytes may be of any of them, and the others could not read them.
+            metadata = None
+        for assignor in assignors:
+            assignor.on_assignment(announcement.error, MemberAssignment(target, metadata), announcement.epoch)
         return True
 
     def unresolved_topics(self, known_topics: Collection[bytes]) -> set[bytes]:
@@ -255,4 +268,4 @@ def _announcement_of(epoch: int, assignment: ConsumerGroupHeartbeatResponse.Assi
     metadata = None
     if assignment.metadata_version != _NO_METADATA or assignment.metadata_bytes:
         metadata = Metadata(assignment.metadata_version, assignment.metadata_bytes)
-    return _Announcement(epoch, assignment.error, target, metadata)
+    return _Announcement(epoch, assignment.error, target, assignment.assignor_name, metadata)

@@ -390,14 +390,22 @@ class TestChanges:
         """A rolling change in two rounds, as in the guide."""
         async with group_of(broker, admin, name) as group:
             for names in (["old"], ["new", "old"], ["new"]):
+                joined = []
                 for _ in range(2):
                     if len(group.members) == 2:
                         await group.leave(group.members[0])
-                    await group.join(*(Noting(name=assignor) for assignor in names))
+                    assignors = [Noting(name=assignor) for assignor in names]
+                    await group.join(*assignors)
+                    joined.append(assignors)
                 await group.until_owned(6, 6)
                 description = await until_settled(admin, name, 2)
                 assert description.is_assigned_by_member
                 assert description.assignor == names[0]
+                epoch = description.group_epoch or 0
+                for computing, *unused in joined:
+                    await eventually(lambda noting=computing, epoch=epoch: noting.learned[-1][0] == epoch, "the epoch")  # type: ignore[misc]
+                    assert computing.learned[-1][2] is not None
+                    assert all(learned < epoch for noting in unused for learned, _, _ in noting.learned)
 
     async def test_a_member_without_assignors_leaves_the_assignment_to_the_broker(
         self, broker: KcoordProcess, admin: AdminClient, name: str

@@ -118,6 +118,7 @@ class AskingBroker(RecordsBroker):
         self.repeats = False
         """Whether each response has the assignment."""
         self.error = 0
+        self.assignor_name = ""
         self.metadata = Metadata(-1)
         self.pending: list[tuple[bytes, int]] = []
         self.prepared = ConsumerGroupPrepareAssignmentResponse(
@@ -177,6 +178,7 @@ class AskingBroker(RecordsBroker):
             response.should_compute_assignment = self.asks
         if response.assignment is not None:
             response.assignment.error = self.error
+            response.assignment.assignor_name = self.assignor_name
             response.assignment.metadata_version, response.assignment.metadata_bytes = self.metadata
             response.assignment.pending_topic_partitions = [
                 ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=topic_id, partitions=[partition])
@@ -591,6 +593,24 @@ class TestAssignments:
         broker, assignor = AskingBroker(), Scripted()
         async with member_of(broker, assignor):
             assert assignor.assignments == [(0, MemberAssignment(frozenset({ZERO, ONE}), None), 1)]
+
+    @pytest.mark.parametrize(
+        ("name", "first", "second"),
+        [
+            ("scripted", [Metadata(4, b"yours")], []),
+            ("second", [], [Metadata(4, b"yours")]),
+            ("", [None], [None]),
+        ],
+    )
+    async def test_one_of_several_assignors_has_computed(
+        self, name: str, first: list[Metadata | None], second: list[Metadata | None]
+    ) -> None:
+        broker, assignors = AskingBroker(), [Scripted(), Scripted()]
+        assignors[1].name = "second"
+        broker.assignor_name, broker.metadata = name, Metadata(4, b"yours")
+        async with member_of(broker, *assignors):
+            learned = [[assignment.metadata for _, assignment, _ in assignor.assignments] for assignor in assignors]
+            assert learned == [first, second]
 
     async def test_once_per_epoch(self) -> None:
         broker, assignor = AskingBroker(), Scripted()

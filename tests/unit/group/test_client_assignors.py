@@ -286,6 +286,7 @@ def test_the_first_member_computes_its_own_assignment() -> None:
     assert answer.assignment is not None
     assert context.assigned(answer) == {"t": [0, 1, 2, 3]}
     assert (answer.assignment.metadata_version, answer.assignment.metadata_bytes) == (0, b"out")
+    assert answer.assignment.assignor_name == "x"
     assert context.shard.counters.client_computations == Counter({"installed": 1})
     described = context.describe("g")
     assert (described.assignor_name, described.assignor_side, described.computing_member_id) == ("x", 1, "")
@@ -293,6 +294,25 @@ def test_the_first_member_computes_its_own_assignment() -> None:
     assert described.members[0].client_assignors[0].metadata_bytes == b"in"
     context.restart()
     assert context.describe("g") == described
+
+
+def test_the_assignor_of_an_assignment_has_a_name_if_the_target_is_the_present_one() -> None:
+    context = with_two_members()
+    context.enter("C", offered())
+    assert context.beat("B").should_compute_assignment
+    context.compute("B", {"A": {"t": [0, 1]}, "B": {"t": [2]}, "C": {"t": [3]}})
+    behind = context.beat("B")
+    assert behind.assignment is not None
+    assert (behind.member_epoch < context.group.assignment_epoch, behind.assignment.assignor_name) == (True, "")
+    moved = context.beat("B")
+    assert moved.assignment is not None
+    assert (moved.member_epoch, moved.assignment.assignor_name) == (context.group.assignment_epoch, "x")
+    # D cannot compute with x, so the broker computes in D's first heartbeat.
+    joined = context.enter("D", offered("y"))
+    assert joined.assignment is not None
+    assert (joined.member_epoch, joined.assignment.assignor_name) == (context.group.assignment_epoch, "")
+    back = context.beat("A")
+    assert back.assignment is None or back.assignment.assignor_name == ""
 
 
 def test_without_the_key_nothing_of_it_happens() -> None:

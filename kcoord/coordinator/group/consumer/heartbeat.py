@@ -652,6 +652,9 @@ class ConsumerHeartbeat:
         assignment.error = reconciled.metadata.error
         assignment.metadata_version = reconciled.metadata.version
         assignment.metadata_bytes = reconciled.metadata.data
+        # The group knows the assignor of its present target only, so a member that is behind does not get a name.
+        if reconciled.member_epoch == self.group.assignment_epoch:
+            assignment.assignor_name = self.group.target_assignor
         return assignment
 
     def _pending(self, target: Assignment, member: ConsumerGroupMember) -> Assignment:
