@@ -119,6 +119,7 @@ class BrokerAttributes:
     kcoord_upstream_ssl_truststore_location: str | None
     kcoord_upstream_ssl_truststore_password: str | None
     kcoord_upstream_ssl_truststore_type: str
+    kcoord_upstream_write_timeout_ms: int
     kcoord_worker_ports: list[str]
     kcoord_worker_racks: list[str]
     listener_security_protocol_map: str

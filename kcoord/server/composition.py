@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.config.keys import is_without_effect
@@ -23,6 +23,8 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.loader import LoadError
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.runtime.shard_loads import LONGEST_RELOAD_MS
+from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.api_table import build_api_table
 from kcoord.server.api.transactional_produce import TransactionalProduce
@@ -57,8 +59,13 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+LONGEST_REMOTE_RELOAD_MS: Final = 5_000
+"""A log in another cluster fails with that cluster. Groups are needed as soon as it is back."""
+REMOTE_LOADS_AT_A_TIME: Final = 10
+
 NewMetadata: TypeAlias = "Callable[[Broker, GroupTimes], MetadataService]"
 NewGroupShard: TypeAlias = "Callable[[Broker, int], GroupCoordinatorShard]"
+NewGroupLog: TypeAlias = "Callable[[ShardSet[GroupCoordinatorShard], Broker], ShardLog]"
 NewTransactionShard: TypeAlias = "Callable[[Broker, int], TransactionCoordinatorShard]"
 
 
@@ -93,6 +100,7 @@ def compose(
     peers: PeerCalls | None = None,
     controller_id: int | None = None,
     new_group_shard: NewGroupShard = new_group_shard,
+    new_group_log: NewGroupLog | None = None,
     new_transaction_shard: NewTransactionShard = new_transaction_shard,
     new_writer: NewWriter = LogWriter,
     start_assignors: Callable[[BrokerConfig], Mapping[str, OwnAssignor]] = _start_assignors,
@@ -102,6 +110,7 @@ def compose(
     `new_metadata` makes the metadata service. By default the metadata log is in the folder and is replayed here;
     StartError is raised if that fails. `peers`: the other brokers of the cluster. `controller_id`: the broker that
     writes the metadata log, by default this one. `start_assignors` returns the assignors of one's own by name.
+    `new_group_log` makes the log of the groups, if that is not in the folder.
     """
     broker = Broker(config, environment, folder.cluster_id, controller_id)
     broker.apis = build_api_table(config)
@@ -119,7 +128,9 @@ def compose(
     broker.image = broker.metadata.image
     broker.authorizer = _authorizer(config, broker.image)
     broker.metadata.image_observers.append(broker.publish)
-    broker.groups = _group_service(broker, environment, folder, group_times, new_group_shard, start_assignors(config))
+    broker.groups = _group_service(
+        broker, environment, folder, group_times, new_group_shard, new_group_log, start_assignors(config)
+    )
     broker.transactions = _transaction_service(
         broker, environment, folder, peers if peers is not None else NoPeers(), new_transaction_shard
     )
@@ -237,9 +248,11 @@ def _group_service(
     folder: DataFolder,
     group_times: GroupTimes,
     new_shard: NewGroupShard,
+    new_log: NewGroupLog | None,
     own_assignors: Mapping[str, OwnAssignor],
 ) -> GroupService:
     config = broker.config
+    is_remote = new_log is not None
     shards = ShardSet(
         lambda shard_id: new_shard(broker, shard_id),
         CoordinatorSerde(),
@@ -247,12 +260,20 @@ def _group_service(
         configured_shards=config.offsets_topic_num_partitions,
         compression=Compression(config.offsets_topic_compression_codec),
         linger_ms=config.group_coordinator_append_linger_ms,
+        longest_reload_ms=LONGEST_REMOTE_RELOAD_MS if is_remote else LONGEST_RELOAD_MS,
+        loads_at_a_time=REMOTE_LOADS_AT_A_TIME if is_remote else 1,
+        takes_snapshots=not is_remote,
     )
-    log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
-    logs = folder.shard_logs(GROUP_METADATA_TOPIC, log_config, broker.now_ms)
+    log: ShardLog
+    if new_log is not None:
+        log = new_log(shards, broker)
+    else:
+        log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
+        logs = folder.shard_logs(GROUP_METADATA_TOPIC, log_config, broker.now_ms)
+        log = local_log(shards, logs, broker, environment.new_pool)
     groups = GroupService(
         shards,
-        local_log(shards, logs, broker, environment.new_pool),
+        log,
         environment,
         lambda: broker.image,
         broker.pump.wake,

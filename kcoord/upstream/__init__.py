@@ -5,7 +5,6 @@ The gateway: `process` starts and stops everything. `cluster` is the upstream as
 `gateway` has what the client connections share. `splice` passes requests and responses on, and `rewriting` changes the
 few responses that have addresses of brokers.
 
-The logs of coordinators in a topic of the upstream, which the gateway does not use yet: `offsets_topic` creates and
-checks the topic. `requests` sends requests to the leaders of its partitions. `shard_log` connects both with the shard
-set.
+The log of the groups in a topic of the upstream: `group_log` has its connections. `offsets_topic` creates and checks
+the topic. `requests` sends requests to the leaders of its partitions. `shard_log` connects them with the shard set.
 """

@@ -35,6 +35,7 @@ from kcoord.config.broker_settings import UPSTREAM_KEY
 from kcoord.config.upstream import UPSTREAM_PREFIX, upstream_security
 from kcoord.metadata.upstream import UpstreamBroker, UpstreamPartition, UpstreamSnapshot, UpstreamTopic
 from kcoord.server.errors import StartError
+from kcoord.upstream.offsets_topic import OFFSETS_TOPIC
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
 from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
@@ -78,7 +79,7 @@ class UpstreamCluster:
     def __init__(self, config: BrokerConfig) -> None:
         self._servers = ",".join(config.kcoord_upstream_bootstrap_servers)
         try:
-            self._settings = CommonConfig(
+            self.settings: Final = CommonConfig(
                 bootstrap_servers=config.kcoord_upstream_bootstrap_servers,
                 client_id=f"kcoord-{config.node_id}",
                 kip_1327_revision="off",
@@ -88,7 +89,7 @@ class UpstreamCluster:
             )
         except ClientException as error:
             raise StartError(f"{UPSTREAM_PREFIX}{error}") from None
-        self._cluster = Cluster(self._settings)
+        self._cluster = Cluster(self.settings)
         self.cluster_id = ""
         self.nodes: Mapping[int, Node] = {}
         self.versions: dict[int, BrokerVersions] = {}
@@ -99,7 +100,7 @@ class UpstreamCluster:
     @property
     def client_id(self) -> str:
         """The client id of kcoord in the upstream."""
-        return self._settings.client_id
+        return self.settings.client_id
 
     async def connect(self) -> None:
         """Finds the cluster. Raises StartError if no broker of `bootstrap.servers` can be used."""
@@ -154,7 +155,7 @@ class UpstreamCluster:
         return UpstreamSnapshot(brokers, topics, gone)
 
     def _is_usable(self, topic: MetadataResponse.MetadataResponseTopic) -> bool:
-        if topic.error_code or topic.name is None or topic.name in INTERNAL_TOPICS:
+        if topic.error_code or topic.name is None or topic.name in INTERNAL_TOPICS or topic.name == OFFSETS_TOPIC:
             return False
         if topic.topic_id == ZERO_UUID:
             if topic.name not in self.nameless:
@@ -196,7 +197,7 @@ class UpstreamCluster:
         node = self.nodes.get(node_id)
         if node is None:
             raise KafkaError(Errors.BROKER_NOT_AVAILABLE, f"broker {node_id} of the upstream is not in service")
-        settings = self._settings
+        settings = self.settings
         return await open_connection(
             node.host,
             node.port,

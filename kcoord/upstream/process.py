@@ -3,8 +3,9 @@
 
 Theory of operation. The steps of a start are those of `kcoord.server.process`, with these differences:
 
-* Before step 1, kcoord connects to the upstream. The data folder belongs to the upstream's cluster: its cluster id is
-  that cluster's, and a folder of another cluster is refused.
+* Before step 1, kcoord connects to the upstream, and creates or checks the topic with the log of the groups
+  (`kcoord.upstream.group_log`). The data folder belongs to the upstream's cluster: its cluster id is that cluster's,
+  and a folder of another cluster is refused.
 * Step 3 registers kcoord's broker only. The brokers of the upstream are in the image, too, as fenced brokers
   (`kcoord.metadata.upstream`).
 * Before the listeners accept connections in step 5, `__consumer_offsets` is created if it does not exist; kcoord leads
@@ -47,6 +48,7 @@ from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import LogDir
 from kcoord.upstream.cluster import UpstreamCluster
 from kcoord.upstream.gateway import Gateway
+from kcoord.upstream.group_log import UpstreamGroupLog
 from kcoord.upstream.listener import UpstreamListener
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
@@ -63,18 +65,23 @@ def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
 async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Connects to the upstream, opens the data folder, and serves until a signal."""
     upstream = UpstreamCluster(config)
+    group_log = UpstreamGroupLog(config, upstream.settings)
     try:
         await upstream.connect()
+        await group_log.connect()
         clock = Clock()
         environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
         folder = open_folder(config, environment, upstream.cluster_id)
         try:
-            process = UpstreamProcess(compose(config, environment, folder), environment, folder, upstream)
+            process = UpstreamProcess(
+                compose(config, environment, folder, new_group_log=group_log.new_log), environment, folder, upstream
+            )
         except BaseException:
             folder.close(environment.now_ms(), clean=True)
             raise
         await process.run(on_ready)
     finally:
+        await group_log.close()
         await upstream.close()
 
 
@@ -125,6 +132,7 @@ class UpstreamProcess(BrokerProcess):
         if GROUP_METADATA_TOPIC not in self.broker.image.topics:
             # The first image with brokers of the upstream comes later, so kcoord leads all partitions.
             await ensure_internal_topic(self.broker, self._own_context(), GROUP_METADATA_TOPIC)
+        self._check_partitions()
         await self.broker.groups.loaded()
         self._gateway.on_brokers = self._open_ports
         await self._gateway.look()
@@ -136,6 +144,15 @@ class UpstreamProcess(BrokerProcess):
         for listener in self.listeners:
             await listener.start_accepting()
         self.broker.spawn(self._keep_looking())
+
+    def _check_partitions(self) -> None:
+        """Raises StartError if the folder and the upstream disagree about the partition of a group."""
+        count, expected = self.broker.groups.shards.count, self.broker.config.offsets_topic_num_partitions
+        if count != expected:
+            raise StartError(
+                f"the data folder has {count} partitions of {GROUP_METADATA_TOPIC}, but offsets.topic.num.partitions "
+                f"is {expected}. Groups are in the upstream: remove the data folder"
+            )
 
     async def _keep_looking(self) -> None:
         while True:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of the group coordinator in the upstream, with connections of its own."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import fields
+from typing import Final
+
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.cluster import Cluster
+from kcoord.client.config import AdminConfig, CommonConfig
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.runtime.shard_set import ShardSet
+from kcoord.server.broker import Broker
+from kcoord.server.errors import StartError
+from kcoord.upstream.offsets_topic import OFFSETS_TOPIC, prepare_topic
+from kcoord.upstream.requests import PartitionRequests
+from kcoord.upstream.shard_log import UpstreamShardLog
+from kcoord_protocol.errors import KafkaError
+
+ATTEMPTS: Final = 3
+"""How often an append is tried within the write timeout, if no broker answers."""
+
+
+class UpstreamGroupLog:
+    """Makes the log of the groups: `connect`, `new_log`, and `close` at the end. `settings`: those of connections."""
+
+    def __init__(self, config: BrokerConfig, settings: CommonConfig) -> None:
+        self._config = config
+        self._write_timeout_ms = config.kcoord_upstream_write_timeout_ms
+        attempt_ms = self._write_timeout_ms // ATTEMPTS
+        values = {field.name: getattr(settings, field.name) for field in fields(CommonConfig)}
+        self._admin_config = AdminConfig(**values)
+        timeouts = {"request_timeout_ms": attempt_ms, "socket_connection_setup_timeout_ms": attempt_ms}
+        self._cluster = Cluster(CommonConfig(**{**values, **timeouts}))
+        self._requests = PartitionRequests(self._cluster, OFFSETS_TOPIC, attempt_timeout_ms=attempt_ms)
+
+    async def connect(self) -> None:
+        """Creates or checks the topic. Raises StartError if it cannot be used."""
+        try:
+            async with AdminClient(self._admin_config) as admin:
+                await prepare_topic(
+                    admin, self._config.offsets_topic_num_partitions, self._config.offsets_topic_segment_bytes
+                )
+            await self._cluster.start(self._cluster.deadline())
+        except KafkaError as error:
+            raise StartError(f"the upstream cannot be reached: {error}") from None
+
+    def new_log(self, shards: ShardSet[GroupCoordinatorShard], broker: Broker) -> UpstreamShardLog:
+        """Returns the log of a broker's groups."""
+        return UpstreamShardLog(
+            shards,
+            self._requests,
+            cluster_id=broker.cluster_id,
+            owner=f"{socket.gethostname()}, node.id={broker.node_id}",
+            write_timeout_ms=self._write_timeout_ms,
+            foreign_id_wait_ms=2 * self._write_timeout_ms,
+            wake=broker.pump.wake,
+            now_ms=broker.now_ms,
+        )
+
+    async def close(self) -> None:
+        """Ends all requests and closes the connections."""
+        await self._requests.stop()
+        await self._cluster.close()
