@@ -6,9 +6,13 @@ consumer group (`consumer.classic_members`). The group epoch continues from the 
 last assignment. A cooperative member may own partitions beyond that; it keeps them as pending revocation until it no
 longer lists them as owned. Requests that wait at a barrier of the classic group fail with REBALANCE_IN_PROGRESS.
 
+**Custom assignors.** User data that a classic assignor puts into subscriptions or assignments means nothing to the
+coordinator. Such a group is converted only by a member with a client-side assignor of the group's protocol name that
+reads version -1, the version of user data. The user data of an assignment becomes the metadata of the target.
+
 **Downgrade.** The last member of the consumer protocol leaves, is removed, or joins again with the classic protocol.
-The remaining members become a classic group with the group epoch as generation and what they own as assignments. If
-members left, or the group was not Stable, it rebalances at once.
+The remaining members become a classic group with the group epoch as generation. What they own, with its user data, are
+their assignments. If members left, or the group was not Stable, it rebalances at once.
 
 **Order and crashes.** All records of a conversion, the tombstones of the old group first, are in one atomic batch, so
 after a crash the group has either protocol. Two steps of a downgrade come after a replay and are timers that fire at
@@ -32,11 +36,14 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.consumer import removal
 from kcoord.coordinator.group.consumer.assignment import metadata_hash
+from kcoord.coordinator.group.consumer.client_assignors import CLASSIC_VERSION, ClientAssignor
 from kcoord.coordinator.group.consumer.group import (
+    NO_METADATA,
     ClassicMemberMetadata,
     ConsumerGroup,
     ConsumerGroupMember,
     MemberState,
+    TargetMetadata,
 )
 from kcoord.coordinator.group.group import (
     GroupState,
@@ -80,14 +87,20 @@ def policy_allows(config: BrokerConfig, direction: str) -> bool:
 
 
 def upgrade(
-    config: BrokerConfig, image: MetadataImage, group: ClassicGroup, now_ms: int, creation_time_ms: int
+    config: BrokerConfig,
+    image: MetadataImage,
+    group: ClassicGroup,
+    assignors: Sequence[ClientAssignor],
+    now_ms: int,
+    creation_time_ms: int,
 ) -> tuple[ConsumerGroup, CoordinatorResult[object]]:
     """Returns the consumer group, and the records, timers and completions of the conversion.
 
-    The classic group stays unchanged until the records are replayed, so the join may still fail without effect.
-    Raises GROUP_ID_NOT_FOUND with the reason, as Kafka does, if the group cannot be converted.
+    `assignors` are the client-side assignors of the member that joins. The classic group stays unchanged until the
+    records are replayed, so the join may still fail without effect. Raises GROUP_ID_NOT_FOUND with the reason, as Kafka
+    does, if the group cannot be converted, and INVALID_REQUEST if `assignors` cannot read user data of the group.
     """
-    members = _members_to_upgrade(config, image, group)
+    members = _members_to_upgrade(config, image, group, assignors)
     group_id, epoch = group.group_id, max(group.generation, 1)
     names = {name for member in members for name in member.subscribed_topic_names}
     was_settled = group.state is GroupState.STABLE and not any(member.pending_revocation for member in members)
@@ -108,8 +121,8 @@ def upgrade(
     for member in members:
         new.put_member(member)
         target = {topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()}
-        new.target_assignment[member.member_id] = target
-        result.records.append(records.new_target_assignment_record(group_id, member.member_id, target))
+        new.put_target(member.member_id, target, member.metadata)
+        result.records.append(records.new_target_assignment_record(group_id, member.member_id, target, member.metadata))
     result.records.append(records.new_target_assignment_epoch_record(group_id, epoch, 0))
     result.records += [records.new_current_assignment_record(group_id, member) for member in members]
     result.timers += _classic_timers_to_cancel(group)
@@ -121,25 +134,39 @@ def upgrade(
     return new, result
 
 
-def _members_to_upgrade(config: BrokerConfig, image: MetadataImage, group: ClassicGroup) -> list[ConsumerGroupMember]:
+def _members_to_upgrade(
+    config: BrokerConfig, image: MetadataImage, group: ClassicGroup, assignors: Sequence[ClientAssignor]
+) -> list[ConsumerGroupMember]:
     if not policy_allows(config, "upgrade"):
         raise _refused(group, f"group.consumer.migration.policy={config.group_consumer_migration_policy} forbids it")
     if not group.uses_consumer_protocol():
         raise _refused(group, f"its protocol type is {group.protocol_type!r}, not 'consumer'")
     if len(group.members) > config.group_consumer_max_size:
         raise _refused(group, f"it has more than group.consumer.max.size={config.group_consumer_max_size} members")
-    members = [_upgraded(image, group, member) for member in group.members.values()]
+    members = [_upgraded(image, group, member, assignors) for member in group.members.values()]
     return _with_owned(members, _owned_beyond(image, group, members))
 
 
-def _upgraded(image: MetadataImage, group: ClassicGroup, member: ClassicMember) -> ConsumerGroupMember:
+def _upgraded(
+    image: MetadataImage, group: ClassicGroup, member: ClassicMember, assignors: Sequence[ClientAssignor]
+) -> ConsumerGroupMember:
     subscription = consumer_protocol.read_subscription(member.metadata(_protocol_of(group, member)))
     assignment = consumer_protocol.read_assignment(member.assignment)
     if subscription is None or assignment is None:
         part = "subscription" if subscription is None else "assignment"
         raise _refused(group, f"the {part} of member {member.member_id} cannot be read")
-    if assignment.user_data:
+    if assignment.user_data and not assignors:
         raise KafkaError(Errors.GROUP_ID_NOT_FOUND, CUSTOM_ASSIGNOR_TEXT.format(group.group_id))
+    if assignors and (subscription.user_data or assignment.user_data):
+        protocol = _protocol_of(group, member)
+        obstacle = user_data_obstacle(protocol, {a.name: a.minimum_version for a in assignors})
+        if obstacle is not None:
+            part = "subscription" if subscription.user_data else "assignment"
+            raise KafkaError(
+                Errors.INVALID_REQUEST,
+                f"Classic group {group.group_id} cannot become a consumer group: the {part} of member "
+                f"{member.member_id} has user data of the assignor {protocol}, and {obstacle}.",
+            )
     epoch = max(group.generation, 1)
     assigned = {
         image.topics[topic.topic].id: dict.fromkeys(topic.partitions, epoch)
@@ -159,7 +186,18 @@ def _upgraded(image: MetadataImage, group: ClassicGroup, member: ClassicMember) 
         previous_member_epoch=epoch,
         state=MemberState.STABLE,
         assigned=assigned,
+        metadata=TargetMetadata(data=assignment.user_data) if assignment.user_data else NO_METADATA,
     )
+
+
+def user_data_obstacle(protocol: str, minimum_versions: Mapping[str, int]) -> str | None:
+    """Returns why a member with these client-side assignors cannot read user data of `protocol`; None if it can."""
+    version = minimum_versions.get(protocol)
+    if version is None:
+        return "ClientAssignors has no assignor of that name"
+    if version != CLASSIC_VERSION:
+        return f"the MinimumVersion of that client assignor is {version}, not {CLASSIC_VERSION}"
+    return None
 
 
 def _owned_beyond(
@@ -316,4 +354,4 @@ def _classic_assignment(image: MetadataImage, member: ConsumerGroupMember, class
     version = consumer_protocol.read_version(classic.protocols[0][1]) or 0
     topics = ((image.topics_by_id.get(topic_id), partitions) for topic_id, partitions in member.assigned.items())
     named = {topic.name: sorted(partitions) for topic, partitions in topics if topic is not None}
-    return consumer_protocol.write_assignment(named, version)
+    return consumer_protocol.write_assignment(named, version, member.metadata.user_data)

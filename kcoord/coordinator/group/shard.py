@@ -331,7 +331,7 @@ class GroupCoordinatorShard:
         conversion = CoordinatorResult[object](None)
         if request.member_epoch == JOIN_GROUP_EPOCH:
             self._check_new_member(request.member_id, request.instance_id)
-            group = self._consumer_group_to_join(request.group_id, context, conversion)
+            group = self._consumer_group_to_join(request, context, conversion)
         else:
             group = self._consumer_group(request.group_id)
         result = heartbeat.ConsumerHeartbeat(
@@ -369,12 +369,16 @@ class GroupCoordinatorShard:
         raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
 
     def _consumer_group_to_join(
-        self, group_id: str, context: OperationContext, conversion: CoordinatorResult[object]
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        context: OperationContext,
+        conversion: CoordinatorResult[object],
     ) -> ConsumerGroup:
         """Returns the group, or a new one that is not replayed yet. Converts a classic group (KIP-848 Upgrade).
 
         Adds the records, timers and completions of a conversion to `conversion`.
         """
+        group_id = request.group_id
         group = self._present_or_admitted(group_id)
         if isinstance(group, ConsumerGroup):
             return group
@@ -384,7 +388,10 @@ class GroupCoordinatorShard:
         now_ms = min(context.now_ms, context.creation_limit_ms)
         creation_time_ms = max(now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
         if isinstance(group, ClassicGroup) and not group.is_empty():
-            new, upgraded = migration.upgrade(self._config, self._image, group, context.now_ms, creation_time_ms)
+            assignors = heartbeat.requested_assignors(request)
+            new, upgraded = migration.upgrade(
+                self._config, self._image, group, assignors, context.now_ms, creation_time_ms
+            )
             conversion.records += upgraded.records
             conversion.timers += upgraded.timers
             conversion.completions += upgraded.completions

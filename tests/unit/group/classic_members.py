@@ -30,9 +30,12 @@ def answered(reply: T | Waiting) -> T:
     return cast(T, answer)
 
 
-def subscription(topics: Iterable[str], owned: dict[str, list[int]] | None = None, version: int = 3) -> bytes:
+def subscription(
+    topics: Iterable[str], owned: dict[str, list[int]] | None = None, version: int = 3, user_data: bytes = b""
+) -> bytes:
     message = ConsumerProtocolSubscription(
         topics=list(topics),
+        user_data=user_data or None,
         owned_partitions=[
             ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=partitions)
             for topic, partitions in (owned or {}).items()
@@ -70,6 +73,10 @@ class ClassicConsumer:
         self.protocols = ["cooperative-sticky" if cooperative else "range"]
         self.metadata: bytes | None = None
         """The metadata to send instead of the subscription to `topics`."""
+        self.user_data = b""
+        """The user data of its subscription."""
+        self.given = b""
+        """The user data of its assignment."""
         self.rebalance_timeout_ms = 60_000
         self.session_timeout_ms = 10_000
 
@@ -84,7 +91,7 @@ class ClassicConsumer:
     def join_once(self) -> JoinGroupResponse | Waiting:
         metadata = self.metadata
         if metadata is None:
-            metadata = subscription(self.topics, self.owned if self.cooperative else None)
+            metadata = subscription(self.topics, self.owned if self.cooperative else None, user_data=self.user_data)
         request = JoinGroupRequest(
             group_id=self.group,
             session_timeout_ms=self.session_timeout_ms,
@@ -112,8 +119,10 @@ class ClassicConsumer:
     def leads(self) -> bool:
         return self.joined is not None and self.joined.leader == self.member_id
 
-    def sync(self, assignment: dict[str, dict[str, list[int]]] | None = None) -> SyncGroupResponse | Waiting:
-        """Sends SyncGroup; the leader passes the assignment by member id."""
+    def sync(
+        self, assignment: dict[str, dict[str, list[int]]] | None = None, user_data: bytes = b""
+    ) -> SyncGroupResponse | Waiting:
+        """Sends SyncGroup; the leader passes the assignment by member id, and user data for all of them."""
         request = SyncGroupRequest(
             group_id=self.group,
             generation_id=self.generation,
@@ -121,7 +130,7 @@ class ClassicConsumer:
             group_instance_id=self.instance,
             assignments=[
                 SyncGroupRequest.SyncGroupRequestAssignment(
-                    member_id=member_id, assignment=consumer_protocol.write_assignment(topics, 3)
+                    member_id=member_id, assignment=consumer_protocol.write_assignment(topics, 3, user_data)
                 )
                 for member_id, topics in (assignment or {}).items()
             ],
@@ -135,6 +144,7 @@ class ClassicConsumer:
         assignment = consumer_protocol.read_assignment(response.assignment)
         assert assignment is not None
         self.owned = {topic.topic: topic.partitions for topic in assignment.assigned_partitions}
+        self.given = assignment.user_data or b""
         return self.owned
 
     def heartbeat(self) -> int:
@@ -159,8 +169,13 @@ class ClassicConsumer:
         return [member.error_code for member in response.members]
 
 
-def settle(context: GroupContext, members: list[ClassicConsumer], counts: dict[str, int]) -> None:
-    """Lets all members join, new ones first, and sync. The leader assigns the partitions of each topic in turn."""
+def settle(
+    context: GroupContext, members: list[ClassicConsumer], counts: dict[str, int], user_data: bytes = b""
+) -> None:
+    """Lets all members join, new ones first, and sync. The leader assigns the partitions of each topic in turn.
+
+    It gives `user_data` to each member.
+    """
     replies = [(member, member.join()) for member in sorted(members, key=lambda member: member.member_id != "")]
     context.sleep(0)
     for member, reply in replies:
@@ -170,6 +185,6 @@ def settle(context: GroupContext, members: list[ClassicConsumer], counts: dict[s
         takers = [member for member in members if topic in member.topics]
         for partition in range(count):
             plan[takers[partition % len(takers)].member_id].setdefault(topic, []).append(partition)
-    waiting = [(member, member.sync(plan if member.leads else None)) for member in members]
+    waiting = [(member, member.sync(plan if member.leads else None, user_data)) for member in members]
     for member, synced in waiting:
         member.on_synced(synced)

@@ -60,13 +60,20 @@ def read_assignment(data: bytes) -> ConsumerProtocolAssignment | None:
         return None
 
 
-def write_assignment(topics: dict[str, list[int]], version: int) -> bytes:
+def read_user_data(data: bytes) -> bytes:
+    """Returns the user data of a subscription; nothing if the bytes are not a subscription."""
+    subscription = read_subscription(data)
+    return b"" if subscription is None else subscription.user_data or b""
+
+
+def write_assignment(topics: dict[str, list[int]], version: int, user_data: bytes = b"") -> bytes:
     """Returns the bytes of an assignment. `version` is the version of the member's subscription."""
     version = min(version, ConsumerProtocolAssignment.valid_versions[-1])
     assignment = ConsumerProtocolAssignment(
         assigned_partitions=[
             ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=partitions)
             for topic, partitions in sorted(topics.items())
-        ]
+        ],
+        user_data=user_data or None,
     )
     return version.to_bytes(2, "big") + assignment.encode(version)

@@ -9,6 +9,10 @@ The coordinator maps the classic APIs to the states of a member (`group`), witho
 * Heartbeat returns REBALANCE_IN_PROGRESS if the member has to rejoin: to reach a newer epoch, to confirm a revocation,
   or to take partitions that other members have released.
 
+If a member of the consumer protocol computes the target with a client-side assignor, that assignor is the protocol of
+the classic members, too: it reads the user data of their subscriptions, and gives them user data in their assignments.
+Such a computation takes time, so they rejoin only when it has ended.
+
 A cooperative member lists the partitions it still owns in JoinGroup; an eager member has revoked all of them before.
 
 Three timers per member remove it: the session timer; the join timer, which starts when a response asks it to rejoin
@@ -18,6 +22,7 @@ its rebalance timeout. They are soft state: after a restart only the session tim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -115,7 +120,7 @@ def join(
         member_id=member_id,
         generation_id=reconciled.member_epoch,
         protocol_type=consumer_protocol.PROTOCOL_TYPE,
-        protocol_name=protocols[0][0],
+        protocol_name=_protocol_in_use(group, protocols),
     )
     result: CoordinatorResult[object] = CoordinatorResult(response, transition.records, tasks=transition.tasks)
     predecessor = transition.predecessor
@@ -162,11 +167,12 @@ def sync(
     """Returns the member's assignment, or REBALANCE_IN_PROGRESS if there is a newer target and it should rejoin."""
     member, classic = _classic_member(group, request.member_id, request.group_instance_id)
     _check_generation(group, member, request.generation_id)
-    protocol = classic.protocols[0][0]
-    if request.protocol_type not in (None, consumer_protocol.PROTOCOL_TYPE) or request.protocol_name not in (
-        None,
-        protocol,
-    ):
+    protocol = _protocol_in_use(group, classic.protocols)
+    expected = {None, protocol}
+    if group.has_client_assignors:
+        # Since the member joined, a target of another assignor may have been installed.
+        expected.update(name for name, _ in classic.protocols)
+    if request.protocol_type not in (None, consumer_protocol.PROTOCOL_TYPE) or request.protocol_name not in expected:
         raise KafkaError(Errors.INCONSISTENT_GROUP_PROTOCOL, f"Member {member.member_id} uses protocol {protocol}.")
     if group.assignment_epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
         response = SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS)
@@ -175,13 +181,21 @@ def sync(
     result: CoordinatorResult[SyncGroupResponse] = CoordinatorResult(
         SyncGroupResponse(
             protocol_type=consumer_protocol.PROTOCOL_TYPE,
-            protocol_name=protocol,
-            assignment=consumer_protocol.write_assignment(_by_name(member.assigned, image), version),
+            protocol_name=request.protocol_name or protocol,
+            assignment=consumer_protocol.write_assignment(
+                _by_name(member.assigned, image), version, member.metadata.user_data
+            ),
         )
     )
     result.timers.append(Cancel(classic_sync_timer(group.group_id, member.member_id)))
     result.timers.append(_session(group, member, classic, context))
     return result
+
+
+def _protocol_in_use(group: ConsumerGroup, protocols: Sequence[tuple[str, bytes]]) -> str:
+    """Returns the client-side assignor that computed the group's target; else the member's first protocol."""
+    names = [name for name, _ in protocols]
+    return group.target_assignor if group.target_assignor in names else names[0]
 
 
 def _by_name(assigned: EpochAssignment, image: MetadataImage) -> dict[str, list[int]]:
@@ -196,14 +210,17 @@ def heartbeat(
     """Returns REBALANCE_IN_PROGRESS if the member should rejoin.
 
     It should if the group epoch is newer, if it has a revocation to confirm, or if partitions of its target are free.
+    If members may compute the target, it should only when there is a newer target: an eager member that rejoins revokes
+    all its partitions.
     """
     member, classic = _classic_member(group, request.member_id, request.group_instance_id)
     _check_generation(group, member, request.generation_id)
     result: CoordinatorResult[HeartbeatResponse] = CoordinatorResult(
         HeartbeatResponse(), timers=[_session(group, member, classic, context)]
     )
+    newest_epoch = group.assignment_epoch if group.may_members_compute else group.group_epoch
     if (
-        member.member_epoch < group.group_epoch
+        member.member_epoch < newest_epoch
         or member.state is MemberState.UNREVOKED_PARTITIONS
         or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_release(member))
     ):

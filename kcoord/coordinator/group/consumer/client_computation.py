@@ -319,9 +319,8 @@ def _offered(member: ConsumerGroupMember, name: str) -> ClientAssignor:
     """Returns the member's assignor of that name, which every member of a snapshot has."""
     if member.classic is None:
         return next(assignor for assignor in member.client_assignors if assignor.name == name)
-    subscription = consumer_protocol.read_subscription(dict(member.classic.protocols)[name])
-    user_data = subscription.user_data if subscription is not None else None
-    return ClientAssignor(name, CLASSIC_VERSION, CLASSIC_VERSION, 0, CLASSIC_VERSION, user_data or b"")
+    user_data = consumer_protocol.read_user_data(dict(member.classic.protocols)[name])
+    return ClientAssignor(name, CLASSIC_VERSION, CLASSIC_VERSION, 0, CLASSIC_VERSION, user_data)
 
 
 # InstallAssignment.

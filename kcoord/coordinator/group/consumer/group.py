@@ -43,7 +43,13 @@ from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor, ClientComputation, Offer, OfferKind
+from kcoord.coordinator.group.consumer.client_assignors import (
+    CLASSIC_VERSION,
+    ClientAssignor,
+    ClientComputation,
+    Offer,
+    OfferKind,
+)
 from kcoord.coordinator.group.group import GroupState, GroupType
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
@@ -68,8 +74,13 @@ class TargetMetadata(NamedTuple):
     """
 
     error: int = 0
-    version: int = -1
+    version: int = CLASSIC_VERSION
     data: bytes = b""
+
+    @property
+    def user_data(self) -> bytes:
+        """What a classic member gets. Its predecessor may have been of the consumer protocol, with another version."""
+        return self.data if self.version == CLASSIC_VERSION else b""
 
 
 NO_METADATA: Final = TargetMetadata()
@@ -557,6 +568,11 @@ class ConsumerGroup:
     def has_client_assignors(self) -> bool:
         """True if at least one member of the consumer protocol has client-side assignors."""
         return any(offer is not None and offer.kind is not OfferKind.CLASSIC for offer in self._offers)
+
+    @property
+    def may_members_compute(self) -> bool:
+        """True if a member with client-side assignors is present. Its heartbeats lead to the next target."""
+        return any(offer is not None and offer.kind is OfferKind.PRESENT for offer in self._offers)
 
     def offers(self, changed: ConsumerGroupMember | None = None) -> Counter[Offer | None]:
         """Returns what members offer to compute -> number of members, with `changed` in its place."""

@@ -24,12 +24,14 @@ The order of checks and the epochs are as observed in Kafka 4.3.1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records, regex
 from kcoord.coordinator.group.assignor import ASSIGNORS
+from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.coordinator.group.consumer import client_computation
 from kcoord.coordinator.group.consumer.assignment import (
     ComputeTarget,
@@ -237,12 +239,28 @@ class MemberTransition:
             member.client_assignors, updated.client_assignors
         ):
             return True
+        if self._changes_user_data(member, updated):
+            return True
         is_unchanged = updated is member and member.member_id in self.group.members
         if is_unchanged or updated.classic is not None or not self.config.is_kafka_4_4:
             return False
         assignors = self.config.consumer_assignors
         present = self.group.preferred_server_assignor(assignors)
         return self.group.preferred_server_assignor(assignors, changed=updated) != present
+
+    def _changes_user_data(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> bool:
+        """True if a classic member rejoins of its own accord to give other user data to client-side assignors.
+
+        A member that has to rejoin is behind the group epoch. Its user data may tell what it owned up to now, as that
+        of sticky assignors does, so a new epoch for that would make it rejoin without an end.
+        """
+        if updated is member or member.classic is None or updated.classic is None:
+            return False
+        group = self.group
+        if not group.has_client_assignors or not member.is_reconciled_to(group.group_epoch):
+            return False
+        old, new = member.classic.protocols, updated.classic.protocols
+        return old != new and _user_data(old) != _user_data(new)
 
     def _changes_rack(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> bool:
         """True if the member changes its rack and the group's assignor looks at racks. Kafka's assignors do not."""
@@ -396,6 +414,10 @@ class MemberTransition:
             )
 
 
+def _user_data(protocols: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    return [(name, consumer_protocol.read_user_data(metadata)) for name, metadata in protocols]
+
+
 _UNCHANGED: Final = (None, None, None)
 _BLANK: Final = "".join(map(chr, range(33)))
 """The characters that Kafka strips from a text before it checks whether the text is empty."""
@@ -430,7 +452,7 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, c
     if request.client_assignors:
         if request.server_assignor is not None:
             raise _invalid("ServerAssignor and ClientAssignors can't both be set.")
-        check_client_assignors(_client_assignors(request), config.kcoord_client_assignor_metadata_max_bytes)
+        check_client_assignors(requested_assignors(request), config.kcoord_client_assignor_metadata_max_bytes)
     assignors = config.consumer_assignors
     if request.server_assignor is not None and request.server_assignor not in assignors:
         raise KafkaError(
@@ -443,7 +465,8 @@ def _invalid(text: str) -> KafkaError:
     return KafkaError(Errors.INVALID_REQUEST, text)
 
 
-def _client_assignors(request: ConsumerGroupHeartbeatRequest) -> tuple[ClientAssignor, ...]:
+def requested_assignors(request: ConsumerGroupHeartbeatRequest) -> tuple[ClientAssignor, ...]:
+    """Returns the client-side assignors of the request; none if it has no list."""
     return tuple(
         ClientAssignor(
             assignor.name,
@@ -563,7 +586,7 @@ class ConsumerHeartbeat:
         """
         request = self.request
         if request.client_assignors is not None:
-            return _client_assignors(request)
+            return requested_assignors(request)
         keeps = request.member_epoch != JOIN_GROUP_EPOCH and request.server_assignor is None
         return member.client_assignors if keeps and self.config.kcoord_client_assignors_enable else ()
 
