@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+
 import pytest
 
-from kcoord.cli.migrate import MAX_SIZE, POLICY, judge
+from kcoord.cli.migrate import CLIENT_ASSIGNORS, MAX_SIZE, POLICY, Assignor, judge, judge_converted
+from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
+from kcoord.client.assignors import Metadata, OfferedAssignor
+from kcoord.client.types import Node
 from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription, DescribeGroupsResponse
 
 SETTINGS = {POLICY: "bidirectional", MAX_SIZE: "2"}
 SUBSCRIPTION = b"\x00\x00" + ConsumerProtocolSubscription(topics=["t"]).encode(0)
 ASSIGNMENT = b"\x00\x00" + ConsumerProtocolAssignment().encode(0)
+ENABLED = SETTINGS | {CLIENT_ASSIGNORS: "true"}
+WITH_USER_DATA = b"\x00\x00" + ConsumerProtocolSubscription(topics=["t"], user_data=b"x").encode(0)
 CUSTOM = b"\x00\x00" + ConsumerProtocolAssignment(user_data=b"x").encode(0)
 
 
@@ -55,3 +62,60 @@ def test_obstacles(described: DescribeGroupsResponse.DescribedGroup, settings: d
     answer = judge(described, "Stable", settings)
     assert not answer.can_convert
     assert reason in answer.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("assignor", "settings", "reason"),
+    [
+        ("range:0-2", ENABLED, "the MinimumVersion of that client assignor is 0, not -1"),
+        ("other:-1-2", ENABLED, "ClientAssignors has no assignor of that name"),
+        ("range:-1-2", SETTINGS, "kcoord.client.assignors.enable is not true"),
+        ("range:-1-2", ENABLED, None),
+    ],
+)
+@pytest.mark.parametrize("custom", [member(CUSTOM), member(subscription=WITH_USER_DATA)])
+def test_a_client_side_assignor_that_would_convert_a_group_with_user_data(
+    custom: DescribeGroupsResponse.DescribedGroupMember, assignor: str, settings: dict[str, str], reason: str | None
+) -> None:
+    answer = judge(group(member(), custom), "Stable", settings, Assignor.parse(assignor))
+    assert answer.can_convert is (reason is None)
+    if reason is not None:
+        assert reason in answer.reasons[0]
+
+
+def test_the_assignor_of_a_group_that_rebalances_is_not_known() -> None:
+    rebalancing = group(member(subscription=b""), state="PreparingRebalance")
+    rebalancing.protocol_data = ""
+    answer = judge(rebalancing, "PreparingRebalance", ENABLED, Assignor.parse("range:-1-0"))
+    assert answer.reasons == [
+        "it is in the state PreparingRebalance, in which the broker does not tell its assignor; try again"
+    ]
+
+
+@pytest.mark.parametrize("text", ["x", "x:1", ":0-1", "x:2-1", "x:-2-1", "x:-1--1", "x:a-b"])
+def test_assignors_are_a_name_and_a_range_of_versions(text: str) -> None:
+    assert Assignor.parse("my:own:-1-3") == ("my:own", -1, 3)
+    with pytest.raises(ArgumentTypeError, match="NAME:MIN-MAX"):
+        Assignor.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("assignor", "can_join", "text"),
+    [
+        ("x:0-1", False, "member new (c on /h) reads only versions 2 to 3 of x"),
+        ("x:3-4", True, "it already uses the consumer protocol"),
+        ("y:0-1", True, "member new (c on /h) does not offer y, so the group would not use it"),
+    ],
+)
+def test_a_consumer_that_joins_a_group_with_client_side_assignors(assignor: str, can_join: bool, text: str) -> None:
+    offered = OfferedAssignor("x", 2, 3, 0, Metadata(2))
+    members = [
+        MemberDescription("new", None, "c", "/h", frozenset(), upgraded=True, client_assignors=(offered,)),
+        MemberDescription("old", None, "c", "/h", frozenset(), upgraded=False),
+    ]
+    description = ConsumerGroupDescription(
+        "g", "consumer", "Stable", "consumer", "x", members, Node(1, "h", 1), is_assigned_by_member=True
+    )
+    answer = judge_converted(description, ENABLED, Assignor.parse(assignor))
+    assert (answer.can_convert, answer.reasons[-1]) == (can_join, text)
+    assert not judge_converted(description, SETTINGS, Assignor.parse("x:3-4")).can_convert
