@@ -14,6 +14,7 @@ from typing import Final
 
 import pyspark
 
+from tests.support.class_archives import cache_folder
 from tests.support.shared import missing
 
 RESOLVE_SECONDS: Final = 600
@@ -39,8 +40,7 @@ def s3_jars() -> list[str]:
     if shutil.which("mvn") is None:
         missing("mvn is not installed")
     version = hadoop_version()
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kcoord-tests"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = cache_folder()
     cache = folder / f"hadoop-aws-{version}.classpath"
     if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().split(":"))):
         artifacts = [("org.apache.hadoop", "hadoop-aws", version)]

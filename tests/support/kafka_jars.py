@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
+from kcoord.testing import start_broker
+from tests.support.class_archives import archive_options, cache_folder
 from tests.support.java import SHORT_LIVED
 from tests.support.shared import ROOT, missing, shared
 from tests.support.waiting import wait_until
@@ -53,8 +54,7 @@ class KafkaJars:
         for needed in ("java", "mvn"):
             if shutil.which(needed) is None:
                 missing(f"{needed} is not installed")
-        folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kcoord-tests"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = cache_folder()
         cache = folder / f"kafka-{version}.classpath"
         if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().strip().split(":"))):
             pom_file = folder / f"kafka-{version}.xml"
@@ -64,9 +64,20 @@ class KafkaJars:
             done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
             assert done.returncode == 0, done.stdout + done.stderr
         self.class_path = cache.read_text().strip()
+        self._options = f"-Xmx192m {SHORT_LIVED}"
+        if version == VERSION:
+            self._options += f" {archive_options('kafka', 'java', SHORT_LIVED, self.class_path, self._dump)}"
+
+    def _dump(self, options: str) -> None:
+        """Runs a tool as tests do."""
+        with start_broker() as broker:
+            broker.create_topic("topic")
+            arguments = (TOOLS["topics"], "--bootstrap-server", broker.bootstrap_servers, "--describe")
+            command = self.command(*options.split(), *arguments)
+            subprocess.run(command, capture_output=True, check=True, timeout=TOOL_SECONDS)
 
     def command(self, *arguments: str) -> list[str]:
-        return ["java", "-Xmx192m", *SHORT_LIVED.split(), "-cp", self.class_path, *arguments]
+        return ["java", *self._options.split(), "-cp", self.class_path, *arguments]
 
     def tool(
         self,

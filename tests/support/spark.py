@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, TypeVar
 
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kcoord.pipeline
-from kcoord.pipeline.lake.session import ARROW_UNCHECKED
+from kcoord.pipeline.lake.session import ARROW_UNCHECKED, get_session
+from tests.support.class_archives import archive_options
 from tests.support.client_races import note_retry
 from tests.support.java import SHORT_LIVED, JavaNotFoundError, require_java
 from tests.support.shared import missing
@@ -24,7 +29,7 @@ Result = TypeVar("Result")
 # swept again and again.
 SPARK_JVM: Final = f"{ARROW_UNCHECKED} {SHORT_LIVED} -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=256m"
 
-SMALL: Final = {
+_SMALL: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     # For tables of ten rows, compiling code takes longer than it saves.
@@ -34,14 +39,36 @@ SMALL: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # The listeners of the web interface format the plan of every query, even without the web interface.
     "spark.sql.ui.explainMode": "simple",
-    "spark.driver.extraJavaOptions": SPARK_JVM,
-    "spark.executor.extraJavaOptions": SPARK_JVM,
 }
-"""Settings for sessions over small tables."""
 
 TOO_BUSY: Final = "Python worker failed to connect back"
 """Spark's error if a new Python process does not start within 10 s, as on a loaded machine."""
 TOO_BUSY_RACE: Final = "Spark gives up on a Python process that takes more than 10 s to start"
+
+
+@cache
+def small_settings() -> dict[str, str]:
+    """Returns settings for sessions over small tables."""
+    java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
+    archive = archive_options("spark", java, SPARK_JVM, pyspark.__file__ + pyspark.__version__, _dump_classes)
+    options = f"{SPARK_JVM} {archive}"
+    return {**_SMALL, "spark.driver.extraJavaOptions": options, "spark.executor.extraJavaOptions": options}
+
+
+def _dump_classes(options: str) -> None:
+    """Runs small queries in a process of its own, whose JVM ends with it."""
+    code = f"from {__name__} import run_queries; run_queries({options!r})"
+    with TemporaryDirectory() as folder:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, check=True)
+
+
+def run_queries(options: str) -> None:
+    """Writes and reads a table in the present folder."""
+    spark = get_session("local[2]", {**_SMALL, "spark.driver.extraJavaOptions": f"{SPARK_JVM} {options}"})
+    spark.range(10).selectExpr("id", "id % 2 AS odd").groupBy("odd").count().write.parquet("table")
+    assert spark.read.parquet("table").where("odd = 1").collect()[0]["count"] == 5
+    spark.stop()
 
 
 def unless_too_busy(work: Callable[[], Result]) -> Result:
@@ -56,8 +83,8 @@ def unless_too_busy(work: Callable[[], Result]) -> Result:
 
 
 def small_options() -> list[str]:
-    """Returns `SMALL` as options of a command."""
-    return [word for name, value in SMALL.items() for word in ("--conf", f"{name}={value}")]
+    """Returns `small_settings` as options of a command."""
+    return [word for name, value in small_settings().items() for word in ("--conf", f"{name}={value}")]
 
 
 def start_spark(folder: Path) -> SparkSession:
@@ -68,13 +95,13 @@ def start_spark(folder: Path) -> SparkSession:
         missing(str(error))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
-        **SMALL,
+        **small_settings(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"{SMALL['spark.driver.extraJavaOptions']} -Dlog4j2.level=error",
+        "spark.driver.extraJavaOptions": f"{small_settings()['spark.driver.extraJavaOptions']} -Dlog4j2.level=error",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.session.timeZone": "UTC",

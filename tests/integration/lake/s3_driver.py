@@ -20,7 +20,7 @@ from kcoord.pipeline.lake.storage import Lake
 from tests.support.client_races import take_retries
 from tests.support.hadoop_jars import s3_jars
 from tests.support.offsets_sample import Key, committed_offsets
-from tests.support.spark import SMALL, unless_too_busy
+from tests.support.spark import small_settings, unless_too_busy
 
 WITHOUT_WAITING = {
     # The test server does not support `Expect: 100-continue`, so each upload would wait for a response to it.
@@ -41,7 +41,7 @@ def current(lake: Lake) -> dict[Key, int]:
 
 
 def main(log: str, *lakes: str) -> None:
-    spark = get_session("local[2]", {**SMALL, **WITHOUT_WAITING, "spark.jars": ",".join(s3_jars())})
+    spark = get_session("local[2]", {**small_settings(), **WITHOUT_WAITING, "spark.jars": ",".join(s3_jars())})
     spark.sparkContext.setLogLevel("ERROR")
     for argument in lakes:
         table_format, _, uri = argument.partition("=")

@@ -23,12 +23,11 @@ from kcoord.pipeline.lake.tables import TABLES
 from tests.docs.terminal import blocks_of
 from tests.support.offsets_sample import committed_offsets, described_offsets, unpack_sample
 from tests.support.shared import ROOT
-from tests.support.spark import SMALL, small_options
+from tests.support.spark import small_options, small_settings
 from tests.support.spark_cluster import LOOPBACK, SparkCluster, run_spark
 
 GUIDE = ROOT / "docs" / "guides" / "pipeline-on-a-cluster.md"
-SMALL_CLUSTER = {
-    **SMALL,
+CLUSTER = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -56,7 +55,7 @@ def lake(spark: SparkSession, log: str, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("cluster")
     uri = str(folder / "lake")
     blocks = {block.title: block.text for block in blocks_of(GUIDE.read_text())}
-    settings = "".join(f"{name} {value}\n" for name, value in SMALL_CLUSTER.items())
+    settings = "".join(f"{name} {value}\n" for name, value in {**small_settings(), **CLUSTER}.items())
     (folder / "spark-defaults.conf").write_text(f"{blocks['spark-defaults.conf']}{settings}")
     command = blocks["a job on a standalone cluster"]
     with SparkCluster(folder) as cluster:
