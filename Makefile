@@ -49,7 +49,7 @@ run: $(RUN) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARG
 
 test: $(DEV) ## all tests (WORKERS=2 processes; ARGS="tests/unit -k offsets" for some; without SHARED=../shared some are skipped)
 	@$(COMPILE)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-clients: $(DEV) ## Kafka's Java client (Maven) and franz-go (Go's module proxy) in groups (ARGS=java or ARGS=go for one)
 	$(BIN)/python -m tests.clients $(ARGS)
