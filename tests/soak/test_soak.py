@@ -23,7 +23,7 @@ from tests.support.confluent import committed, create_topic
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 
-KILLS = int(os.environ.get("KCOORD_SOAK_KILLS", "25"))
+KILLS = int(os.environ.get("KCOORD_SOAK_KILLS", "12"))
 SEED = int(os.environ.get("KCOORD_SOAK_SEED", str(random.randrange(1 << 32))))
 PARTITIONS = 3
 REGISTERS = 3
