@@ -594,6 +594,31 @@ def test_a_computation_ends_with_what_its_member_can_no_longer_do(how: str) -> N
     )
 
 
+def test_a_member_that_leaves_and_returns_has_to_be_asked_again() -> None:
+    context = with_two_members()
+    context.update_metadata({"t": 5})
+    assert context.beat("A").should_compute_assignment
+    prepared = context.prepare("A")
+    context.heartbeat("g", "A", -1)
+    # B can compute, so A is not asked when it joins.
+    assert not context.enter("A", offered()).should_compute_assignment
+    with pytest.raises(KafkaError) as refused:
+        context.install("A", prepared.group_epoch, {"A": {"t": [0, 1, 2, 3, 4]}})
+    assert refused.value.error is Errors.UNKNOWN_MEMBER_ID
+    assert context.beat("B").should_compute_assignment
+    assert context.shard.counters.client_computations["gone"] == 1
+
+
+def test_a_member_that_returns_has_not_failed() -> None:
+    context = with_two_members()
+    context.update_metadata({"t": 5})
+    context.beat("A")
+    context.sleep(TIMEOUT_MS)
+    context.heartbeat("g", "A", -1)
+    context.enter("A", offered())
+    assert context.beat("A").should_compute_assignment
+
+
 def beat_of_s(context: ClientContext, assignors: Sequence[ClientAssignor]) -> None:
     epoch = context.group.members["S"].member_epoch
     context.heartbeat("g", "S", epoch, instance="s", client_assignors=assignors)

@@ -234,7 +234,8 @@ class ClientComputation:
     """The computation of a group's next target by its members (`client_computation`). All of it is soft state.
 
     `group_epoch` is the epoch at which it began. `failed` are the members that have failed in this round. After a round
-    in which all able members failed, nobody is asked before `not_before_ms`.
+    in which all able members failed, nobody is asked before `not_before_ms`. `gone` counts the members that were asked
+    and have left since the last heartbeat that looked.
     """
 
     group_epoch: int
@@ -242,3 +243,11 @@ class ClientComputation:
     failed: set[str] = field(default_factory=set)
     rounds: int = 0
     not_before_ms: int = 0
+    gone: int = 0
+
+    def forget(self, member_id: str) -> None:
+        """Ends what a member that has left computes. If it joins again, it is a new member: it can be asked again."""
+        self.failed.discard(member_id)
+        if self.asked is not None and self.asked.member_id == member_id:
+            self.asked = None
+            self.gone += 1

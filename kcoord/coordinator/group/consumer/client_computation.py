@@ -117,6 +117,8 @@ def decide(
         return ComputedBy.SERVER
     if computation is None:
         computation = group.client_computation = ClientComputation(group_epoch)
+    counters.client_computations["gone"] += computation.gone
+    computation.gone = 0
     asked = computation.asked
     if asked is not None:
         is_this = asked.member_id == updated.member_id

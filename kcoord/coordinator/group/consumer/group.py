@@ -453,6 +453,10 @@ class ConsumerGroup:
             self._forget_instance(old)
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
+        if self.client_computation is not None:
+            offer = offer_of(member)
+            if offer is None or offer.kind is not OfferKind.PRESENT:
+                self.client_computation.forget(member.member_id)
 
     def remove_member(self, member_id: str) -> None:
         """Removes the member and frees its partitions; does nothing if there is no such member."""
@@ -460,6 +464,8 @@ class ConsumerGroup:
         member = self.members.pop(member_id, None)
         if member is None:
             return
+        if self.client_computation is not None:
+            self.client_computation.forget(member_id)
         self._count_subscriptions(member, None)
         self._count_stable(member, None)
         self._move_ownership(member, None)
