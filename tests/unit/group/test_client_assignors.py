@@ -619,6 +619,19 @@ def test_a_member_that_returns_has_not_failed() -> None:
     assert context.beat("A").should_compute_assignment
 
 
+def test_a_member_that_missed_the_response_with_a_new_epoch_gets_its_metadata() -> None:
+    context = with_two_members()
+    epoch = context.group.assignment_epoch
+    context.update_metadata({"t": 5})
+    context.beat("A")
+    context.compute("A", {"A": {"t": [0, 1, 4]}, "B": {"t": [2, 3]}}, metadata=b"new")
+    for _ in range(2):
+        answer = context.heartbeat("g", "B", epoch, owned={"t": [2, 3]})
+        assert answer.member_epoch == epoch + 1
+        assert answer.assignment is not None
+        assert answer.assignment.metadata_bytes == b"new"
+
+
 def beat_of_s(context: ClientContext, assignors: Sequence[ClientAssignor]) -> None:
     epoch = context.group.members["S"].member_epoch
     context.heartbeat("g", "S", epoch, instance="s", client_assignors=assignors)

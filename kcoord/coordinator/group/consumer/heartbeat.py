@@ -662,7 +662,7 @@ class ConsumerHeartbeat:
         if not (
             self._is_full(owned)
             or reconciled.assigned != member.assigned
-            or reconciled.member_epoch != member.member_epoch
+            or reconciled.member_epoch != self.request.member_epoch
             or pending != reported
             or self._has_missed(member, owned)
         ):
