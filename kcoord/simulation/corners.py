@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Final, TypeAlias
 
 from kcoord.simulation.client import Scene, SimulatedClient
+from kcoord.simulation.options import MOST_ASSIGNOR_BYTES, MOST_GROUP_ASSIGNOR_BYTES
 from kcoord.simulation.topics import FIRST_TOPIC
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
@@ -20,6 +21,8 @@ from kcoord_protocol.messages import (
     AddOffsetsToTxnResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    ConsumerGroupPrepareAssignmentRequest,
+    ConsumerGroupPrepareAssignmentResponse,
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
     EndTxnRequest,
@@ -120,6 +123,7 @@ def actors(
         "commit-before-sync": _commit_before_sync(),
         "strange-protocol": _strange_protocol(),
         "unknown-topic": _unknown_topic(),
+        "client-assignors": _client_assignors(),
         "leader": _leader(),
         "follower": _follower(),
         "newcomer": _newcomer(),
@@ -262,6 +266,41 @@ def _unknown_topic() -> Script:
     body = yield ApiKey.OFFSET_COMMIT, _COMMIT_BY_ID, group_id, request
     error = OffsetCommitResponse.decode(body, _COMMIT_BY_ID).topics[0].partitions[0].error_code
     _expect(error, Errors.UNKNOWN_TOPIC_ID, "OffsetCommit for an unknown topic")
+
+
+def _client_assignors() -> Script:
+    """Assignors and computations that are invalid in any group, and metadata that the group has no room for."""
+    group_id = "corner-computed"
+
+    def offers(member_id: str, *names: str) -> Step:
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=group_id,
+            member_id=member_id,
+            rebalance_timeout_ms=_SESSION_MS,
+            subscribed_topic_names=[FIRST_TOPIC],
+            topic_partitions=[],
+            client_assignors=[
+                ConsumerGroupHeartbeatRequest.ClientAssignor(name=name, metadata_bytes=bytes(MOST_ASSIGNOR_BYTES))
+                for name in names
+            ],
+        )
+        return ApiKey.CONSUMER_GROUP_HEARTBEAT, _HEARTBEAT, group_id, request
+
+    room = MOST_GROUP_ASSIGNOR_BYTES // MOST_ASSIGNOR_BYTES
+    expected = [(f"{group_id}-{number}", "x", Errors.NONE) for number in range(room)]
+    expected += [("blank", " ", Errors.INVALID_REQUEST), ("much", "x", Errors.POLICY_VIOLATION)]
+    for member_id, name, error in expected:
+        response = ConsumerGroupHeartbeatResponse.decode((yield offers(member_id, name)), _HEARTBEAT)
+        _expect(response.error_code, error, f"assignor {name!r}")
+    for group, member_id, epoch, error in (
+        (" ", "m", 1, Errors.INVALID_REQUEST),
+        (group_id, " ", 1, Errors.INVALID_REQUEST),
+        (group_id, "m", -1, Errors.INVALID_REQUEST),
+        (group_id, "m", 1, Errors.UNKNOWN_MEMBER_ID),
+    ):
+        prepare = ConsumerGroupPrepareAssignmentRequest(group_id=group, member_id=member_id, member_epoch=epoch)
+        body = yield ApiKey.CONSUMER_GROUP_PREPARE_ASSIGNMENT, 0, group_id, prepare
+        _expect(ConsumerGroupPrepareAssignmentResponse.decode(body, 0).error_code, error, "PrepareAssignment")
 
 
 _INTERRUPTED: Final = "corner-interrupted"

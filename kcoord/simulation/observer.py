@@ -37,6 +37,7 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupMemberMetadataKey,
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
     ConsumerGroupRegularExpressionKey,
@@ -95,6 +96,9 @@ class Observer:
         self.on_group_gone: Callable[[str], None] = lambda group_id: None
         self.on_regex_resolved: Callable[[str, list[str]], None] = lambda group_id, topics: None
         """Called with the topics that a group's regular expression matches."""
+        self.on_member_gone: Callable[[str, str], None] = lambda group_id, member_id: None
+        """Called with the ids of a group and of a member of the consumer protocol before the member is removed."""
+        self.on_shard_loaded: Callable[[int], None] = lambda shard_id: None
         self.transitions: Counter[str] = Counter()
         self.records: Counter[str] = Counter()
         self.violation: ViolationError | None = None
@@ -126,6 +130,7 @@ class Observer:
     def watch_groups(self, shard_id: int, machine: GroupCoordinatorShard) -> None:
         """Begins to watch a shard of the group coordinator that has just replayed its log."""
         replay = machine.replay
+        self.on_shard_loaded(shard_id)
         self._creation_times = {
             group_id: time_ms
             for group_id, time_ms in self._creation_times.items()
@@ -211,6 +216,8 @@ class Observer:
                 self._group_deleted(machine, key.group_id, record.reason)
             case GroupMetadataKey() as key, None:
                 self._group_deleted(machine, key.group, record.reason)
+            case ConsumerGroupMemberMetadataKey() as key, None:
+                self.on_member_gone(key.group_id, key.member_id)
             case ConsumerGroupRegularExpressionKey() as key, ConsumerGroupRegularExpressionValue() as value:
                 self.on_regex_resolved(key.group_id, value.topics)
             case ControlRecordTypeSchema() as key, _:

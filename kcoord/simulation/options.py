@@ -17,6 +17,9 @@ from kcoord.runtime.serde import partition_for
 
 MEMBERS_PER_GROUP = 3
 TOMBSTONES_KEPT_MS: Final = 5_000
+MOST_ASSIGNOR_BYTES: Final = 100
+"""Most bytes of metadata that a member gives to a client-side assignor, or gets from one."""
+MOST_GROUP_ASSIGNOR_BYTES: Final = 200
 RUDE_GROUPS: Final = ("rude-0", "rude-1", "rude-2")
 COMMITTER_GROUP: Final = "committers"
 PRODUCER_GROUP: Final = "producers"
@@ -104,6 +107,12 @@ class Options:
     """What `group.consumer.assignors` begins with, and the only assignor that members use; empty for the default."""
     has_acls: bool = False
     """Whether the brokers have an authorizer, and guests, whose ACLs and quotas change."""
+    has_client_assignors: bool = False
+    """Whether members of the consumer protocol have client-side assignors."""
+    fallback: str = "wait"
+    """`kcoord.client.assignor.fallback`: what follows if all able members have failed to compute."""
+    conducts: str = "any"
+    """How members compute: see `assignor_member.CONDUCTS`."""
 
     @classmethod
     def draw(cls, random: Random, scenario: str = "", faults: frozenset[str] | None = None) -> Options:
@@ -162,8 +171,11 @@ class Options:
             fast_paths=choice((True, True, True, True, False)),
             has_foreign_shards=choice((False, False, True)),
             record_producers=choice((0, 0, 2, 3)),
-            # The last draw, so that the seeds without ACLs are the runs that they were before there were ACLs.
+            # The last draws, so that the seeds without these parts are the runs that they were before.
             has_acls=random.random() < 0.125,
+            has_client_assignors=random.random() < 0.125,
+            fallback=choice(("wait", "wait", "server")),
+            conducts=choice(("any", "lying", "silent", "failing")),
         )
         if options.has_acls:
             options.every_ms = {**options.every_ms, "acl": 2_000, "quota": 4_000}
@@ -199,6 +211,11 @@ class Options:
     def broker_config(self, node_id: int = 1) -> BrokerConfig:
         """Returns a configuration with limits far below Kafka's defaults, so that timeouts happen in a short run."""
         more = {"authorizer.class.name": _AUTHORIZER, "super.users": SUPER_USER} if self.has_acls else {}
+        if self.has_client_assignors:
+            more["kcoord.client.assignors.enable"] = "true"
+            more["kcoord.client.assignor.fallback"] = self.fallback
+            more["kcoord.client.assignor.metadata.max.bytes"] = str(MOST_ASSIGNOR_BYTES)
+            more["kcoord.client.assignor.group.metadata.max.bytes"] = str(MOST_GROUP_ASSIGNOR_BYTES)
         if self.assignor:
             name = KNOWN_CONSUMER_ASSIGNORS.get(self.assignor)
             further = [built_in for built_in in ("uniform", "range") if built_in != name]
@@ -305,6 +322,14 @@ def _configs(options: Options) -> None:
     options.every_ms = {**options.every_ms, "config": 1_000}
 
 
+def _client_assignors(options: Options) -> None:
+    """Members compute target assignments while members and topics come and go."""
+    options.has_client_assignors, options.heartbeat_interval_ms, options.assignment_interval_ms = True, 500, 0
+    if options.protocols[0] == "classic":
+        options.protocols = ("consumer", "mixed")
+    options.every_ms = {**options.every_ms, "member": 3_000, "rude": 0}
+
+
 def _corners(options: Options) -> None:
     """No faults, and limits that the scripts of `corners` rely on."""
     options._keep_only(frozenset())
@@ -312,6 +337,7 @@ def _corners(options: Options) -> None:
     options.network_delay_ms, options.disk_delay_ms, options.hop_ms, options.most_groups = 2, 2, 200, 100
     options.migration_policy, options.verification = "bidirectional", False
     options.has_foreign_shards, options.turn_ms, options.fast_paths, options.has_acls = False, 0, True, False
+    options.has_client_assignors, options.conducts = True, "any"
 
 
 SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
@@ -327,5 +353,6 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "controller": _controller,
     "records": _records,
     "security": _security,
+    "client-assignors": _client_assignors,
     "corners": _corners,
 }

@@ -52,6 +52,9 @@ EXCUSED: Final = {
         "needs a marker of an earlier epoch: no transaction begins before the markers of the last one are written, so "
         "only a WriteTxnMarkers request from another broker has one"
     ),
+    "group.consumer.client_computation.end_install GROUP_ID_NOT_FOUND": (
+        "needs a group that is deleted while a thread checks the assignment of its last member"
+    ),
     "api.handlers.consumer_group_heartbeat.check_consumer_protocol UNSUPPORTED_VERSION": "the protocol is enabled",
     "api.handlers.init_producer_id.handle UNSUPPORTED_VERSION": "version 6 only, which is not served",
     "api.handlers.init_producer_id.handle TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "version 6 only, which is not served",

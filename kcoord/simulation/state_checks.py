@@ -294,7 +294,7 @@ def partitions_of(assignment: Mapping[bytes, Collection[int]]) -> set[TopicParti
 
 
 def check_consumer_group(group: ConsumerGroup, image: MetadataImage, most_members: int) -> None:
-    """Checks I-1 in the view of the coordinator, I-2, I-3, I-5 to I-8 and I-26."""
+    """Checks I-1 in the view of the coordinator, I-2, I-3, I-5 to I-8, I-24 and I-26."""
     if group.assignment_epoch > group.group_epoch:
         raise ViolationError("I-5 epochs are ordered", _text(group))
     if len(group.members) > most_members:
@@ -308,6 +308,7 @@ def check_consumer_group(group: ConsumerGroup, image: MetadataImage, most_member
             if owners.setdefault(partition, member.member_id) != member.member_id:
                 raise ViolationError("I-1 one owner", f"{partition} has two owners in {_text(group)}")
     _check_target(group, image)
+    _check_computation(group)
 
 
 def _check_member(group: ConsumerGroup, member: ConsumerGroupMember) -> None:
@@ -341,6 +342,8 @@ def _check_target(group: ConsumerGroup, image: MetadataImage) -> None:
     names = group.subscribed_topic_names()
     # The first target of a converted group is the assignment of its classic leader, which may be anything.
     is_computed = group.assignment_timestamp_ms > 0
+    # A client-side assignor may install an error instead of an assignment. Then members keep what they had.
+    is_computed = is_computed and not has_error_target(group)
     is_current = group.members and is_computed and group.group_epoch == group.assignment_epoch
     if not is_current or group.metadata_hash != metadata_hash(image, names):
         return
@@ -349,6 +352,28 @@ def _check_target(group: ConsumerGroup, image: MetadataImage) -> None:
     if target.keys() != subscribed:
         text = f"target and subscribed partitions differ in {len(target.keys() ^ subscribed)}: {_text(group)}"
         raise ViolationError("I-2 every subscribed partition is in the target", text)
+
+
+def has_error_target(group: ConsumerGroup) -> bool:
+    """True if the target is the error above 0 of a client-side assignor."""
+    return any(metadata.error > 0 for metadata in group.target_metadata.values())
+
+
+def _check_computation(group: ConsumerGroup) -> None:
+    """I-24: the member that is asked to compute is there, and members see the metadata of the target they reached."""
+    asked = group.client_computation.asked if group.client_computation is not None else None
+    if asked is not None:
+        member = group.members.get(asked.member_id)
+        if member is None or member.classic is not None or member.member_epoch < 0 or not member.client_assignors:
+            raise ViolationError("I-24 a member that can compute is asked", f"{asked.member_id} in {_text(group)}")
+    for member in group.members.values():
+        is_there = member.member_epoch == group.assignment_epoch
+        if not is_there or member.state is MemberState.UNREVOKED_PARTITIONS or member.classic is not None:
+            continue
+        expected = group.target_metadata_of(member.member_id)
+        if member.metadata != expected:
+            text = f"{member.member_id} has {member.metadata}, its target {expected} in {_text(group)}"
+            raise ViolationError("I-24 a member has the metadata of its target", text)
 
 
 def _text(group: ConsumerGroup) -> str:

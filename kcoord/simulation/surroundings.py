@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from kcoord.runtime import shard_snapshots
@@ -21,6 +21,7 @@ from kcoord.server.fast.fetch import FetchFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataFastPath
 from kcoord.server.shards import group_service, metadata_service
+from kcoord.simulation.assignor_checks import AssignorChecks
 from kcoord.simulation.observer import Observer
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import Trace, ViolationError
@@ -106,8 +107,10 @@ def around(options: Options, trace: Trace, observer: Observer) -> Iterator[None]
         fast_path.answer = _counted(trace, _SHORT_CUTS[fast_path], answer)  # type: ignore[method-assign]
     for owner, name, value in _limits(options):
         setattr(owner, name, value)
+    checks = AssignorChecks(observer).watching() if options.has_client_assignors else nullcontext()
     try:
-        yield
+        with checks:
+            yield
     finally:
         for owner, name, value in limits:
             setattr(owner, name, value)

@@ -19,6 +19,7 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.simulation import corners
 from kcoord.simulation.acl_admin import AclAdmin, creation_of
 from kcoord.simulation.admin import Admin
+from kcoord.simulation.assignor_member import AssignorMember, draw_member
 from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
 from kcoord.simulation.classic import ClassicConsumer
@@ -51,7 +52,7 @@ from kcoord.simulation.record_producer import RecordProducer
 from kcoord.simulation.record_reader import RecordReader
 from kcoord.simulation.rights_watch import RightsWatch
 from kcoord.simulation.rude import RudeClient
-from kcoord.simulation.state_checks import BrokerChecks, partitions_of
+from kcoord.simulation.state_checks import BrokerChecks, has_error_target, partitions_of
 from kcoord.simulation.surroundings import around
 from kcoord.simulation.throttled import QuotaAdmin, ThrottledClient
 from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, TopicAdmin, first_topics, new_topic
@@ -64,6 +65,9 @@ _LONGEST_BROKER_PAUSE_MS: Final = 3_000
 _LONGEST_MEMBER_PAUSE_MS: Final = 4_000
 _LULL_MS: Final = 75_000
 _RUDE_CLIENTS: Final = 3
+_HAVE_CLIENT_ASSIGNORS: Final = 0.96
+LONGEST_PAUSE_MS: Final = 60_000
+"""The longest pause between two rounds in which all members fail to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,11 @@ class Slot:
     instance_id: str | None
     incarnation: int = 0
     member: ModelConsumer | ClassicConsumer | None = None
+
+    @property
+    def computes_well_at_last(self) -> bool:
+        """True if the member computes well after the faults. In mixed groups the others may be classic members."""
+        return self.number == 0 or self.protocol == "mixed"
 
 
 class World:
@@ -359,7 +368,12 @@ class World:
         protocol = slot.protocol if slot.protocol != "mixed" else random.choice(("consumer", "classic"))
         name = f"{slot.group_id}-member-{slot.number}-{slot.incarnation}"
         member: ModelConsumer | ClassicConsumer
-        if protocol == "consumer":
+        if protocol == "consumer" and self.options.has_client_assignors and random.random() < _HAVE_CLIENT_ASSIGNORS:
+            subscription, scene, ids = _draw_subscription(random), self.scene, (name, slot.group_id, slot.instance_id)
+            is_mixed, is_good = slot.protocol == "mixed", slot.computes_well_at_last and not self._faults_on
+            protocols = (slot.is_cooperative if is_mixed else None), self._faults_on
+            member = draw_member(*ids, subscription, scene, random, self.promises, *protocols, is_good=is_good)
+        elif protocol == "consumer":
             member = ModelConsumer(
                 name,
                 slot.group_id,
@@ -415,6 +429,8 @@ class World:
         for slot in self.slots:
             if slot.member is not None and slot.member.is_fenced:
                 slot.member = None
+            if slot.computes_well_at_last and isinstance(slot.member, AssignorMember):
+                slot.member.behave()
             self._join(slot)
 
     def _settle(self) -> None:
@@ -429,6 +445,9 @@ class World:
             + 6 * options.request_timeout_ms
             + 20_000
         )
+        if options.has_client_assignors:
+            # All members but one may use up their time, for two targets, and before that a round may have ended.
+            longest_ms += LONGEST_PAUSE_MS + 2 * (MEMBERS_PER_GROUP - 1) * options.rebalance_timeout_ms
         if self.broker.process is not None:
             longest_ms = ceil(longest_ms / self.broker.process.loop.clock_rate)
         while self.clock.now_ms < began_ms + longest_ms:
@@ -463,6 +482,8 @@ class World:
                 group_member = group.members[member.member_id]
                 if group_member.member_epoch != member.epoch or partitions_of(group_member.assigned) != member.owned:
                     return False
+            if has_error_target(group):
+                return True
         return self.ownership.owned(group_id).keys() == self._subscribed(members)
 
     def _subscribed(self, members: Sequence[ModelConsumer | ClassicConsumer]) -> set[TopicPartition]:

@@ -2,8 +2,8 @@
 """Hostile input of every kind against a running broker, a test per number of the list (H-1 to H-24).
 
 After each test, another connection is served normally, and the log has no traceback. Client-side assignors (H-22) and
-proxied clusters (H-23) are left out. kcoord does not serve them: their requests are unknown APIs (H-4). SASL (H-12) is
-in tests/integration/clients/test_sasl.py.
+proxied clusters (H-23) are left out. This broker does not serve them: their requests are unknown APIs (H-4). The limits
+of H-22 are in tests/unit/group/test_client_assignors.py. SASL (H-12) is in tests/integration/clients/test_sasl.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kcoord.simulation import planted_security
+from kcoord.simulation import planted_assignors, planted_security
 from kcoord.simulation.planted import FAULTS
 from kcoord.simulation.runner import run
 from kcoord.simulation.world import Setup
@@ -64,6 +64,13 @@ FOUND_BY = {
     "rates-forgotten-by-a-change": {"S-6"},
     "regex-matches-hidden-topics": {"S-2"},
     "throttled-client-is-served": {"S-6"},
+    "assignment-checked-by-the-present": {"I-24"},
+    "assignment-of-a-member-not-asked": {"I-24"},
+    "assignment-of-another-epoch": {"I-24"},
+    "computation-of-a-dead-member": {"I-24"},
+    "computation-without-deadline": {"I-24"},
+    "failed-members-are-never-asked-again": {"I-28"},
+    "targets-of-members-that-left": {"I-24"},
 }
 
 SCENARIOS = {
@@ -74,16 +81,19 @@ SCENARIOS = {
     "pending-offsets-count-as-stable": "transactions",
     "repeated-heartbeat-of-an-old-config": "configs",
     **dict.fromkeys(planted_security.PATCHES, "security"),
+    **dict.fromkeys(planted_assignors.PATCHES, "client-assignors"),
 }
 """Scenarios of faults that the usual mix of a seed hardly ever shows."""
 
 FOUND_AT = {
     "aborted-records-not-told": 3,
     "acknowledged-before-flush": 3,
+    "assignment-of-another-epoch": 13,
     "batch-taken-twice": 3,
     "clocks-of-workers-not-compared": 3,
     "downgrade-without-rebalance-after-a-load": 12,
     "dropped-tombstone": 3,
+    "failed-members-are-never-asked-again": 14,
     "fetch-not-woken": 4,
     "growth-not-noticed": 5,
     "memo-not-invalidated": 5,

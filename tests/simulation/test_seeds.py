@@ -22,6 +22,7 @@ from kcoord.simulation.world import Setup
 
 SEEDS = range(100)
 SECURITY_SEEDS = range(4)
+ASSIGNOR_SEEDS = range(8)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -39,9 +40,10 @@ class Runs:
         return self._outcomes[key]
 
     def every(self) -> list[Outcome]:
-        """Returns the outcomes of all seeds, of the scenario with fixed dialogues, and of that with ACLs."""
+        """Returns the outcomes of all seeds, with fixed dialogues, with ACLs, and with assignors."""
         security = [self.of(seed, "security") for seed in SECURITY_SEEDS]
-        return [*(self.of(seed) for seed in SEEDS), self.of(0, "corners"), *security]
+        assignors = [self.of(seed, "client-assignors") for seed in ASSIGNOR_SEEDS]
+        return [*(self.of(seed) for seed in SEEDS), self.of(0, "corners"), *security, *assignors]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,13 @@ def test_no_invariant_is_violated(runs: Runs, seed: int) -> None:
 def test_rights_follow_the_acls(runs: Runs, seed: int) -> None:
     outcome = runs.of(seed, "security")
     assert not outcome.failure, report(outcome)
+
+
+@pytest.mark.parametrize("seed", ASSIGNOR_SEEDS)
+def test_client_side_assignors_compute(runs: Runs, seed: int) -> None:
+    outcome = runs.of(seed, "client-assignors")
+    assert not outcome.failure, report(outcome)
+    assert outcome.counts["installed"]
 
 
 def test_guests_are_denied_in_every_way(runs: Runs) -> None:
