@@ -101,7 +101,9 @@ class AssignorMember(ModelConsumer):
         super().__init__(member_id, group_id, instance_id, subscription, None, scene, random, promises)
         self.conduct = conduct
         self._names = names
-        self._versions = random.choice(_VERSIONS)
+        # An assignor of a former classic group has to read its user data, which has version -1.
+        is_own = names is OWN_ASSIGNORS
+        self._versions = random.choice([v for v in _VERSIONS if is_own or v[0] == -1])
         self._offers = self._draw_offers()
         self._is_asked = False
         self._is_computing = False
