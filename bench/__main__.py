@@ -10,6 +10,7 @@ from bench import (
     assignors,
     authorizer,
     classic,
+    client_assignors,
     compaction,
     memory,
     mixed,
@@ -45,6 +46,7 @@ MEASUREMENTS = {
     "assignors": assignors.main,
     "authorizer": authorizer.main,
     "offload": offload.main,
+    "client-assignors": client_assignors.main,
     "classic": classic.main,
     "memory": memory.main,
     "recovery": recovery.main,
@@ -52,7 +54,7 @@ MEASUREMENTS = {
     "pipeline": pipeline,
     "lake": lake,
 }
-LONG = {"compaction", "offload", "pipeline", "lake"}
+LONG = {"client-assignors", "compaction", "offload", "pipeline", "lake"}
 
 
 def main() -> None:

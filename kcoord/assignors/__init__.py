@@ -29,6 +29,10 @@ class Member:
     """The existing topics to which the member subscribes, by name or by regular expression."""
     assigned: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The present target assignment: topic name -> partitions."""
+    metadata: Mapping[str, bytes] = field(default_factory=dict)
+    """The metadata that the member gives to assignors: to the client-side assignors that it has, by name, or as user
+    data to those of the classic protocol. Only names with metadata.
+    """
 
 
 @dataclass(slots=True, frozen=True)

@@ -132,6 +132,7 @@ async def _assignor_input(admin: AdminClient, group: ConsumerGroupDescription) -
             member.rack_id,
             frozenset(topic_ids[name] for name in subscriptions[member.member_id] if name in topic_ids),
             {topic_id: frozenset(partitions) for topic_id, partitions in assigned.items()},
+            {offered.name: offered.metadata.data for offered in member.client_assignors if offered.metadata.data},
         )
     return work
 

@@ -41,6 +41,7 @@ from kcoord.coordinator.group.consumer.assignment import (
     member_specs,
     partition_racks,
 )
+from kcoord.coordinator.group.consumer.client_computation import offered_assignors
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.server.errors import StartError
 
@@ -112,6 +113,9 @@ class OwnAssignor:
         """Returns the value of a ComputeTarget task: a ComputedTarget with encoded records, or a FailedComputation."""
         names = {topic_id: work.image.topics_by_id[topic_id].name for topic_id in work.partition_counts}
         specs = member_specs(work)
+        for member_id, member in work.members.items():
+            offered = offered_assignors(member)
+            specs[member_id].metadata = {assignor.name: assignor.metadata for assignor in offered if assignor.metadata}
         try:
             assignment = self.assign(specs, work.partition_counts, partial(partition_racks, work.image), names)
         except AssignorError as error:
@@ -139,6 +143,7 @@ class OwnAssignor:
                 spec.rack_id,
                 frozenset(names[topic_id] for topic_id in spec.subscribed_topic_ids),
                 {names[topic_id]: partitions for topic_id, partitions in spec.assigned.items() if topic_id in names},
+                spec.metadata,
             )
             for member_id, spec in specs.items()
         }

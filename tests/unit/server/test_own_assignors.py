@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from kcoord.coordinator.group.consumer.assignment import (
     FailedComputation,
     TargetInput,
 )
+from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
+from kcoord.coordinator.group.consumer.group import ClassicMemberMetadata
 from kcoord.server.errors import StartError
 from kcoord.server.shards.own_assignors import OwnAssignor, start_own_assignors
+from kcoord_protocol.messages import ConsumerProtocolSubscription
 from tests.docs.terminal import blocks_of
 from tests.support.shared import ROOT
 from tests.support.waiting import wait_until
@@ -114,10 +118,28 @@ def outcome(assignor: OwnAssignor, folder: Path, code: str) -> object:
 
 def test_it_gets_members_and_topics_and_its_result_becomes_a_target(good: OwnAssignor, folder: Path) -> None:
     assert outcome(good, folder, "{'m': {'t': [0, 1]}}") == {"m": [0, 1]}
-    member = "Member(instance_id=None, rack_id='r1', topics=frozenset({'t'}), assigned={})"
+    member = "Member(instance_id=None, rack_id='r1', topics=frozenset({'t'}), assigned={}, metadata={})"
     assert (folder / "input").read_text() == (
         f"([('m', {member})], [('t', Topic(partition_count=2, racks=[frozenset(), frozenset()]))])"
     )
+
+
+def test_it_gets_the_metadata_of_client_side_assignors_and_the_user_data_of_classic_members(
+    good: OwnAssignor, folder: Path
+) -> None:
+    target = work()
+    offered = (ClientAssignor("x", 0, 1, 0, 1, b"new"), ClientAssignor("y", 0, 1, 0, 1, b""))
+    subscription = ConsumerProtocolSubscription(topics=["t"], user_data=b"old").encode(1)
+    classic = ClassicMemberMetadata(10_000, (("z", b"\0\1" + subscription),))
+    target.members = {
+        "m": replace(target.members["m"], client_assignors=offered),
+        "n": replace(target.members["m"], member_id="n", classic=classic),
+    }
+    (folder / "code").write_text("{'m': {'t': [0, 1]}}")
+    assert isinstance(good.compute(target), ComputedTarget)
+    given = (folder / "input").read_text()
+    assert "metadata={'x': b'new'}" in given
+    assert "metadata={'z': b'old'}" in given
 
 
 def test_what_the_class_prints_goes_to_stderr(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -28,12 +28,17 @@ def no_racks(_topic_id: bytes) -> Sequence[frozenset[str]]:
 
 @dataclass(slots=True)
 class MemberSpec:
-    """A member as an assignor sees it. `assigned` is its present target assignment."""
+    """A member as an assignor sees it.
+
+    `assigned` is its present target assignment. `metadata` is what the member gives to assignors, by their names; only
+    assignors of one's own get it.
+    """
 
     instance_id: str | None = None
     rack_id: str | None = None
     subscribed_topic_ids: Collection[bytes] = ()
     assigned: Claim = field(default_factory=dict)
+    metadata: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Assignor(Protocol):

@@ -26,7 +26,7 @@ fails, and the next heartbeat asks again. What is installed is hard: the targets
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -319,10 +319,18 @@ def prepared(snapshot: TargetInput) -> ConsumerGroupPrepareAssignmentResponse:
 
 def _offered(member: ConsumerGroupMember, name: str) -> ClientAssignor:
     """Returns the member's assignor of that name, which every member of a snapshot has."""
+    return next(assignor for assignor in offered_assignors(member) if assignor.name == name)
+
+
+def offered_assignors(member: ConsumerGroupMember) -> Sequence[ClientAssignor]:
+    """Returns the client-side assignors of the member; for a classic member its protocols with their user data."""
     if member.classic is None:
-        return next(assignor for assignor in member.client_assignors if assignor.name == name)
-    user_data = consumer_protocol.read_user_data(dict(member.classic.protocols)[name])
-    return ClientAssignor(name, CLASSIC_VERSION, CLASSIC_VERSION, 0, CLASSIC_VERSION, user_data)
+        return member.client_assignors
+    version = CLASSIC_VERSION
+    return [
+        ClientAssignor(name, version, version, 0, version, consumer_protocol.read_user_data(metadata))
+        for name, metadata in member.classic.protocols
+    ]
 
 
 # InstallAssignment.
