@@ -41,7 +41,7 @@ _UNKNOWN_OR_CONVERTED = "Dead"
 _ASSIGNOR: Final = re.compile(r"(?P<name>.+):(?P<lowest>-?\d+)-(?P<highest>\d+)")
 
 
-class Assignor(NamedTuple):
+class NewAssignor(NamedTuple):
     """A client-side assignor of a consumer that would join, with the versions of metadata that it reads."""
 
     name: str
@@ -49,7 +49,7 @@ class Assignor(NamedTuple):
     highest: int
 
     @classmethod
-    def parse(cls, text: str) -> Assignor:
+    def parse(cls, text: str) -> NewAssignor:
         """Reads NAME:MIN-MAX. Raises ArgumentTypeError."""
         match = _ASSIGNOR.fullmatch(text)
         if match is None or not -1 <= int(match["lowest"]) <= int(match["highest"]):
@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--assignor",
         metavar="NAME:MIN-MAX",
-        type=Assignor.parse,
+        type=NewAssignor.parse,
         help="a client-side assignor of the consumer that would join, with the versions that it reads",
     )
     add_old_positional(parser, "--group", "GROUP")
@@ -142,7 +142,7 @@ def judge(
     group: DescribeGroupsResponse.DescribedGroup,
     listed_state: str | None,
     settings: Mapping[str, str],
-    assignor: Assignor | None = None,
+    assignor: NewAssignor | None = None,
 ) -> Answer:
     """Applies the coordinator's rules. A group without members is always converted."""
     if group.group_state == _UNKNOWN_OR_CONVERTED:
@@ -156,7 +156,9 @@ def judge(
     return Answer(not obstacles, obstacles or notes)
 
 
-def judge_converted(description: ConsumerGroupDescription, settings: Mapping[str, str], assignor: Assignor) -> Answer:
+def judge_converted(
+    description: ConsumerGroupDescription, settings: Mapping[str, str], assignor: NewAssignor
+) -> Answer:
     """Applies the coordinator's rules to a consumer that joins a group of the consumer protocol."""
     obstacles = list(_disabled(settings))
     notes = ["it already uses the consumer protocol"]
@@ -180,7 +182,7 @@ def _disabled(settings: Mapping[str, str]) -> Iterator[str]:
 
 
 def _obstacles(
-    group: DescribeGroupsResponse.DescribedGroup, settings: Mapping[str, str], assignor: Assignor | None
+    group: DescribeGroupsResponse.DescribedGroup, settings: Mapping[str, str], assignor: NewAssignor | None
 ) -> Iterator[str]:
     policy = settings.get(POLICY)
     if policy is not None and policy.lower() not in _UPGRADING_POLICIES:
@@ -201,7 +203,7 @@ def _obstacles(
 
 
 def _obstacles_of(
-    member: DescribeGroupsResponse.DescribedGroupMember, protocol: str, assignor: Assignor | None
+    member: DescribeGroupsResponse.DescribedGroupMember, protocol: str, assignor: NewAssignor | None
 ) -> Iterator[str]:
     name = f"member {member.member_id} ({member.client_id} on {member.client_host})"
     assignment = read_assignment(member.member_assignment)

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from kcoord.cli.migrate import CLIENT_ASSIGNORS, MAX_SIZE, POLICY, Assignor, judge, judge_converted
+from kcoord.cli.migrate import CLIENT_ASSIGNORS, MAX_SIZE, POLICY, NewAssignor, judge, judge_converted
 from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
 from kcoord.client.assignors import Metadata, OfferedAssignor
 from kcoord.client.types import Node
@@ -77,7 +77,7 @@ def test_obstacles(described: DescribeGroupsResponse.DescribedGroup, settings: d
 def test_a_client_side_assignor_that_would_convert_a_group_with_user_data(
     custom: DescribeGroupsResponse.DescribedGroupMember, assignor: str, settings: dict[str, str], reason: str | None
 ) -> None:
-    answer = judge(group(member(), custom), "Stable", settings, Assignor.parse(assignor))
+    answer = judge(group(member(), custom), "Stable", settings, NewAssignor.parse(assignor))
     assert answer.can_convert is (reason is None)
     if reason is not None:
         assert reason in answer.reasons[0]
@@ -86,7 +86,7 @@ def test_a_client_side_assignor_that_would_convert_a_group_with_user_data(
 def test_the_assignor_of_a_group_that_rebalances_is_not_known() -> None:
     rebalancing = group(member(subscription=b""), state="PreparingRebalance")
     rebalancing.protocol_data = ""
-    answer = judge(rebalancing, "PreparingRebalance", ENABLED, Assignor.parse("range:-1-0"))
+    answer = judge(rebalancing, "PreparingRebalance", ENABLED, NewAssignor.parse("range:-1-0"))
     assert answer.reasons == [
         "it is in the state PreparingRebalance, in which the broker does not tell its assignor; try again"
     ]
@@ -94,9 +94,9 @@ def test_the_assignor_of_a_group_that_rebalances_is_not_known() -> None:
 
 @pytest.mark.parametrize("text", ["x", "x:1", ":0-1", "x:2-1", "x:-2-1", "x:-1--1", "x:a-b"])
 def test_assignors_are_a_name_and_a_range_of_versions(text: str) -> None:
-    assert Assignor.parse("my:own:-1-3") == ("my:own", -1, 3)
+    assert NewAssignor.parse("my:own:-1-3") == ("my:own", -1, 3)
     with pytest.raises(ArgumentTypeError, match="NAME:MIN-MAX"):
-        Assignor.parse(text)
+        NewAssignor.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,6 @@ def test_a_consumer_that_joins_a_group_with_client_side_assignors(assignor: str,
     description = ConsumerGroupDescription(
         "g", "consumer", "Stable", "consumer", "x", members, Node(1, "h", 1), is_assigned_by_member=True
     )
-    answer = judge_converted(description, ENABLED, Assignor.parse(assignor))
+    answer = judge_converted(description, ENABLED, NewAssignor.parse(assignor))
     assert (answer.can_convert, answer.reasons[-1]) == (can_join, text)
-    assert not judge_converted(description, SETTINGS, Assignor.parse("x:3-4")).can_convert
+    assert not judge_converted(description, SETTINGS, NewAssignor.parse("x:3-4")).can_convert
