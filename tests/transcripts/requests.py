@@ -210,10 +210,51 @@ def _partitions(message: Message, struct_name: str, topics: Partitions, names: N
 # --- APIs whose requests have more structure --------------------------------------------------------------------------
 
 
+_ASSIGNOR: Final = re.compile(
+    r"(?P<name>[^:]*):(?P<lowest>-?\d+)-(?P<highest>\d+)@(?P<version>-?\d+)(/(?P<reason>\d+))?"
+)
+
+
 def _heartbeat(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """Builds a heartbeat. The first heartbeat has a rebalance timeout and no partitions, as that of Kafka's client."""
+    """Builds a heartbeat. The first heartbeat has a rebalance timeout and no partitions, as that of Kafka's client.
+
+    `offers=x:0-2@1,y:0-0@0/3` are client-side assignors: name, versions, version of the metadata, and the reason.
+    """
+    offers = arguments.pop("offers", None)
     if arguments.get("epoch") == "0":
         arguments = {"rebalance": "300000", "owned": "none", **arguments}
+    _build(message, version, arguments, names)
+    if offers is not None:
+        message.client_assignors = [_client_assignor(message, offer) for offer in _list(offers.replace("none", ""))]
+
+
+def _client_assignor(message: Any, text: str) -> object:
+    match = _ASSIGNOR.fullmatch(text)
+    if match is None:
+        raise CommandError(f"{text!r} is not NAME:LOWEST-HIGHEST@VERSION")
+    return type(message).ClientAssignor(
+        name=match["name"],
+        minimum_version=int(match["lowest"]),
+        maximum_version=int(match["highest"]),
+        reason=int(match["reason"] or 0),
+        metadata_version=int(match["version"]),
+        metadata_bytes=b"in",
+    )
+
+
+def _install(message: Any, version: int, arguments: Arguments, names: Names) -> None:
+    """Builds an InstallAssignment with `A:=foo:0-2 B:=foo:3-5`; `version` is that of each member's metadata."""
+    shares = {name[:-1]: arguments.pop(name) for name in list(arguments) if name.endswith(":")}
+    metadata_version = int(arguments.pop("version", "0"))
+    message.members = [
+        type(message).Member(
+            member_id=names.member_id(member),
+            partitions=_partitions(message, "TopicPartitions", parse_partitions(share), names),
+            metadata_version=metadata_version,
+            metadata_bytes=b"out",
+        )
+        for member, share in shares.items()
+    ]
     _build(message, version, arguments, names)
 
 
@@ -377,6 +418,7 @@ def _write_markers(message: Any, version: int, arguments: Arguments, names: Name
 
 _BUILDERS: Final[dict[str, Callable[[Any, int, Arguments, Names], None]]] = {
     "ConsumerGroupHeartbeat": _heartbeat,
+    "ConsumerGroupInstallAssignment": _install,
     "JoinGroup": _join,
     "SyncGroup": _sync,
     "LeaveGroup": _leave,
