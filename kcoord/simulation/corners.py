@@ -185,7 +185,7 @@ def _synced(
     return SyncGroupResponse.decode((yield ApiKey.SYNC_GROUP, _SYNC, group_id, request), _SYNC).error_code
 
 
-def _converted(group_id: str) -> Generator[Step, bytes, int]:
+def _converted(group_id: str, assignor: str = "") -> Generator[Step, bytes, int]:
     """Joins a group of classic members with the consumer protocol, and returns the error."""
     request = ConsumerGroupHeartbeatRequest(
         group_id=group_id,
@@ -193,6 +193,7 @@ def _converted(group_id: str) -> Generator[Step, bytes, int]:
         rebalance_timeout_ms=_SESSION_MS,
         subscribed_topic_names=[FIRST_TOPIC],
         topic_partitions=[],
+        client_assignors=[ConsumerGroupHeartbeatRequest.ClientAssignor(name=assignor)] if assignor else None,
     )
     body = yield ApiKey.CONSUMER_GROUP_HEARTBEAT, _HEARTBEAT, group_id, request
     return ConsumerGroupHeartbeatResponse.decode(body, _HEARTBEAT).error_code
@@ -209,11 +210,13 @@ def _commit(group_id: str, member_id: str = "", generation: int = -1) -> Generat
 
 
 def _custom_assignor() -> Script:
-    """An assignment with user data is of a custom assignor, so the group cannot be converted."""
+    """An assignment with user data is of a custom assignor. A member that does not read it cannot convert the group."""
     group_id = "corner-assignor"
     joined = yield from _joined(group_id)
     _expect((yield from _synced(group_id, joined, b"mine")), Errors.NONE, "SyncGroup")
     _expect((yield from _converted(group_id)), Errors.GROUP_ID_NOT_FOUND, "a custom assignor")
+    error = yield from _converted(group_id, "range")
+    _expect(error, Errors.INVALID_REQUEST, "an assignor that does not read user data")
 
 
 def _large_assignment() -> Script:

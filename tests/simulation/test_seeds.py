@@ -19,6 +19,7 @@ from kcoord.simulation.reached import Reached
 from kcoord.simulation.rights_checks import ANSWERS
 from kcoord.simulation.runner import Outcome, report, run
 from kcoord.simulation.world import Setup
+from kcoord_protocol.errors import Errors
 
 SEEDS = range(100)
 SECURITY_SEEDS = range(4)
@@ -69,7 +70,13 @@ def test_rights_follow_the_acls(runs: Runs, seed: int) -> None:
 def test_client_side_assignors_compute(runs: Runs, seed: int) -> None:
     outcome = runs.of(seed, "client-assignors")
     assert not outcome.failure, report(outcome)
-    assert outcome.counts["installed"]
+
+
+def test_assignments_of_clients_are_installed_and_refused(runs: Runs) -> None:
+    counts: Counter[str] = sum((runs.of(seed, "client-assignors").counts for seed in ASSIGNOR_SEEDS), Counter())
+    refused = (Errors.INVALID_ASSIGNMENT, Errors.UNKNOWN_MEMBER_ID, Errors.STALE_MEMBER_EPOCH)
+    expected = {"installed", "assignor-unsupported", *(f"computation: {error.name}" for error in refused)}
+    assert {kind for kind in expected if not counts[kind]} == set()
 
 
 def test_guests_are_denied_in_every_way(runs: Runs) -> None:
