@@ -23,7 +23,7 @@ from kcoord_protocol.errors import Errors
 
 SEEDS = range(100)
 SECURITY_SEEDS = range(4)
-ASSIGNOR_SEEDS = range(8)
+ASSIGNOR_SEEDS = range(12)
 REPOSITORY = Path(__file__).parents[2]
 
 
