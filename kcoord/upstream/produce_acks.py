@@ -11,8 +11,11 @@ _FIRST_VERSION_WITH_TRANSACTIONS: Final = 3
 _FIRST_FLEXIBLE_VERSION: Final = 9
 
 
-def produce_acks(data: bytes, position: int, version: int) -> int | None:
-    """Returns the acks of a Produce request whose client id is at `position`, None if its bytes have not arrived."""
+def produce_acks(data: bytes, position: int, version: int) -> tuple[int, int] | None:
+    """Returns the acks of a Produce request whose client id is at `position`, and the position after them.
+
+    Returns None if their bytes have not arrived.
+    """
     try:
         position = _after_text(data, position)
         if version >= _FIRST_FLEXIBLE_VERSION:
@@ -28,7 +31,7 @@ def produce_acks(data: bytes, position: int, version: int) -> int | None:
         (acks,) = _SHORT.unpack_from(data, position)
     except (struct.error, IndexError):
         return None
-    return int(acks)
+    return int(acks), position + _SHORT.size
 
 
 def _after_text(data: bytes, position: int) -> int:
