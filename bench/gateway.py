@@ -2,7 +2,8 @@
 """What kcoord in front of a cluster costs: CPU per MB of produced and fetched data, beside a bare uvloop relay.
 
 The upstream is another kcoord. The same frames go through the relay and through the gateway, in rounds that alternate;
-the smallest of each counts. The second table has latencies at a fixed rate, also without anything in between.
+the smallest of each counts. The second table has latencies at a fixed rate, also without anything in between. They
+depend on other load on the machine far more than the first table.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MEGABYTES = 32
 IN_FLIGHT = 5
 SIZES = (1_000, 16_000, 100_000, 900_000)
 PRODUCED, FETCHED = "p", "f"
-RATE_SECONDS = 10.0
+RATE_SECONDS = 2.0
 RATE_SIZE = 16_000
 RATES = (200, 1_000)
 
@@ -145,9 +146,13 @@ def latencies(report: Report, ports: dict[str, int]) -> None:
         f"Produce of {RATE_SIZE // 1000} kB at a fixed rate", "requests per s", "way", "done per s", "p50 ms", "p99 ms"
     )
     for rate in RATES:
-        for name, port in ports.items():
-            done, times = at_rate(port, produce_frame(RATE_SIZE), rate)
-            table.row(rate, name, round(done), percentile(times, 0.5), percentile(times, 0.99))
+        rounds = [
+            {name: at_rate(port, produce_frame(RATE_SIZE), rate) for name, port in ports.items()} for _ in range(ROUNDS)
+        ]
+        for name in ports:
+            results = [one_round[name] for one_round in rounds]
+            best_p50, best_p99 = (min(percentile(times, share) for _, times in results) for share in (0.5, 0.99))
+            table.row(rate, name, round(max(done for done, _ in results)), best_p50, best_p99)
 
 
 def at_rate(port: int, frame: bytes, rate: int) -> tuple[float, list[float]]:
