@@ -78,6 +78,18 @@ def _member(value: Message) -> Row:
         "session_timeout_ms": None if classic is None else classic.session_timeout_ms,
         "server_assignor": value.server_assignor,
         "classic_protocols": protocols,
+        "client_assignors": [
+            {
+                "name": assignor.name,
+                "minimum_version": assignor.minimum_version,
+                "maximum_version": assignor.maximum_version,
+                "reason": assignor.reason,
+                "metadata_version": assignor.metadata_version,
+                "metadata": assignor.metadata_bytes,
+            }
+            for assignor in value.client_assignors
+        ]
+        or None,
     }
 
 
@@ -87,6 +99,8 @@ def _target(value: Message) -> Row:
     return {
         "assignment_epoch": value.assignment_epoch,
         "assignment_timestamp": moment(value.assignment_timestamp or -1),
+        "client_assignor": value.assignor or None,
+        "assigned_by": value.assigned_by or None,
     }
 
 
@@ -106,6 +120,9 @@ def _current_assignment(value: Message) -> Row:
         "pending_revocation": _assigned(
             (topic.topic_id, topic.partitions, topic.assignment_epochs) for topic in pending
         ),
+        "assignor_error": value.error or None,
+        "assignor_metadata_version": value.metadata_version if value.metadata_version >= 0 else None,
+        "assignor_metadata": value.metadata_bytes or None,
     }
 
 

@@ -7,7 +7,7 @@ and values are Kafka's own, in snake_case. Uuids are in Kafka's text form (22 le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -34,6 +34,18 @@ ASSIGNED: Final = list_of(
 `epoch` is the member epoch in which the member got the partition. Only Kafka 4.3 and kcoord write it; else it is
 null."""
 
+CLIENT_ASSIGNORS: Final = list_of(
+    pa.struct(
+        [
+            pa.field("name", pa.string()),
+            pa.field("minimum_version", pa.int32()),
+            pa.field("maximum_version", pa.int32()),
+            pa.field("reason", pa.int32()),
+            pa.field("metadata_version", pa.int32()),
+            pa.field("metadata", pa.binary()),
+        ]
+    )
+)
 PROTOCOLS: Final = list_of(pa.struct([pa.field("name", pa.string()), pa.field("metadata", pa.binary())]))
 
 CLASSIC_MEMBERS: Final = list_of(
@@ -145,6 +157,11 @@ _MEMBER: Final = (
     Column("session_timeout_ms", pa.int32(), "Session timeout of a member that uses the classic protocol, in ms."),
     Column("server_assignor", pa.string(), "Server-side assignor that the member requests."),
     Column("classic_protocols", PROTOCOLS, "Protocols of a member that uses the classic protocol in a KIP-848 group."),
+    Column(
+        "client_assignors",
+        CLIENT_ASSIGNORS,
+        "Client-side assignors that the member offers, the best first; null if it has none. Only kcoord writes them.",
+    ),
 )
 _CLASSIC: Final = (
     Column("protocol_type", pa.string(), "Kind of the group: `consumer`, `connect`, ..., or empty."),
@@ -166,9 +183,29 @@ _CONSUMER_GROUP: Final = (
     Column("creation_timestamp", TIMESTAMP, "When the group was created (KIP-1327). Only kcoord writes it."),
     Column("empty_since", TIMESTAMP, "When the group became empty (KIP-211). Only kcoord writes it."),
 )
+_COMPUTED: Final = (
+    Column(
+        "client_assignor",
+        pa.string(),
+        "Client-side assignor that computed the target assignment; null if the broker did. Only kcoord writes it.",
+    ),
+    Column("assigned_by", pa.string(), "Member id of the member that computed it; null if the broker did."),
+)
 _ASSIGNMENT_EPOCH: Final = (
     Column("assignment_epoch", pa.int32(), "Group epoch for which the target assignment was computed."),
     Column("assignment_timestamp", TIMESTAMP, "When the target assignment was computed."),
+    *_COMPUTED,
+)
+_ASSIGNOR_METADATA: Final = (
+    Column(
+        "assignor_error",
+        pa.int32(),
+        "Error that the client-side assignor reported with the member's assignment; null for none.",
+    ),
+    Column(
+        "assignor_metadata_version", pa.int32(), "Version of the metadata of a client-side assignor; null for none."
+    ),
+    Column("assignor_metadata", pa.binary(), "Metadata that a client-side assignor gave to the member; null for none."),
 )
 _CURRENT: Final = (
     Column("member_epoch", pa.int32(), "Epoch of the member."),
@@ -180,6 +217,7 @@ _CURRENT: Final = (
     ),
     Column("assigned", ASSIGNED, "Partitions that the member owns."),
     Column("pending_revocation", ASSIGNED, "Partitions that the member still has to revoke."),
+    *_ASSIGNOR_METADATA,
 )
 _REGEX: Final = (
     Column("regex", pa.string(), "The regular expression."),
@@ -352,6 +390,7 @@ ASSIGNMENTS: Final = Table(
         Column("state", pa.string(), "`stable`, `unrevoked_partitions`, `unreleased_partitions` (`current`)."),
         Column("assigned", ASSIGNED, "The partitions; null in a tombstone."),
         Column("pending_revocation", ASSIGNED, "Partitions that the member still has to revoke (`current`)."),
+        *(replace(column, doc=f"{column.doc} Only in `current`.") for column in _ASSIGNOR_METADATA),
         *_TOMBSTONE,
     ),
 )
@@ -371,6 +410,7 @@ GROUP_EPOCHS: Final = Table(
         Column("epoch", pa.int32(), "Group epoch, epoch of the target assignment, or generation; null in a tombstone."),
         *_CONSUMER_GROUP[1:],
         Column("assignment_timestamp", TIMESTAMP, "When the target assignment was computed (`target`)."),
+        *_COMPUTED,
         Column("members", pa.int32(), "Number of members (`classic`)."),
         *_TOMBSTONE,
         _GROUP_END,

@@ -164,8 +164,7 @@ def _group_epochs(chunk: RecordChunk) -> list[Row]:
         if record_type == _GROUP:
             rows.append({**columns, **value, "kind": "consumer"})
         elif record_type == _TARGET:
-            epoch = {"epoch": value.get("assignment_epoch"), "assignment_timestamp": value.get("assignment_timestamp")}
-            rows.append({**columns, **epoch, "kind": "target"})
+            rows.append({**columns, **value, "epoch": value.get("assignment_epoch"), "kind": "target"})
         else:
             members = None if entry is None else len(cast(list[Row], value["members"]))
             rows.append({**columns, "kind": "classic", "epoch": value.get("generation"), "members": members})

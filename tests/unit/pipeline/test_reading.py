@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
+from kcoord.coordinator.group.consumer.group import ConsumerGroupMember, TargetMetadata
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.log_files import Folder, LogFolder, NoLogError, folders_at, open_file_system
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
@@ -35,8 +38,8 @@ from tests.unit.pipeline.support import NOW_MS, LogWriter, range_rows, table_row
 
 
 def commits(count: int, first: int = 0, compression: Compression = Compression.NONE) -> bytes:
-    records = [commit_record("readers", "orders", number % 5, first + number) for number in range(count)]
-    return encode_batch(records, compression=compression)
+    made = [commit_record("readers", "orders", number % 5, first + number) for number in range(count)]
+    return encode_batch(made, compression=compression)
 
 
 def offsets(rows: list[Row]) -> list[int]:
@@ -153,6 +156,43 @@ def test_tombstones_and_epochs_have_their_reasons_and_principals(tmp_path: Path)
     (row,) = table_rows(str(tmp_path), "group_epochs")
     assert (row["epoch"], row["epoch_reason"], row["metadata_hash"]) == (3, "join", 5)
     assert row["creation_timestamp"] == row["empty_since"] == bumped["timestamp"]
+
+
+def test_what_client_side_assignors_add_to_records_is_read(tmp_path: Path) -> None:
+    member = ConsumerGroupMember("m", client_assignors=(ClientAssignor("x", -1, 2, 3, 1, b"in"),))
+    owner = ConsumerGroupMember("m", metadata=TargetMetadata(7, 2, b"out"))
+    plain = ConsumerGroupMember("n")
+    made = [
+        records.new_member_subscription_record("g", member),
+        records.new_target_assignment_epoch_record("g", 5, NOW_MS, "x", "m"),
+        records.new_current_assignment_record("g", owner),
+        records.new_member_subscription_record("g", plain),
+        records.new_target_assignment_epoch_record("g", 6, NOW_MS),
+        records.new_current_assignment_record("g", plain),
+    ]
+    writer = LogWriter(tmp_path)
+    writer.append(encode_batch([record_of(record) for record in made]))
+    writer.close()
+    first, second = table_rows(str(tmp_path), "members")
+    assert first["client_assignors"] == [
+        {
+            "name": "x",
+            "minimum_version": -1,
+            "maximum_version": 2,
+            "reason": 3,
+            "metadata_version": 1,
+            "metadata": b"in",
+        }
+    ]
+    assert second["client_assignors"] is None
+    epochs = table_rows(str(tmp_path), "group_epochs")
+    assert [(row["epoch"], row["client_assignor"], row["assigned_by"]) for row in epochs] == [
+        (5, "x", "m"),
+        (6, None, None),
+    ]
+    names = ("assignor_error", "assignor_metadata_version", "assignor_metadata")
+    current = table_rows(str(tmp_path), "assignments")
+    assert [tuple(row[name] for name in names) for row in current] == [(7, 2, b"out"), (None, None, None)]
 
 
 def test_topics_of_a_subscription_are_read_as_the_coordinator_reads_them(tmp_path: Path) -> None:
