@@ -47,6 +47,8 @@ _WAITED_FOR: Final = frozenset(
         Errors.NETWORK_EXCEPTION,
         Errors.REQUEST_TIMED_OUT,
         Errors.THROTTLING_QUOTA_EXCEEDED,
+        # A fault of the broker is not one of the assignor. The coordinator's deadline limits how often it is retried.
+        Errors.UNKNOWN_SERVER_ERROR,
     }
 )
 _NOT_ASKED: Final = frozenset({Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND})
