@@ -8,6 +8,7 @@ field.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class Errors(IntEnum):
@@ -176,10 +177,24 @@ class Errors(IntEnum):
     INVALID_ASSIGNMENT = 10_000, False, "The assignment that the member computed cannot be installed."
 
 
+MAX_MESSAGE_CHARACTERS: Final = 8_000
+"""The limit of error messages. A string of a response has at most 32,767 bytes, and a character up to four."""
+
+
+def shortened(text: str) -> str:
+    """Returns the text, cut so that any response can carry it. It may contain a name of any length from a request."""
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[:MAX_MESSAGE_CHARACTERS] + "..."
+
+
 class KafkaError(Exception):
-    """An expected failure. The response carries `error` and, if the API has a field for it, `message`."""
+    """An expected failure. The response carries `error` and, if the API has a field for it, `message`.
+
+    Longer messages than a response can carry are cut.
+    """
 
     def __init__(self, error: Errors, message: str | None = None) -> None:
+        if message is not None:
+            message = shortened(message)
         super().__init__(error, message)
         self.error = error
         self.message = message

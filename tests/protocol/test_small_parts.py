@@ -83,6 +83,10 @@ def test_error_codes() -> None:
     assert len({error.description for error in Errors}) == len(Errors)
     assert str(KafkaError(Errors.INVALID_REQUEST, "no topics")) == "INVALID_REQUEST: no topics"
     assert KafkaError(Errors.NONE).message is None
+    # A text with a name of a request still fits into a string of the response.
+    message = KafkaError(Errors.INVALID_REQUEST, "name " + "\U0001f600" * 0x7FFF).message
+    assert message is not None
+    assert message.startswith("name ") and len(message.encode()) <= 0x7FFF
 
 
 def test_error_codes_are_kafkas() -> None:
