@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from kcoord.coordinator.group.group import GroupTimer
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
+    ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatResponse,
     ConsumerGroupInstallAssignmentRequest,
     ConsumerGroupInstallAssignmentResponse,
@@ -401,6 +403,37 @@ def test_a_member_that_is_there_twice_is_invalid() -> None:
     assert isinstance(answer, ConsumerGroupInstallAssignmentResponse)
     assert answer.error_code == Errors.INVALID_ASSIGNMENT
     assert answer.error_message == "The assignment is invalid: member A has two assignments."
+
+
+def test_the_work_for_a_topic_that_is_there_many_times_is_linear() -> None:
+    """A request of 4 MB can repeat a topic 180,000 times."""
+    context = with_two_members()
+    context.update_metadata({"t": 5})
+    context.beat("A")
+    prepared = context.prepare("A")
+    request = context.install_request("A", prepared.group_epoch, {"A": {"t": []}}, 0, 1, b"", None)
+    topic = request.members[0].partitions[0]
+    request.members[0].partitions = [type(topic)(topic_id=topic.topic_id, partitions=[0])] * 100_000
+    start_seconds = time.process_time()
+    answer = context.answer(context.run(lambda ctx: context.shard.install_assignment(ctx, request), 0))
+    took_seconds = time.process_time() - start_seconds
+    assert isinstance(answer, ConsumerGroupInstallAssignmentResponse)
+    assert answer.error_code == Errors.INVALID_ASSIGNMENT
+    assert took_seconds < 2
+
+
+def test_a_long_id_in_an_invalid_assignment_fits_into_all_responses() -> None:
+    context = with_two_members()
+    context.update_metadata({"t": 5})
+    context.beat("A")
+    prepared = context.prepare("A")
+    refused = context.install("A", prepared.group_epoch, {"x" * 0x7FFF: {}})
+    assert refused.error_code == Errors.INVALID_ASSIGNMENT
+    assert "member xxx" in (refused.error_message or "")
+    assert refused.encode(0)
+    described = context.describe("g")
+    assert "member xxx" in described.assignor_error
+    assert ConsumerGroupDescribeResponse(groups=[described]).encode(1)
 
 
 def test_requests_that_do_not_fit_are_refused_in_this_order() -> None:

@@ -71,7 +71,7 @@ from kcoord.runtime.result import (
     Task,
     TimerKey,
 )
-from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError, shortened
 from kcoord_protocol.messages import (
     ConsumerGroupInstallAssignmentRequest,
     ConsumerGroupInstallAssignmentResponse,
@@ -184,7 +184,7 @@ def _fail(
     counters.client_computations[outcome] += 1
     failed = group.failed_computations
     count = failed.count + 1 if failed is not None and failed.assignor == asked.assignor else 1
-    text = f"member {asked.member_id}: {reason}"
+    text = shortened(f"member {asked.member_id}: {reason}")
     group.failed_computations = FailedComputations(asked.assignor, count, text, computation.not_before_ms)
 
 
@@ -458,10 +458,8 @@ def checked(snapshot: TargetInput, request: ConsumerGroupInstallAssignmentReques
             raise InvalidAssignment(f"member {member_id} has two assignments")
         topics = proposed[member_id] = {}
         for topic in member.partitions:
-            if topic.topic_id in topics:
-                topics[topic.topic_id] = topics[topic.topic_id] + topic.partitions
-            else:
-                topics[topic.topic_id] = topic.partitions
+            # In place, because new lists would make the work quadratic in the number of repetitions of a topic.
+            topics.setdefault(topic.topic_id, []).extend(topic.partitions)
         if member_id in specs:
             _check_metadata(snapshot, member, max_bytes)
             metadata[member_id] = TargetMetadata(request.error, member.metadata_version, member.metadata_bytes)
