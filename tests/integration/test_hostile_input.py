@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile input of every kind against a running broker, a test per number of the list (H-1 to H-24).
 
-After each test, another connection is served normally, and the log has no traceback. Client-side assignors (H-22) and
-proxied clusters (H-23) are left out. This broker does not serve them: their requests are unknown APIs (H-4). The limits
-of H-22 are in tests/unit/group/test_client_assignors.py. SASL (H-12) is in tests/integration/clients/test_sasl.py.
+After each test, another connection is served normally, and the log has no traceback. Proxied clusters (H-23) are left
+out. The broker does not serve them: their requests are unknown APIs (H-4). SASL (H-12) is in
+tests/integration/clients/test_sasl.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,14 @@ from kcoord_protocol.compression import Compression, compress
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    ConsumerGroupInstallAssignmentRequest,
+    ConsumerGroupInstallAssignmentResponse,
+    ConsumerGroupPrepareAssignmentRequest,
+    ConsumerGroupPrepareAssignmentResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DescribeTopicPartitionsRequest,
@@ -488,6 +495,244 @@ def test_h_21_forged_cursors(broker: KcoordProcess) -> None:
             except CLOSED:
                 pytest.fail(f"no answer to {request}")
             assert sum(len(topic.partitions) for topic in answer.topics) <= 2
+
+
+MOST_METADATA_BYTES, MOST_GROUP_METADATA_BYTES = 1000, 2500
+LONG_NAME = "x" * 0x7FFF
+Install = ConsumerGroupInstallAssignmentRequest
+Offered = ConsumerGroupHeartbeatRequest.ClientAssignor
+
+
+@pytest.fixture(scope="module")
+def shared_assignor_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
+    settings = {
+        "kcoord.client.assignors.enable": "true",
+        "kcoord.client.assignor.metadata.max.bytes": str(MOST_METADATA_BYTES),
+        "kcoord.client.assignor.group.metadata.max.bytes": str(MOST_GROUP_METADATA_BYTES),
+    }
+    server = KcoordProcess(tmp_path_factory.mktemp("assignors"), {**SERVER, **settings}).start()
+    prepare(server)
+    with WireClient(server.port, 60) as client:
+        topic = CreateTopicsRequest.CreatableTopic(name="other", num_partitions=1, replication_factor=1)
+        client.call(CreateTopicsRequest(topics=[topic], timeout_ms=5000), 7, CreateTopicsResponse)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def assignor_broker(shared_assignor_server: KcoordProcess) -> Iterator[KcoordProcess]:
+    """A broker with client-side assignors. Members of two other groups send heartbeats and notice nothing.
+
+    One of these groups has a server-side assignor. The other waits for a member that computes.
+    """
+    server, is_over = shared_assignor_server, threading.Event()
+
+    def live(group: str, assignors: list[Offered] | None) -> set[Errors]:
+        errors: set[Errors] = set()
+        with WireClient(server.port, 60) as client:
+            epoch = offer(client, group, assignors).member_epoch
+            while not errors or not is_over.wait(0.05):
+                beat = ConsumerGroupHeartbeatRequest(group_id=group, member_id="A", member_epoch=epoch)
+                errors.add(Errors(client.call(beat, 1, ConsumerGroupHeartbeatResponse).error_code))
+        return errors
+
+    with ThreadPoolExecutor() as threads:
+        lives = [threads.submit(live, "calm", None), threads.submit(live, "calm-asked", [offered()])]
+        yield server
+        is_over.set()
+        for life in lives:
+            assert life.result() == {Errors.NONE}
+    serves(server)
+    assert "Traceback" not in server.log
+    assert peak_kib(server) < MOST_RESIDENT_KIB
+
+
+def offered(name: str = "x", lowest: int = 0, highest: int = 1, version: int = 1, size: int = 0) -> Offered:
+    return Offered(
+        name=name,
+        minimum_version=lowest,
+        maximum_version=highest,
+        metadata_version=version,
+        metadata_bytes=bytes(size),
+    )
+
+
+def offer(
+    client: WireClient, group: str, assignors: list[Offered] | None, member: str = "A"
+) -> ConsumerGroupHeartbeatResponse:
+    """Joins with client-side assignors."""
+    request = ConsumerGroupHeartbeatRequest(
+        group_id=group,
+        member_id=member,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=["t"],
+        topic_partitions=[],
+        client_assignors=assignors,
+    )
+    return client.call(request, 1, ConsumerGroupHeartbeatResponse)
+
+
+def describe(client: WireClient, group: str) -> ConsumerGroupDescribeResponse.DescribedGroup:
+    return client.call(ConsumerGroupDescribeRequest(group_ids=[group]), 1, ConsumerGroupDescribeResponse).groups[0]
+
+
+@pytest.mark.parametrize(
+    ("assignors", "error", "text"),
+    [
+        ([offered(f"a{number}") for number in range(17)], Errors.INVALID_REQUEST, "17 assignors"),
+        ([offered("")], Errors.INVALID_REQUEST, "can't be empty"),
+        ([offered(" \t")], Errors.INVALID_REQUEST, "can't be empty"),
+        ([offered(), offered()], Errors.INVALID_REQUEST, "the assignor x twice"),
+        ([offered(LONG_NAME), offered(LONG_NAME)], Errors.INVALID_REQUEST, "the assignor xxx"),
+        ([offered(LONG_NAME, 5, 3)], Errors.INVALID_REQUEST, "5 to 3"),
+        ([offered(lowest=-2)], Errors.INVALID_REQUEST, "-2 to 1"),
+        ([offered(lowest=-1, highest=-1, version=-1)], Errors.INVALID_REQUEST, "-1 to -1"),
+        ([offered(version=2)], Errors.INVALID_REQUEST, "MetadataVersion 2"),
+        ([offered("a", size=MOST_METADATA_BYTES), offered("b", size=1)], Errors.INVALID_REQUEST, "1001 bytes"),
+    ],
+)
+def test_h_22_invalid_offers(
+    assignor_broker: KcoordProcess, assignors: list[Offered], error: Errors, text: str
+) -> None:
+    with WireClient(assignor_broker.port, 60) as client:
+        refused = offer(client, "offers", assignors)
+        assert refused.error_code == error
+        assert text in (refused.error_message or "")
+        assert describe(client, "offers").error_code == Errors.GROUP_ID_NOT_FOUND
+
+
+def test_h_22_the_metadata_of_a_group(assignor_broker: KcoordProcess) -> None:
+    with WireClient(assignor_broker.port, 60) as client:
+        largest = [offered(size=MOST_METADATA_BYTES)]
+        errors = [Errors(offer(client, "large", largest, f"m{number}").error_code) for number in range(10)]
+        assert errors == [Errors.NONE] * 2 + [Errors.POLICY_VIOLATION] * 8
+        assert len(describe(client, "large").members) == 2
+
+
+def test_h_22_requests_of_members_that_are_not_asked(assignor_broker: KcoordProcess) -> None:
+    with WireClient(assignor_broker.port, 60) as client:
+        offer(client, "unasked", [offered()])
+        epoch = offer(client, "unasked", [offered()], "B").member_epoch
+        before = describe(client, "unasked")
+        for member, member_epoch, error in (
+            ("B", epoch, Errors.UNKNOWN_MEMBER_ID),
+            ("nobody", epoch, Errors.UNKNOWN_MEMBER_ID),
+            (LONG_NAME, epoch, Errors.UNKNOWN_MEMBER_ID),
+            ("B", epoch + 1, Errors.STALE_MEMBER_EPOCH),
+            ("B", -1, Errors.INVALID_REQUEST),
+            ("", epoch, Errors.INVALID_REQUEST),
+        ):
+            prepare_request = ConsumerGroupPrepareAssignmentRequest(
+                group_id="unasked", member_id=member, member_epoch=member_epoch
+            )
+            answer = client.call(prepare_request, 0, ConsumerGroupPrepareAssignmentResponse)
+            assert answer.error_code == error
+            for failure in (0, -1, 1):
+                request = Install(
+                    group_id="unasked", member_id=member, member_epoch=member_epoch, group_epoch=2, error=failure
+                )
+                assert client.call(request, 0, ConsumerGroupInstallAssignmentResponse).error_code == error
+        assert describe(client, "unasked") == before
+        for group in ("no-group", LONG_NAME):
+            request = Install(group_id=group, member_id="A", member_epoch=1)
+            answer_of_group = client.call(request, 0, ConsumerGroupInstallAssignmentResponse)
+            assert answer_of_group.error_code in (Errors.GROUP_ID_NOT_FOUND, Errors.INVALID_GROUP_ID)
+
+
+def all_partitions(topic_id: bytes) -> list[Install.TopicPartitions]:
+    return [Install.TopicPartitions(topic_id=topic_id, partitions=[0, 1])]
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        pytest.param(
+            lambda t, _: (
+                [Install.Member(member_id="A", partitions=all_partitions(t), metadata_version=1)]
+                + [Install.Member(member_id=f"m{number}", metadata_version=1) for number in range(150_000)]
+            ),
+            "m0 is not in the group",
+            id="150,000 members",
+        ),
+        pytest.param(
+            lambda t, _: [Install.Member(member_id="A", partitions=all_partitions(t) * 100_000, metadata_version=1)],
+            "two owners",
+            id="a topic 100,000 times",
+        ),
+        pytest.param(
+            lambda t, _: [Install.Member(member_id=LONG_NAME, partitions=all_partitions(t))] * 2,
+            "member xxx",
+            id="long names",
+        ),
+        pytest.param(
+            lambda t, other: [
+                Install.Member(
+                    member_id="A", partitions=all_partitions(t) + all_partitions(other)[:1], metadata_version=1
+                )
+            ],
+            "does not subscribe",
+            id="topics of another group",
+        ),
+        pytest.param(
+            lambda t, _: [
+                Install.Member(
+                    member_id="A",
+                    partitions=[Install.TopicPartitions(topic_id=t, partitions=[0, 1, 2**31 - 1, -(2**31)])],
+                    metadata_version=1,
+                )
+            ],
+            "has no partition 2147483647",
+            id="partitions that do not exist",
+        ),
+        pytest.param(
+            lambda t, _: [
+                Install.Member(
+                    member_id="A",
+                    partitions=all_partitions(t),
+                    metadata_version=1,
+                    metadata_bytes=bytes(MOST_METADATA_BYTES + 1),
+                )
+            ],
+            "1001 bytes",
+            id="too much metadata",
+        ),
+    ],
+)
+def test_h_22_hostile_results(
+    assignor_broker: KcoordProcess,
+    members: Callable[[bytes, bytes], list[Install.Member]],
+    text: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The member was asked. Its result is refused, nothing is installed, and it stays in the group."""
+    group = request.node.callspec.id
+    with WireClient(assignor_broker.port, 60) as client:
+        joined = offer(client, group, [offered()])
+        assert joined.should_compute_assignment
+        topic_ids = {
+            topic.name: topic.topic_id
+            for topic in client.call(MetadataRequest(topics=None), 12, MetadataResponse).topics
+        }
+        prepare_request = ConsumerGroupPrepareAssignmentRequest(
+            group_id=group, member_id="A", member_epoch=joined.member_epoch
+        )
+        prepared = client.call(prepare_request, 0, ConsumerGroupPrepareAssignmentResponse)
+        assert prepared.error_code == 0
+        before = describe(client, group)
+        install = Install(
+            group_id=group,
+            member_id="A",
+            member_epoch=joined.member_epoch,
+            group_epoch=prepared.group_epoch,
+            members=members(topic_ids["t"], topic_ids["other"]),
+        )
+        refused = client.call(install, 0, ConsumerGroupInstallAssignmentResponse)
+        assert refused.error_code == Errors.INVALID_ASSIGNMENT
+        assert text in (refused.error_message or "")
+        after = describe(client, group)
+        assert after.failed_computations == 1
+        assert (after.group_epoch, after.assignment_epoch) == (before.group_epoch, before.assignment_epoch)
+        assert after.members == before.members
 
 
 def test_h_24_hostile_folders_to_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
