@@ -2,8 +2,9 @@
 """A fuzzer of a broker in another process, and a healthy member that the fuzzer must not affect.
 
 Each connection sends a few requests: damaged requests, plausible requests, and requests that follow from earlier
-responses (existing members, with epochs near theirs). Every response must belong to a request of the same connection,
-arrive in order, and decode. A request that closes its connection must not affect other connections.
+responses (existing members, with epochs near theirs; assignments of members that were asked to compute them). Every
+response must belong to a request of the same connection, arrive in order, and decode. A request that closes its
+connection must not affect other connections.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import cast
+from typing import TypeVar, cast
 
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
@@ -24,6 +25,10 @@ from kcoord_protocol.message import Message
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    ConsumerGroupInstallAssignmentRequest,
+    ConsumerGroupInstallAssignmentResponse,
+    ConsumerGroupPrepareAssignmentRequest,
+    ConsumerGroupPrepareAssignmentResponse,
     FindCoordinatorRequest,
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -31,7 +36,9 @@ from kcoord_protocol.messages import (
     OffsetFetchResponse,
 )
 from tests.fuzz.corpus import findings, recorded
-from tests.fuzz.mutation import damaged, plausible
+from tests.fuzz.mutation import MEMBERS, damaged, plausible
+
+M = TypeVar("M", bound=Message)
 
 CONNECTIONS = 64
 MOST_OF_A_CONNECTION = 24
@@ -45,6 +52,8 @@ HEALTHY_GROUP, HEALTHY_TOPIC = "healthy", "steady"
 
 _CHANGES_THE_BROKER = {ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
 """Excluded from plausible requests, since a limit that a request has set to zero is not a finding."""
+_COMPUTING_GROUPS = 200
+"""More groups than one, because a group whose only member has failed pauses before it asks again."""
 _PLAUSIBLE = [(key, version) for key, versions in SERVED_VERSIONS.items() for version in versions]
 
 
@@ -55,6 +64,7 @@ class Outcome:
     sent: int = 0
     closed: int = 0
     answers: Counter[str] = field(default_factory=Counter)
+    installs: Counter[Errors] = field(default_factory=Counter)
 
 
 class Wire:
@@ -106,6 +116,8 @@ class Fuzzer:
         self._chance = Random(seed)
         self._seeds = recorded()
         self._members: list[tuple[str, str, int]] = []
+        self._asked: list[tuple[str, str, int]] = []
+        self._prepared: list[tuple[ConsumerGroupInstallAssignmentRequest, ConsumerGroupPrepareAssignmentResponse]] = []
         self._first = iter(findings())
         self.outcome = Outcome()
 
@@ -116,8 +128,10 @@ class Fuzzer:
     async def _work(self) -> None:
         while self._left > 0:
             frames: list[bytes] = []
+            # Connections of their own, since other requests may wait, and the fuzzer then misses later responses.
+            make = self._next_of_a_computation if self._chance.random() < 0.15 else self._input
             while len(frames) < MOST_OF_A_CONNECTION:
-                frames.append(self._input())
+                frames.append(make())
                 if not _is_request(frames[-1]):
                     break  # the broker closes the connection and would ignore later frames
             self._left -= len(frames)
@@ -168,6 +182,75 @@ class Fuzzer:
         commit.group_id, commit.member_id, commit.generation_id_or_member_epoch = group, member, epoch
         return _frame(commit, 9)
 
+    def _next_of_a_computation(self) -> bytes:
+        """Returns a request on the way from an offer to an assignment, which is then often invalid."""
+        frame = self._step_of_a_computation()
+        return damaged(frame, self._chance) if self._chance.random() < 0.05 else frame
+
+    def _step_of_a_computation(self) -> bytes:
+        chance = self._chance
+        step = chance.random()
+        if self._prepared and step < 0.5:
+            return _frame(self._computed(*chance.choice(self._prepared)), 0)
+        if self._asked and step < 0.8:
+            group, member, epoch = chance.choice(self._asked)
+            return _frame(
+                ConsumerGroupPrepareAssignmentRequest(group_id=group, member_id=member, member_epoch=epoch), 0
+            )
+        of_one = ConsumerGroupHeartbeatRequest.ClientAssignor
+        join = ConsumerGroupHeartbeatRequest(
+            group_id=f"computing-{chance.randrange(_COMPUTING_GROUPS)}",
+            member_id=f"m{chance.randrange(2)}",
+            rebalance_timeout_ms=10_000,
+            subscribed_topic_names=["orders", HEALTHY_TOPIC],
+            topic_partitions=[],
+            client_assignors=[
+                of_one(name="x", minimum_version=0, maximum_version=1, metadata_version=1, metadata_bytes=b"m")
+            ],
+        )
+        return _frame(join, 1)
+
+    def _computed(
+        self, asked: ConsumerGroupInstallAssignmentRequest, prepared: ConsumerGroupPrepareAssignmentResponse
+    ) -> ConsumerGroupInstallAssignmentRequest:
+        """Returns an Install whose first member gets all partitions, with up to one fault."""
+        chance, of_one = self._chance, ConsumerGroupInstallAssignmentRequest
+        topics = [
+            of_one.TopicPartitions(topic_id=topic.topic_id, partitions=list(range(topic.num_partitions)))
+            for topic in prepared.topics
+        ]
+        members = [of_one.Member(member_id=member.member_id, metadata_version=1) for member in prepared.members]
+        members[0].partitions = topics
+        error, epoch, fault = 0, prepared.group_epoch, chance.randrange(12)
+        if fault == 0:
+            members *= 2
+        elif fault == 1:
+            members[0].member_id = chance.choice(MEMBERS)
+        elif fault == 2:
+            members[0].partitions = topics * chance.choice((2, 1000))
+        elif fault == 3 and topics:
+            topics[0].partitions.append(chance.choice((-(2**31), -1, 0, 2**31 - 1)))
+        elif fault == 4 and topics:
+            topics[0].topic_id = chance.randbytes(16)
+        elif fault == 5:
+            members[0].metadata_version = chance.choice((-(2**15), -1, 2, 2**15 - 1))
+        elif fault == 6:
+            error, members = chance.choice((-128, -1, 1, 127)), chance.choice((members, []))
+        elif fault == 7:
+            epoch = chance.choice((epoch - 1, epoch + 1, -1, 2**31 - 1))
+        elif fault == 8:
+            request = plausible(of_one, 0, chance)
+            assert isinstance(request, ConsumerGroupInstallAssignmentRequest)
+            error, members = request.error, request.members
+        return of_one(
+            group_id=asked.group_id,
+            member_id=asked.member_id,
+            member_epoch=asked.member_epoch,
+            group_epoch=epoch,
+            error=error,
+            members=members,
+        )
+
     async def _exchange(self, frames: list[bytes]) -> None:
         self.outcome.sent += len(frames)
         sentinel = b"\x00\x12\x00\x00" + SENTINEL_ID.to_bytes(4, "big") + b"\xff\xff"
@@ -197,11 +280,36 @@ class Fuzzer:
         _, position = decode_response_header(answer, key, version)
         response = response_class(key).decode(answer[position:], version)
         self.outcome.answers[ApiKey(key).name] += 1
+        self._follow(frame, response)
         if isinstance(response, ConsumerGroupHeartbeatResponse) and response.member_epoch > 0:
             self._members = [
                 (group, member, response.member_epoch if member == response.member_id else epoch)
                 for group, member, epoch in self._members
             ]
+
+    def _follow(self, frame: bytes, response: Message) -> None:
+        """Remembers which members are to compute, and what they were given."""
+        if isinstance(response, ConsumerGroupInstallAssignmentResponse):
+            self.outcome.installs[Errors(response.error_code)] += 1
+            assert response.error_code != Errors.UNKNOWN_SERVER_ERROR, frame.hex()
+        elif isinstance(response, ConsumerGroupPrepareAssignmentResponse):
+            assert response.error_code != Errors.UNKNOWN_SERVER_ERROR, frame.hex()
+            request = _decoded(frame, ConsumerGroupPrepareAssignmentRequest)
+            if not response.error_code:
+                asked = ConsumerGroupInstallAssignmentRequest(
+                    group_id=request.group_id, member_id=request.member_id, member_epoch=request.member_epoch
+                )
+                self._prepared = [*self._prepared[-20:], (asked, response)]
+        elif isinstance(response, ConsumerGroupHeartbeatResponse):
+            assert response.error_code != Errors.UNKNOWN_SERVER_ERROR, frame.hex()
+            if response.should_compute_assignment:
+                beat = _decoded(frame, ConsumerGroupHeartbeatRequest)
+                self._asked = [*self._asked[-20:], (beat.group_id, beat.member_id, response.member_epoch)]
+
+
+def _decoded(frame: bytes, cls: type[M]) -> M:
+    header, position = decode_request_header(frame)
+    return cls.decode_prefix(frame, position, header.request_api_version)[0]
 
 
 def _is_request(frame: bytes) -> bool:
