@@ -21,9 +21,11 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Produc
 from confluent_kafka.admin import AdminClient as ConfluentAdmin
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
-from kcoord.client import AdminClient, Consumer, NewPartitions, NewTopic
+from kcoord.client import AdminClient, Consumer, LagAssignor, NewPartitions, NewTopic
 from kcoord.client import Producer as OwnProducer
+from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.framing import FrameReader, decode_request_header
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.support.confluent import PolledConsumer, create_topic, produce
 from tests.support.kafka_python import KafkaPythonMember
 from tests.support.kcoord_process import FAST, KcoordProcess
@@ -68,11 +70,16 @@ class RecordingProxy:
 
 def chosen(frames: list[bytes]) -> list[bytes]:
     """Returns the smallest distinct frames of each kind, in a stable order."""
-    kinds: dict[tuple[int, int, str], set[bytes]] = defaultdict(set)
+    kinds: dict[tuple[int, int, str, bool], set[bytes]] = defaultdict(set)
     for frame in frames:
-        header, _ = decode_request_header(frame)
+        header, position = decode_request_header(frame)
+        key, version = header.request_api_key, header.request_api_version
         client = (header.client_id or "").split("-")[0]
-        kinds[header.request_api_key, header.request_api_version, client].add(frame[:4] + bytes(4) + frame[8:])
+        offers = False
+        if key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            beat, _ = ConsumerGroupHeartbeatRequest.decode_prefix(frame, position, version)
+            offers = bool(beat.client_assignors)
+        kinds[key, version, client, offers].add(frame[:4] + bytes(4) + frame[8:])
     kept = []
     for kind in sorted(kinds):
         kept += sorted((frame for frame in kinds[kind] if len(frame) <= MOST_BYTES), key=len)[:MOST_OF_A_KIND]
@@ -144,6 +151,15 @@ async def own_client(address: str) -> None:
             while not await consumer.poll(500):
                 pass
             await consumer.commit()
+        async with Consumer(
+            bootstrap_servers=address,
+            group_id="computing",
+            auto_offset_reset="earliest",
+            group_local_assignors=[LagAssignor()],
+        ) as consumer:
+            consumer.subscribe(["new"])
+            while not await consumer.poll(500):
+                pass
         await admin.describe_topics(["new"])
         await admin.describe_consumer_groups(["own"])
         await admin.delete_consumer_groups(["own"])
@@ -160,7 +176,7 @@ def main() -> None:
             "listeners": f"PLAINTEXT://127.0.0.1:{proxy.broker_port}",
             "advertised.listeners": f"PLAINTEXT://{address}",
         }
-        broker = KcoordProcess(Path(folder), {**FAST, **listeners})
+        broker = KcoordProcess(Path(folder), {**FAST, **listeners, "kcoord.client.assignors.enable": "true"})
         try:
             broker.start()
             librdkafka(address)
