@@ -97,7 +97,7 @@ class InstrumentedApis(ApiTable):
     __slots__ = ("_path",)
 
     def __init__(self, apis: ApiTable, path: InstrumentedPath) -> None:
-        super().__init__(apis.apis.values(), apis.form)
+        super().__init__(apis.apis.values(), apis.form, apis.siblings)
         self._path = path
 
     def new_bound(self, api: Api, version: int) -> BoundApi:

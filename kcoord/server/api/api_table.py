@@ -329,7 +329,7 @@ class ApiTable:
     `siblings` are the tables of all forms of the same broker; a connection changes to another table with its form.
     """
 
-    __slots__ = ("_bound", "_siblings", "apis", "form")
+    __slots__ = ("_bound", "apis", "form", "siblings")
 
     def __init__(
         self,
@@ -339,12 +339,12 @@ class ApiTable:
     ) -> None:
         self.apis: dict[int, Api] = {int(api.key): api for api in sorted(apis, key=lambda api: api.key)}
         self.form = form
-        self._siblings: Mapping[Kip1327Form, ApiTable] = siblings if siblings is not None else {}
+        self.siblings: Final[Mapping[Kip1327Form, ApiTable]] = siblings if siblings is not None else {}
         self._bound: dict[bytes, BoundApi] = {}
 
     def in_form(self, form: Kip1327Form) -> ApiTable:
         """Returns the table for connections of this form."""
-        return self._siblings.get(form, self)
+        return self.siblings.get(form, self)
 
     def bound(self, key_and_version: bytes) -> BoundApi | None:
         """Returns the API that the first four bytes of a request name, None if it is not served in that version."""

@@ -334,8 +334,9 @@ async def test_each_client_is_served_its_form_of_kip_1327(broker: KcoordBroker) 
         ) as consumer:
             consumer.subscribe(["t"])
             broker.inject_fault(api="ConsumerGroupHeartbeat", group=software, error="COORDINATOR_LOAD_IN_PROGRESS")
-            while not consumer.assignment:
-                await consumer.poll(20)
+            async with asyncio.timeout(60):
+                while not consumer.assignment:
+                    await consumer.poll(20)
             assert (consumer.group_creation_time_ms is not None) == knows
         versions = {request.version for request in broker.requests("ConsumerGroupHeartbeat", group=software)}
         assert versions == {2}
