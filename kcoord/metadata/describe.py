@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 from kcoord.config import (
     BROKER_KEYS,
@@ -27,6 +28,12 @@ from kcoord.config.listeners import key_of_listener
 from kcoord.metadata.image import MetadataImage
 
 UNKNOWN_TYPE = 0
+_CLIENT_ASSIGNOR_KEY: Final = "kcoord.client.assignor.fallback"
+_BROKER_KEY_OF_GROUP_KEY: Final = {
+    _CLIENT_ASSIGNOR_KEY: _CLIENT_ASSIGNOR_KEY,
+    "streams.assignor.name": "group.streams.assignors",
+}
+"""The broker key that gives a group key its default, if it is not the name with the prefix `group.`."""
 
 
 class ConfigOrigin(IntEnum):
@@ -174,16 +181,18 @@ def _undefined_entry(name: str, value: str, synonyms: list[tuple[str, str | None
 def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: str) -> list[DescribedConfig]:
     """Returns all group keys, also for a group that does not exist.
 
-    An internal key is included only if the group sets it.
+    A key is included only if the group sets it, if the key is internal or belongs to client-side assignors, which this
+    broker does not serve. So the response of such a broker is Kafka's.
     """
     overrides = image.group_configs(group_id)
     values = GroupConfig.resolve(config, overrides).values
     entries = []
     for name, key in GROUP_KEYS.items():
-        if (key.internal and name not in overrides) or not config.has_key(key):
+        is_optional = key.internal or (name == _CLIENT_ASSIGNOR_KEY and not config.kcoord_client_assignors_enable)
+        if (is_optional and name not in overrides) or not config.has_key(key):
             continue
         value = value_to_string(values[name])
-        broker_key = "group.streams.assignors" if name == "streams.assignor.name" else f"group.{name}"
+        broker_key = _BROKER_KEY_OF_GROUP_KEY.get(name, f"group.{name}")
         if broker_key in BROKER_KEYS:
             synonyms = _broker_synonyms(config, image, [broker_key])
         else:

@@ -176,6 +176,22 @@ def test_group_keys() -> None:
     assert {entry.source for entry in unknown_group} == {ConfigOrigin.DEFAULT_CONFIG}
 
 
+def test_the_group_key_of_client_side_assignors() -> None:
+    """It has the broker's key of the same name as its default, and is left out if the broker does not serve them."""
+    name = "kcoord.client.assignor.fallback"
+    enabled = BrokerConfig.from_properties({"kcoord.client.assignors.enable": "true", name: "server"})
+    described = by_name(describe.group_config_entries(enabled, NO_METADATA, "g"))
+    assert described[name].synonyms == [
+        (name, "server", ConfigOrigin.STATIC_BROKER_CONFIG),
+        (name, "wait", ConfigOrigin.DEFAULT_CONFIG),
+    ]
+    assert described[name].value == "server"
+    disabled = BrokerConfig.from_properties({})
+    assert name not in by_name(describe.group_config_entries(disabled, NO_METADATA, "g"))
+    image = image_with((32, "g", name, "server"))
+    assert by_name(describe.group_config_entries(disabled, image, "g"))[name].value == "server"
+
+
 def test_group_keys_of_kafka_4_4() -> None:
     """Observed in Kafka 4.4.0: internal keys are listed only if the group sets them."""
     image = image_with((32, "g", "streams.num.warmup.replicas", "5"), (32, "g", "streams.assignor.name", "sticky"))
