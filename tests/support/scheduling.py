@@ -18,6 +18,7 @@ from typing import Final
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 SPARK_FOLDERS: Final = ("tests/integration/lake/", "tests/integration/pipeline/")
 _SPARK: Final = "spark"
@@ -31,6 +32,9 @@ def uses_spark(nodeid: str) -> bool:
 class LongFilesFirst(LoadFileScheduling):  # type: ignore[misc]
     """Expects that the processes collect the files that use Spark first (`put_spark_first`)."""
 
+    assigned_work: dict[WorkerController, dict[str, dict[str, bool]]]
+    """The tests of each process by file, and whether they are done."""
+
     def __init__(self, config: pytest.Config, log: Producer | None) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False
@@ -39,6 +43,24 @@ class LongFilesFirst(LoadFileScheduling):  # type: ignore[misc]
         if uses_spark(nodeid) and self.numnodes <= _MOST_PROCESSES:
             return _SPARK
         return str(super()._split_scope(nodeid))
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Gives the tests that a process has left to others. Returns the test that ended it, None if all are done.
+
+        xdist would give the finished files away as well. A process that gets a file without a test to run waits for
+        ever. It would also repeat the test that ended the process, which then ends the next one.
+        """
+        units = self.assigned_work.pop(node)
+        left = {scope: tests for scope, tests in units.items() if not all(tests.values())}
+        if not left:
+            return None
+        scope = next(iter(left))
+        crashed = next(nodeid for nodeid, is_done in left[scope].items() if not is_done)
+        left[scope][crashed] = True
+        self.workqueue.update({scope: tests for scope, tests in left.items() if not all(tests.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed
 
 
 def put_spark_first(items: list[pytest.Item]) -> None:
