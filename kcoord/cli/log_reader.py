@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -12,20 +12,17 @@ from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import TopicDescription
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import CommonConfig
-from kcoord.client.connection import Connection
-from kcoord.client.leaders import ask_leaders
+from kcoord.client.leaders import fetch_batches
 from kcoord.client.repeat import repeat
-from kcoord.client.results import Results, outcome_of
 from kcoord.client.types import TopicPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
-from kcoord_protocol.messages import FetchRequest, FetchResponse
+from kcoord_protocol.messages import FetchResponse
 from kcoord_protocol.record_batch import iter_headers
 
 T = TypeVar("T")
 
 _FETCH_BYTES: Final = 8 * 1024 * 1024
-_LAST_VERSION_WITH_NAMES: Final = 12
 
 
 async def offsets_topic(admin: AdminClient) -> TopicDescription | None:
@@ -77,30 +74,10 @@ class LogReader:
 
     async def _fetch(self, partition: TopicPartition, offset: int) -> FetchResponse.PartitionData:
         """Fetches from `offset`. OFFSET_OUT_OF_RANGE is a result if the log starts after it, and raised otherwise."""
-
-        async def ask(
-            connection: Connection, _: list[TopicPartition]
-        ) -> Mapping[TopicPartition, FetchResponse.PartitionData | KafkaError]:
-            requested = FetchRequest.FetchPartition(
-                partition=partition.partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
-            )
-            request = FetchRequest(
-                max_wait_ms=0,
-                min_bytes=0,
-                max_bytes=_FETCH_BYTES,
-                topics=[FetchRequest.FetchTopic(topic=partition.topic, partitions=[requested])],
-            )
-            response = await connection.call(request, FetchResponse, highest=_LAST_VERSION_WITH_NAMES)
-            if response.error_code:
-                return {partition: outcome_of(response.error_code, None, FetchResponse.PartitionData())}
-            fetched = response.responses[0].partitions[0]
-            if fetched.error_code == Errors.OFFSET_OUT_OF_RANGE and offset < fetched.log_start_offset:
-                return {partition: fetched}
-            return {partition: outcome_of(fetched.error_code, f"reading {partition}", fetched)}
-
-        async def attempt(
-            pending: list[TopicPartition],
-        ) -> Mapping[TopicPartition, FetchResponse.PartitionData | KafkaError]:
-            return await ask_leaders(self._cluster, pending, ask)
-
-        return Results(await repeat(self._cluster, self._cluster.deadline(), [partition], attempt))[partition]
+        attempt = fetch_batches(self._cluster, offset, _FETCH_BYTES)
+        outcome = (await repeat(self._cluster, self._cluster.deadline(), [partition], attempt))[partition]
+        if isinstance(outcome, KafkaError):
+            raise outcome
+        if outcome.error_code and offset >= outcome.log_start_offset:
+            raise KafkaError(Errors(outcome.error_code), f"reading {partition}")
+        return outcome

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the leaders of partitions: ListOffsets and DeleteRecords.
+"""Requests to the leaders of partitions: ListOffsets, DeleteRecords, Fetch and DescribeProducers.
 
-`list_offsets` and `delete_records` return a function that makes one attempt. The caller repeats it, with `repeat`.
+Each function returns a function that makes one attempt. The caller repeats it, such as with `repeat`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,29 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from kcoord.client.cluster import Cluster, Deadline
+from kcoord.client.cluster import Cluster, Deadline, Purpose
 from kcoord.client.connection import Connection
 from kcoord.client.offset_messages import by_topic
-from kcoord.client.results import outcome_of
+from kcoord.client.results import error_of, outcome_of
 from kcoord.client.types import ListOffsetsResult, TopicPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    FetchRequest,
+    FetchResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
 )
+from kcoord_protocol.uuid import ZERO_UUID
 
 V = TypeVar("V")
+ActiveProducers = list[DescribeProducersResponse.ProducerState]
 
 _CONSUMER_REPLICA_ID: Final = -1
+_FIRST_FETCH_WITH_TOPIC_IDS: Final = 13
 # The version of ListOffsets that introduced each special timestamp. An older version would read it as a time.
 _SPECIAL_TIMESTAMPS: Final = {-3: 7, -4: 8, -5: 9, -6: 11}
 
@@ -32,7 +39,7 @@ AskLeader = Callable[[Connection, list[TopicPartition]], Awaitable[Mapping[Topic
 
 
 async def ask_leaders(
-    cluster: Cluster, partitions: list[TopicPartition], ask: AskLeader[V]
+    cluster: Cluster, partitions: list[TopicPartition], ask: AskLeader[V], purpose: Purpose = Purpose.REQUESTS
 ) -> dict[TopicPartition, V | KafkaError]:
     """Sends one request to each leader, about all of its partitions.
 
@@ -51,7 +58,7 @@ async def ask_leaders(
             by_leader.setdefault(leader, []).append(partition)
     for leader, asked in by_leader.items():
         try:
-            outcomes.update(await ask(await cluster.connection(leader), asked))
+            outcomes.update(await ask(await cluster.connection(leader, purpose), asked))
         except KafkaError as error:
             outcomes.update(dict.fromkeys(asked, error))
     for partition, outcome in outcomes.items():
@@ -151,3 +158,81 @@ def _records_of(
             for index in indexes
         ],
     )
+
+
+def fetch_batches(
+    cluster: Cluster, offset: int, max_bytes: int, topic_id: bytes = ZERO_UUID
+) -> Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, FetchResponse.PartitionData | KafkaError]]]:
+    """Returns an attempt to fetch the batches of one partition from an offset on, as bytes.
+
+    The fetch is read_uncommitted, so it has all batches up to the high watermark, control batches too.
+    OFFSET_OUT_OF_RANGE is a result, not an error. With a topic id the broker returns UNKNOWN_TOPIC_ID if the topic was
+    created again. If a quota throttles the client, the response has no partition, and the error is
+    THROTTLING_QUOTA_EXCEEDED.
+    """
+
+    async def ask(
+        connection: Connection, asked: list[TopicPartition]
+    ) -> Mapping[TopicPartition, FetchResponse.PartitionData | KafkaError]:
+        (partition,) = asked
+        asked_partition = FetchRequest.FetchPartition(
+            partition=partition.partition, fetch_offset=offset, partition_max_bytes=max_bytes
+        )
+        request = FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=max_bytes,
+            topics=[FetchRequest.FetchTopic(topic=partition.topic, topic_id=topic_id, partitions=[asked_partition])],
+        )
+        by_name = topic_id == ZERO_UUID
+        lowest, highest = (0, _FIRST_FETCH_WITH_TOPIC_IDS - 1) if by_name else (_FIRST_FETCH_WITH_TOPIC_IDS, None)
+        response = await connection.call(request, FetchResponse, lowest=lowest, highest=highest)
+        if response.error_code:
+            return {partition: KafkaError(error_of(response.error_code), f"reading {partition}")}
+        fetched = [data for topic in response.responses for data in topic.partitions]
+        if not fetched:
+            return {partition: KafkaError(Errors.THROTTLING_QUOTA_EXCEEDED, f"reading {partition}")}
+        if fetched[0].error_code == Errors.OFFSET_OUT_OF_RANGE:
+            return {partition: fetched[0]}
+        return {partition: outcome_of(fetched[0].error_code, f"reading {partition}", fetched[0])}
+
+    async def attempt(
+        pending: list[TopicPartition],
+    ) -> Mapping[TopicPartition, FetchResponse.PartitionData | KafkaError]:
+        return await ask_leaders(cluster, pending, ask, Purpose.FETCHES)
+
+    return attempt
+
+
+def describe_producers(
+    cluster: Cluster,
+) -> Callable[
+    [list[TopicPartition]],
+    Awaitable[Mapping[TopicPartition, ActiveProducers | KafkaError]],
+]:
+    """Returns an attempt to look up the active producers of partitions, with their open transactions (KIP-664)."""
+
+    async def ask(
+        connection: Connection, asked: list[TopicPartition]
+    ) -> Mapping[TopicPartition, ActiveProducers | KafkaError]:
+        request = DescribeProducersRequest(
+            topics=[
+                DescribeProducersRequest.TopicRequest(name=name, partition_indexes=indexes)
+                for name, indexes in by_topic(asked).items()
+            ]
+        )
+        response = await connection.call(request, DescribeProducersResponse)
+        return {
+            TopicPartition(topic.name, partition.partition_index): outcome_of(
+                partition.error_code, partition.error_message, partition.active_producers
+            )
+            for topic in response.topics
+            for partition in topic.partitions
+        }
+
+    async def attempt(
+        pending: list[TopicPartition],
+    ) -> Mapping[TopicPartition, ActiveProducers | KafkaError]:
+        return await ask_leaders(cluster, pending, ask)
+
+    return attempt
