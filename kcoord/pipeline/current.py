@@ -72,7 +72,7 @@ def current_offsets(
     loops = kernels(options.decoder)
     keys = KeyTable(loops.key_index())
     latest = _Latest()
-    for log_range, _ in log_ranges(whole.folder, options.split_bytes, whole.start, whole.end):
+    for log_range, _ in log_ranges(whole.log, options.split_bytes, whole.start, whole.end):
         for part in read_range(log_range, keys, options.checksums, loops):
             chunk = part.chunk
             if groups is not None:

@@ -17,12 +17,14 @@ import pyarrow as pa
 from pyarrow import fs
 
 from kcoord.pipeline.buffers import Bytes, padded
+from kcoord.storage.log_dir import PARTITION_METADATA_FILE
 from kcoord.storage.recovery import SWAP_SUFFIX, base_offset_of
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX
 
 _URI: Final = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/]*)(?P<path>/.*)?$")
 _ARROW_SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "mock")
+_TOPIC_ID: Final = re.compile(rb"^topic_id: (\S+)", re.MULTILINE)
 _INDEX_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
 
 
@@ -99,6 +101,17 @@ def _children(uri: str, pattern: re.Pattern[str]) -> dict[str, re.Match[str]]:
     children = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     names = (child.base_name for child in children if child.type == fs.FileType.Directory)
     return {join(uri, name): match for name in names if (match := pattern.match(name))}
+
+
+def topic_id_of(folder: Folder) -> str | None:
+    """Returns the id of the topic that a log belongs to, None if the folder does not have it."""
+    system, path = open_file_system(join(folder.uri, PARTITION_METADATA_FILE))
+    try:
+        with system.open_input_stream(path) as file:
+            match = _TOPIC_ID.search(file.read())
+    except (OSError, pa.ArrowInvalid):
+        return None
+    return None if match is None else match[1].decode()
 
 
 @dataclass(frozen=True, slots=True)

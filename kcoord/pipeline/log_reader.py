@@ -10,7 +10,7 @@ copes with whatever the broker does meanwhile:
   ignored: the log ends before them, and a later read sees the whole batch.
 * The broker rolls, cleans, merges or deletes a segment. A file that has vanished raises FileNotFoundError. The reader
   then lists the segments again and continues at the first offset that it has not yielded, up to _ATTEMPTS times.
-* A new listing repeats offsets that were yielded before. `_piece` drops their batches.
+* A new listing repeats offsets that were yielded before. `piece_of` drops their batches.
 
 Damage is a run of bytes that are not a sound batch, followed by a sound batch of a later offset, or in a closed
 segment by the end of the file. It is reported as `DamagedBytes`, and the reader continues after it. The active segment
@@ -118,7 +118,7 @@ class _SegmentReader:
             is_last = position + content_bytes(data) >= size
             result = scan(data, content_bytes(data), self._walk, verify=self._verify)
             batches = Batches.read(Gather(data), result.positions)
-            piece = _piece(data, batches, offset, end)
+            piece = piece_of(data, batches, offset, end)
             damaged_to = self._damage(data, result, piece.end, is_last=is_last)
             if damaged_to is not None and piece.end < end:
                 content = data[result.end : damaged_to].tobytes()
@@ -146,7 +146,7 @@ class _SegmentReader:
         return limit if is_last and result.end < limit and not self._is_active else None
 
 
-def _piece(data: Bytes, batches: Batches, start: int, end: int) -> Piece:
+def piece_of(data: Bytes, batches: Batches, start: int, end: int) -> Piece:
     """Makes a piece of the batches that overlap [start, end).
 
     After a segment was replaced, batches of earlier offsets are read again; they are dropped here.

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 from kcoord.pipeline.kernels import DecoderName
 from kcoord.pipeline.log_reader import Checksums
 from kcoord.pipeline.schemas import RANGES, TABLES, Table
+from kcoord.pipeline.wire.place import Properties
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 KNOWN: Final = (
@@ -27,7 +28,11 @@ KNOWN: Final = (
     "maxBytesPerTrigger",
     "abandonedTransactionMs",
     "decoder",
+    "failOnDataLoss",
 )
+BROKER_PREFIX: Final = "kafka."
+"""The prefix of the settings of Kafka's clients, as in Spark's own Kafka source."""
+_SERVERS: Final = f"{BROKER_PREFIX}bootstrap.servers"
 
 
 class OptionError(ValueError):
@@ -39,6 +44,7 @@ class SourceOptions:
     """The options of one read. Sizes are in bytes, times in ms. An option without a default is None if not given."""
 
     paths: tuple[str, ...]
+    """The folders of the logs; empty if the logs are read from brokers."""
     table: Table
     topic: str = GROUP_METADATA_TOPIC
     groups: frozenset[str] | None = None
@@ -51,18 +57,26 @@ class SourceOptions:
     max_bytes_per_trigger: int | None = None
     abandoned_transaction_ms: int = 15 * 60 * 1000
     decoder: DecoderName = "auto"
+    properties: Properties = field(default=(), repr=False)
+    """The settings of the client that reads from brokers; empty if the logs are read from folders."""
+    fails_on_data_loss: bool = True
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """Parses `given`, whose option names are case-insensitive as in Spark. Raises OptionError for a bad option."""
         values = {name.lower(): value for name, value in given.items()}
+        properties = _properties(values)
         unknown = sorted(values.keys() - {name.lower() for name in KNOWN})
         if unknown:
-            raise OptionError(f"unknown option {', '.join(unknown)}; the options are {', '.join(KNOWN)}")
+            allowed = f"{', '.join(KNOWN)}, and {BROKER_PREFIX}* for settings of Kafka's clients"
+            raise OptionError(f"unknown option {', '.join(unknown)}; the options are {allowed}")
         get = values.get
         groups = get("groups")
+        fails = _choice("failOnDataLoss", get("failondataloss", str(bool(properties))), ("true", "false"))
         return cls(
-            paths=_paths(get("path", "")),
+            paths=_paths(get("path", ""), properties),
+            properties=properties,
+            fails_on_data_loss=fails == "true",
             table=_table(get("table", "records")),
             topic=get("topic", cls.topic),
             groups=None if groups is None else frozenset(_texts("groups", groups)),
@@ -95,10 +109,21 @@ def _texts(name: str, value: str) -> list[str]:
     return cast(list[str], texts)
 
 
-def _paths(value: str) -> tuple[str, ...]:
+def _properties(values: dict[str, str]) -> Properties:
+    """Removes the settings of Kafka's clients from `values`, and returns them without the prefix."""
+    names = sorted(name for name in values if name.startswith(BROKER_PREFIX))
+    if names and _SERVERS not in names:
+        raise OptionError(f"{_SERVERS}: give the addresses of brokers, since {names[0]} is given")
+    properties = tuple((name.removeprefix(BROKER_PREFIX), values.pop(name)) for name in names)
+    return properties
+
+
+def _paths(value: str, properties: Properties) -> tuple[str, ...]:
     paths = tuple(_texts("path", value))
-    if not paths:
-        raise OptionError("path: give the data folder of a broker, or several of them")
+    if not paths and not properties:
+        raise OptionError(f"path: give the data folder of a broker, or several of them; or give {_SERVERS}")
+    if paths and properties:
+        raise OptionError(f"path: {value!r} cannot be read together with {_SERVERS}")
     return paths
 
 

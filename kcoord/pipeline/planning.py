@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the log partitions that a read needs, and cuts them into ranges of about equal size for the tasks of a job.
+"""Lists the log partitions that a read needs, and cuts them into ranges of about equal size for the tasks of a job.
 
-It reads file names, sizes and indexes, and batches only to check how groups are routed. The ranges are limits in log
-offsets: they stay valid if the broker rolls or cleans segments before a task reads them.
+Of folders it reads file names, sizes and indexes, and batches only to check how groups are routed. The ranges are
+limits in log offsets: they stay valid if the broker rolls or cleans segments before a task reads them.
+`wire.planning` does the same with the answers of brokers.
 """
 
 from __future__ import annotations
@@ -11,22 +12,45 @@ from collections.abc import Collection, Iterable, Sequence
 
 from kcoord.pipeline.decode import Decoder
 from kcoord.pipeline.keys import KeyTable
-from kcoord.pipeline.log_files import Folder, LogFolder
+from kcoord.pipeline.log_files import Folder, LogFolder, folders_at
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
-from kcoord.pipeline.range_reader import LogRange
+from kcoord.pipeline.options import SourceOptions
+from kcoord.pipeline.range_reader import LogPlace, LogRange
+from kcoord.pipeline.routing import chosen_partitions
 from kcoord.pipeline.transactions import Resolution
 from kcoord.runtime.serde import partition_for
 
 _SAMPLE_BYTES = 1 << 16
 
 
-def log_ranges(
-    folder: Folder, split_bytes: int, start: int = 0, end: int = END_OF_LOG, horizon: int = END_OF_LOG
-) -> list[tuple[LogRange, int]]:
-    """Returns ranges that cover [start, end), with their sizes in bytes.
+def list_logs(options: SourceOptions) -> list[LogPlace]:
+    """Returns the logs that a read needs, in order. Raises NoLogError if there are none."""
+    if options.properties:
+        from kcoord.pipeline.wire.planning import broker_partitions, with_sizes
 
-    Cuts at segment boundaries, and segments larger than `split_bytes` at entries of their indexes.
-    """
+        return [*with_sizes(broker_partitions(options))]
+    return [*list_folders(options)]
+
+
+def list_folders(options: SourceOptions) -> list[Folder]:
+    """Returns the folders that a read needs, in order. Raises NoLogError if there are none."""
+    folders = folders_at(options.paths, options.topic)
+    return prune(folders, options.groups, options.log_partitions, options.offsets_topic_partitions)
+
+
+def log_ranges(
+    place: LogPlace, split_bytes: int, start: int = 0, end: int = END_OF_LOG, horizon: int = END_OF_LOG
+) -> list[tuple[LogRange, int]]:
+    """Returns ranges that cover [start, end), with their sizes in bytes."""
+    if isinstance(place, Folder):
+        return _folder_ranges(place, split_bytes, start, end, horizon)
+    from kcoord.pipeline.wire.planning import broker_ranges
+
+    return broker_ranges(place, split_bytes, start, end, horizon)
+
+
+def _folder_ranges(folder: Folder, split_bytes: int, start: int, end: int, horizon: int) -> list[tuple[LogRange, int]]:
+    """Cuts at segment boundaries, and segments larger than `split_bytes` at entries of their indexes."""
     log = LogFolder(folder)
     cuts: list[tuple[int, int]] = []
     total = 0
@@ -68,15 +92,10 @@ def prune(
     `count` is the number of partitions of the topic. If it is None, the number of folders is used if it is consistent
     with their records; otherwise `groups` excludes no folder.
     """
-    chosen = [folder for folder in folders if log_partitions is None or folder.log_partition in log_partitions]
-    if groups is None:
-        return chosen
-    if count is None:
+    if groups is not None and count is None:
         count = _partition_count(folders)
-    if count is None:
-        return chosen
-    partitions = {partition_for(group, count) for group in groups}
-    return [folder for folder in chosen if folder.log_partition in partitions]
+    chosen = chosen_partitions((folder.log_partition for folder in folders), groups, log_partitions, count)
+    return [folder for folder in folders if folder.log_partition in chosen]
 
 
 def _partition_count(folders: Sequence[Folder]) -> int | None:

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from kcoord.pipeline.batch_table import Walk, walk
 from kcoord.pipeline.buffers import Ints
 from kcoord.pipeline.chunk import RecordChunk
 from kcoord.pipeline.decode import Decoder
@@ -28,13 +30,21 @@ from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.log_files import BatchPlace, Folder, LogFolder
 from kcoord.pipeline.log_reader import END_OF_LOG, Checksums, DamagedBytes, Piece, read_pieces
 from kcoord.pipeline.transactions import COMMITTED, NEVER, Resolution, Resolver, superseded
+from kcoord.pipeline.wire.place import BrokerPartition
+
+if TYPE_CHECKING:
+    from kcoord.pipeline.wire.log import BrokerLog
+
+LogPlace: TypeAlias = Folder | BrokerPartition
+"""Where a log is: in a folder, or in a cluster."""
+_Log: TypeAlias = "LogFolder | BrokerLog"
 
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
     """Offsets [start, end) of a log partition. Spark pickles it and sends it to the workers."""
 
-    folder: Folder
+    log: LogPlace
     start: int = 0
     end: int = END_OF_LOG
     horizon: int = END_OF_LOG
@@ -54,12 +64,12 @@ def read_range(log_range: LogRange, keys: KeyTable, checksums: Checksums, kernel
 
     Holds everything from the first block with a transactional batch in memory, up to the end of the range.
     """
-    log = LogFolder(log_range.folder)
-    decoder = Decoder(log_range.folder.log_partition, keys, kernels)
+    log = _open(log_range.log)
+    decoder = Decoder(log_range.log.log_partition, keys, kernels)
     held: list[tuple[Piece, Resolution]] = []
     resolver = Resolver()
     start, end, hint = log_range.start, log_range.end, log_range.hint
-    for piece in read_pieces(log, start, end, checksums=checksums, hint=hint, walk=kernels.walk):
+    for piece in _pieces(log, start, end, checksums, hint, kernels.walk):
         resolution = resolver.add(piece.batches, piece.control_types)
         if held or resolution.outcome.any():
             held.append((piece, resolution))
@@ -73,10 +83,27 @@ def read_range(log_range: LogRange, keys: KeyTable, checksums: Checksums, kernel
     yield from parts
 
 
-def _look_ahead(log: LogFolder, resolver: Resolver, log_range: LogRange, checksums: Checksums) -> None:
+def _open(place: LogPlace) -> _Log:
+    if isinstance(place, Folder):
+        return LogFolder(place)
+    from kcoord.pipeline.wire.log import BrokerLog
+
+    return BrokerLog(place)
+
+
+def _pieces(
+    log: _Log, start: int, end: int, checksums: Checksums, hint: BatchPlace | None = None, walk: Walk = walk
+) -> Iterator[Piece]:
+    """Yields the batches with offsets in [start, end)."""
+    if isinstance(log, LogFolder):
+        return read_pieces(log, start, end, checksums=checksums, hint=hint, walk=walk)
+    return log.pieces(start, end, verify=checksums == "all", walk=walk)
+
+
+def _look_ahead(log: _Log, resolver: Resolver, log_range: LogRange, checksums: Checksums) -> None:
     if not resolver.has_open():
         return
-    for piece in read_pieces(log, log_range.end, log_range.horizon, checksums=checksums):
+    for piece in _pieces(log, log_range.end, log_range.horizon, checksums):
         resolver.look_ahead(piece.batches, piece.control_types)
         if not resolver.has_open():
             return
@@ -117,9 +144,7 @@ class _Rivals:
         return cls(key, chunk.records.offset, chunk.effective, outcome)
 
 
-def _find_superseded(
-    log: LogFolder, decoder: Decoder, parts: list[Part], log_range: LogRange, checksums: Checksums
-) -> None:
+def _find_superseded(log: _Log, decoder: Decoder, parts: list[Part], log_range: LogRange, checksums: Checksums) -> None:
     """Marks the superseded records of committed transactions.
 
     Also considers records after the range, up to the last marker that commits records of the range.
@@ -139,11 +164,11 @@ def _find_superseded(
         at += len(part.chunk)
 
 
-def _behind(log: LogFolder, decoder: Decoder, start: int, marker: int, checksums: Checksums) -> Iterator[_Rivals]:
+def _behind(log: _Log, decoder: Decoder, start: int, marker: int, checksums: Checksums) -> Iterator[_Rivals]:
     """Yields the records from `start` up to a marker. Transactions that are still open at the marker do not count."""
     resolver = Resolver()
     pieces = []
-    for piece in read_pieces(log, start, marker + 1, checksums=checksums):
+    for piece in _pieces(log, start, marker + 1, checksums):
         pieces.append((piece, resolver.add(piece.batches, piece.control_types)))
     for piece, resolution in pieces:
         yield _Rivals.of(decoder.decode(piece.data, piece.batches, resolution)[0])

@@ -39,7 +39,7 @@ def read_ranges(
 def range_row(partition: Ranges) -> pa.RecordBatch:
     """Makes the row of the table `ranges`."""
     first = partition.ranges[0]
-    values = first.folder.log_partition, first.start, pickle.dumps(partition)
+    values = first.log.log_partition, first.start, pickle.dumps(partition)
     arrays = [pa.array([value], column.type) for value, column in zip(values, RANGES.columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, [column.name for column in RANGES.columns])
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -12,9 +13,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from kcoord.pipeline.log_files import folders_at
 from kcoord.pipeline.options import OptionError, SourceOptions
-from kcoord.pipeline.planning import log_ranges, pack, prune
+from kcoord.pipeline.planning import list_logs, log_ranges, pack
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
 from kcoord.pipeline.schemas import Table
@@ -89,12 +89,11 @@ class KcoordReader(DataSourceReader):
         self._log_partitions = options.log_partitions
 
     def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
-        folders = folders_at(options.paths, options.topic)
-        folders = prune(folders, self._groups, self._log_partitions, options.offsets_topic_partitions)
+        options = replace(self._options, groups=self._groups, log_partitions=self._log_partitions)
+        logs = list_logs(options)
         if options.table.name == "current_offsets":
-            return [Ranges([LogRange(folder)]) for folder in folders]
-        ranges = [sized_range for folder in folders for sized_range in log_ranges(folder, options.split_bytes)]
+            return [Ranges([LogRange(log)]) for log in logs]
+        ranges = [sized_range for log in logs for sized_range in log_ranges(log, options.split_bytes)]
         return [Ranges(packed) for packed in pack(ranges, options.split_bytes)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

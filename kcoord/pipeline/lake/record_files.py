@@ -71,7 +71,7 @@ def write_ranges(work: Ranges, options: SourceOptions, table_uri: str, batch: in
     facts: dict[int, _Facts] = {}
     try:
         for log_range in work.ranges:
-            fact = facts.setdefault(log_range.folder.log_partition, _Facts())
+            fact = facts.setdefault(log_range.log.log_partition, _Facts())
             for rows in read_ranges(Ranges([log_range]), options, RECORDS.schema(), options.groups):
                 group = _write_rows(rows, writers)
                 _note_facts(fact, rows, group)
@@ -166,4 +166,4 @@ def _folder(root: str, kind: str, batch: int) -> str:
 
 def _name(first: LogRange) -> str:
     """Returns the name of a task's file. A range belongs to one task, so a second attempt replaces the first."""
-    return f"part-{first.folder.log_partition:05d}-{first.start:020d}.parquet"
+    return f"part-{first.log.log_partition:05d}-{first.start:020d}.parquet"

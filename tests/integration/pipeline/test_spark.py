@@ -127,7 +127,9 @@ def test_filters_are_pushed_down_if_the_session_allows_it(spark: SparkSession, s
     assert read(spark, sample, "commits", groups="etl-tx").count() == expected
 
 
-def test_logs_that_this_broker_wrote_for_real_clients_are_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_logs_that_this_broker_wrote_for_real_clients_are_read(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Compares the current offsets while the broker runs, and each record with kafka-dump-log after it stopped."""
     jars = KafkaJars()
     broker = KcoordProcess(tmp_path, {**FAST, "offsets.topic.num.partitions": "4"}).start()
@@ -140,6 +142,7 @@ def test_logs_that_this_broker_wrote_for_real_clients_are_read(spark: SparkSessi
                 key: value for key, value in expected.items() if value >= 0
             }
         assert offsets["orders-tx", "orders", 0] == 7
+        assert_same_over_the_wire(spark, broker, tmp_path, capsys)
     finally:
         assert broker.stop() == 0
     files = sorted(broker.data.glob("__consumer_offsets-*/*.log"))
@@ -156,6 +159,26 @@ def test_logs_that_this_broker_wrote_for_real_clients_are_read(spark: SparkSessi
         assert [header["key"] for header in row["headers"] or []] == printed["headers"]  # type: ignore[attr-defined]
     reasons = {row["epoch_reason"] for row in rows_of(read(spark, str(broker.data), "group_epochs"))}
     assert {"join", "leave"} <= reasons
+
+
+def assert_same_over_the_wire(
+    spark: SparkSession, broker: KcoordProcess, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compares reads and a stream over the wire with the folders. The password of a client is in no text of Spark."""
+    options = {"kafka.bootstrap.servers": broker.address, "kafka.sasl.jaas.config": "a secret"}
+    for table in ("records", "current_offsets"):
+        frame = spark.read.format("kcoord").option("table", table).options(**options).load()
+        key = "log_partition", "log_offset"
+        assert rows_of(frame.orderBy(*key)) == rows_of(read(spark, str(broker.data), table).orderBy(*key))
+    frame.explain("extended")
+    assert "a secret" not in capsys.readouterr().out
+    stream = spark.readStream.format("kcoord").options(**options).load().select("log_partition", "log_offset")
+    writer = stream.writeStream.format("parquet").option("path", str(folder / "out"))
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    assert query.awaitTermination(STREAM_SECONDS)
+    assert query.lastProgress is not None and "a secret" not in query.lastProgress.json
+    rows = spark.read.parquet(str(folder / "out"))
+    assert rows.count() == rows.distinct().count() == read(spark, str(broker.data)).count()
 
 
 def steady_traffic(writer: LogWriter, first: int, count: int) -> None:

@@ -22,6 +22,7 @@ from kcoord.server.errors import StartError
 from kcoord.upstream.offsets_topic import OFFSETS_TOPIC, prepare_topic
 from kcoord_protocol.errors import KafkaError
 from tests.integration.upstream.owner import FOREIGN_ID_WAIT_MS, Owner
+from tests.support.followed_log import FollowedLog
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
 from tests.support.shared import ROOT
@@ -100,6 +101,7 @@ async def test_the_older_of_two_owners_is_fenced_and_acknowledges_nothing(kafka:
 async def test_nothing_acknowledged_is_lost_when_a_leader_is_killed(
     kafka: KafkaCluster, admin: AdminClient, topic: str
 ) -> None:
+    """A stream of the pipeline follows the topic meanwhile, and has each record once."""
     acknowledged = 0
 
     async def put_until(owner: Owner, least: int) -> None:
@@ -117,15 +119,19 @@ async def test_nothing_acknowledged_is_lost_when_a_leader_is_killed(
         await owner.served()
         await put_until(owner, 50)
         number = await leader_of(admin, topic)
-        putting = asyncio.create_task(put_until(owner, 1_000_000))
-        await asyncio.sleep(0.2)
-        kafka.kill(number)
-        before = acknowledged
-        async with asyncio.timeout(30):
-            while acknowledged <= before + 100:
-                await asyncio.sleep(0.02)
-        putting.cancel()
-        await asyncio.gather(putting, return_exceptions=True)
+        with FollowedLog(kafka.address, topic) as followed:
+            putting = asyncio.create_task(put_until(owner, 1_000_000))
+            await asyncio.sleep(0.2)
+            kafka.kill(number)
+            before = acknowledged
+            async with asyncio.timeout(30):
+                while acknowledged <= before + 100:
+                    await asyncio.sleep(0.02)
+            putting.cancel()
+            await asyncio.gather(putting, return_exceptions=True)
+    assert followed.batches >= 2
+    assert all(offsets == [*range(len(offsets))] for offsets in followed.offsets().values())
+    assert len(followed.rows) > acknowledged
     kafka.start(number)
     wait_until(lambda: len(kafka.brokers()) == BROKERS, "the killed broker is back", 60)
     async with Owner(kafka.address, topic) as successor:

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from kcoord.pipeline.log_files import Folder, folders_at
+from kcoord.pipeline.log_files import Folder
 from kcoord.pipeline.options import SourceOptions
-from kcoord.pipeline.planning import log_ranges
+from kcoord.pipeline.planning import list_logs, log_ranges
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
 from kcoord.pipeline.schemas import TABLES
@@ -29,13 +29,21 @@ def table_rows(
 ) -> list[Row]:
     """Returns all rows of a table, in the order of log partitions and offsets. The options are those of the source."""
     path = paths if isinstance(paths, str) else ",".join(paths)
-    parsed = SourceOptions.parse({"path": path, "table": table, **options})
-    schema = TABLES[table].schema()
+    return source_rows({"path": path, "table": table, **options}, names)
+
+
+def source_rows(options: Mapping[str, str], names: Sequence[str] | None = None) -> list[Row]:
+    """Returns all rows that the source has for the options, in the order of log partitions and offsets."""
+    parsed = SourceOptions.parse(options)
+    schema = parsed.table.schema()
     if names is not None:
         schema = pa.schema([schema.field(name) for name in names])
     rows: list[Row] = []
-    for folder in folders_at(parsed.paths, parsed.topic):
-        for log_range, _ in log_ranges(folder, parsed.split_bytes):
+    for log in list_logs(parsed):
+        ranges = [LogRange(log)]
+        if parsed.table.name != "current_offsets":
+            ranges = [log_range for log_range, _ in log_ranges(log, parsed.split_bytes)]
+        for log_range in ranges:
             for batch in read_ranges(Ranges([log_range]), parsed, schema, parsed.groups):
                 rows += batch.to_pylist()
     return rows

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows the ends of the partitions of a topic in a cluster, for a stream.
+
+The brokers know the stable offsets: nothing is read to find them. The last stable offset of a partition is the first
+offset of its first open transaction. If that transaction has been abandoned, DescribeProducers (KIP-664) tells where
+the next one begins.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from kcoord.pipeline.log_files import NoLogError
+from kcoord.pipeline.log_reader import END_OF_LOG
+from kcoord.pipeline.options import SourceOptions
+from kcoord.pipeline.range_reader import LogRange
+from kcoord.pipeline.wire.client import LATEST, client_of
+from kcoord.pipeline.wire.log import BrokerLog, accept_loss
+from kcoord.pipeline.wire.place import BrokerPartition
+from kcoord.pipeline.wire.planning import (
+    BYTES_PER_OFFSET,
+    broker_partitions,
+    broker_ranges,
+    bytes_per_offset,
+    with_sizes,
+)
+from kcoord_protocol.uuid import uuid_to_string
+
+_NO_TRANSACTION: Final = -1
+
+
+class BrokerFollower:
+    """The partitions in the cluster of the options. With `resolves` the ends are stable offsets."""
+
+    def __init__(self, options: SourceOptions, *, resolves: bool) -> None:
+        self._options = options
+        self._resolves = resolves
+        self._logs: list[BrokerPartition] = []
+
+    def look(self) -> str | None:
+        """Lists the partitions. There may be none, since a broker creates the topic for its first group."""
+        try:
+            self._logs = broker_partitions(self._options)
+        except NoLogError:
+            self._logs = []
+        return uuid_to_string(self._logs[0].topic_id) if self._logs else None
+
+    def ends(self) -> dict[str, int]:
+        return {str(log.log_partition): log.end_offset for log in self._logs}
+
+    def advance(self, start: dict[str, int], budget_bytes: int, last: dict[str, int] | None) -> dict[str, int]:
+        self._check(start)
+        stable = self._stable_offsets()
+        if self._bytes_behind(start) > min(budget_bytes, self._options.split_bytes):
+            self._logs = with_sizes(self._logs)
+        end = dict(start)
+        for log in self._logs:
+            if budget_bytes <= 0:
+                break
+            name = str(log.log_partition)
+            begun = max(start.get(name, 0), log.start_offset)
+            stop = stable[log.log_partition] if last is None else min(stable[log.log_partition], last.get(name, 0))
+            if stop > begun:
+                end[name] = _within(log, begun, stop, budget_bytes)
+                budget_bytes -= max(int((end[name] - begun) * bytes_per_offset(log)), 1)
+        return end
+
+    def ranges(self, start: dict[str, int], end: dict[str, int]) -> list[tuple[LogRange, int]]:
+        self._check(end)
+        if self._bytes_behind(start) > self._options.split_bytes:
+            self._logs = with_sizes(self._logs)
+        ranges = []
+        for log in self._logs:
+            name = str(log.log_partition)
+            begun, stop = start.get(name, 0), end.get(name, 0)
+            if stop > begun:
+                # Every transaction of the range is decided, but its marker may follow the range.
+                horizon = END_OF_LOG if self._resolves else stop
+                ranges += broker_ranges(log, self._options.split_bytes, begun, stop, horizon)
+        return ranges
+
+    def done(self, end: dict[str, int]) -> None:
+        """Does nothing: the brokers are asked again for each micro-batch."""
+
+    def _bytes_behind(self, start: dict[str, int]) -> int:
+        behind = (log.end_offset - max(start.get(str(log.log_partition), 0), log.start_offset) for log in self._logs)
+        return sum(behind) * BYTES_PER_OFFSET
+
+    def _check(self, start: dict[str, int]) -> None:
+        """Raises DataLossError, or logs a warning, if a partition no longer has the offsets from `start` on."""
+        logs = {str(log.log_partition): log for log in self._logs}
+        for name, offset in start.items():
+            log = logs.get(name)
+            loss = None
+            if log is None:
+                loss = f"{self._options.topic}-{name} does not exist any more, and was read up to offset {offset - 1}"
+            elif log.end_offset < offset:
+                loss = f"{log} ends at offset {log.end_offset - 1}, and was read up to offset {offset - 1}"
+            elif log.start_offset > offset:
+                loss = f"{log}: the records {offset} to {log.start_offset - 1} were deleted before they were read"
+            if loss is not None:
+                accept_loss(loss, fails=self._options.fails_on_data_loss)
+
+    def _stable_offsets(self) -> dict[int, int]:
+        """Returns the offset of each partition below which every transaction is decided or abandoned."""
+        ends = {log.log_partition: log.end_offset for log in self._logs}
+        if not self._resolves or not ends:
+            return ends
+        options = self._options
+        client = client_of(options.properties)
+        stable = client.offsets(options.topic, ends, LATEST, read_committed=True)
+        undecided = [number for number, end in ends.items() if stable[number] < end]
+        if undecided:
+            abandoned_before_ms = time.time() * 1000 - options.abandoned_transaction_ms
+            for number, producers in client.producers(options.topic, undecided).items():
+                begun = [
+                    producer.current_txn_start_offset
+                    for producer in producers
+                    if producer.current_txn_start_offset != _NO_TRANSACTION
+                    and producer.last_timestamp >= abandoned_before_ms
+                ]
+                stable[number] = max(stable[number], min([*begun, ends[number]]))
+        return {number: min(stable[number], ends[number]) for number in ends}
+
+
+def _within(log: BrokerPartition, begun: int, stop: int, budget_bytes: int) -> int:
+    """Returns the end of a batch that is about the budget behind `begun`, at most `stop`."""
+    offsets = int(budget_bytes / bytes_per_offset(log)) + 1
+    while begun + offsets < stop:
+        cut = BrokerLog(log).batch_at(begun + offsets)
+        if cut is None:
+            break
+        if cut > begun:
+            return min(cut, stop)
+        offsets *= 2
+    return stop

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the partitions of the topic in a cluster, and cuts them into ranges of offsets for the tasks of a job.
+
+A broker tells offsets, and the size of a log if the client may DESCRIBE the cluster. So the size of a range is an
+estimate: that of the log by its share of the offsets. The cleaned part of a log has fewer records than offsets. Each
+cut is at the beginning of a batch, which a small fetch finds, so no batch is in two ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from kcoord.pipeline.log_files import NoLogError
+from kcoord.pipeline.options import SourceOptions
+from kcoord.pipeline.range_reader import LogRange
+from kcoord.pipeline.routing import chosen_partitions
+from kcoord.pipeline.wire.client import EARLIEST, LATEST, client_of
+from kcoord.pipeline.wire.log import BrokerLog
+from kcoord.pipeline.wire.place import BrokerPartition
+
+BYTES_PER_OFFSET: Final = 100
+"""The assumed size of an offset's record if the broker tells no size: that of an offset commit in a batch of many."""
+_MOST_RANGES: Final = 64
+"""At most this many ranges are cut from a log of unknown size, since it may have many offsets and few records."""
+
+
+def broker_partitions(options: SourceOptions) -> list[BrokerPartition]:
+    """Returns the partitions that a read needs, with their offsets of now. Raises NoLogError if there is no topic."""
+    client = client_of(options.properties)
+    topic = client.topic(options.topic)
+    if topic is None:
+        raise NoLogError(f"topic: {options.topic} does not exist in the cluster")
+    count = options.offsets_topic_partitions or len(topic.partitions)
+    numbers = chosen_partitions(topic.partitions, options.groups, options.log_partitions, count)
+    starts = client.offsets(options.topic, numbers, EARLIEST)
+    ends = client.offsets(options.topic, numbers, LATEST)
+    return [
+        BrokerPartition(
+            number,
+            options.topic,
+            topic.topic_id,
+            options.properties,
+            starts[number],
+            ends[number],
+            fail_on_data_loss=options.fails_on_data_loss,
+        )
+        for number in numbers
+    ]
+
+
+def with_sizes(places: Collection[BrokerPartition]) -> list[BrokerPartition]:
+    """Adds the sizes of the logs, as far as the brokers tell them."""
+    if not places:
+        return []
+    first = next(iter(places))
+    sizes = client_of(first.properties).sizes(first.topic, [place.log_partition for place in places])
+    return [replace(place, size_bytes=sizes.get(place.log_partition)) for place in places]
+
+
+def bytes_per_offset(place: BrokerPartition) -> float:
+    offsets = place.end_offset - place.start_offset
+    return BYTES_PER_OFFSET if place.size_bytes is None or not offsets else max(place.size_bytes, 1) / offsets
+
+
+def broker_ranges(
+    place: BrokerPartition, split_bytes: int, start: int, end: int, horizon: int
+) -> list[tuple[LogRange, int]]:
+    """Returns ranges that cover [start, end) as far as the log has it, with their estimated sizes in bytes.
+
+    0 as `start` means the start of the log.
+    """
+    begun, end = start or place.start_offset, min(end, place.end_offset)
+    horizon = min(horizon, place.end_offset)
+    if begun >= end:
+        return []
+    density = bytes_per_offset(place)
+    step = max(int(split_bytes / density), 1)
+    if place.size_bytes is None:
+        step = max(step, (end - begun) // _MOST_RANGES)
+    log = BrokerLog(place)
+    ranges = []
+    target = begun + step
+    while target < end:
+        cut = log.batch_at(target)
+        if cut is None or cut >= end:
+            break
+        if cut > begun:
+            ranges.append((LogRange(place, begun, cut, horizon), _size(begun, cut, density)))
+            begun = cut
+        target = max(target, begun) + step
+    ranges.append((LogRange(place, begun, end, horizon), _size(begun, end, density)))
+    return ranges
+
+
+def _size(start: int, end: int, density: float) -> int:
+    return max(int((end - start) * density), 1)
