@@ -55,6 +55,7 @@ def sample_snapshot() -> MetricsSnapshot:
         client_computations={"installed": 1},
         client_computation_ms=1500,
         groups_waiting=0,
+        imports={"imported": 1, "offsets": 3},
         queue_size=0,
         idle_ratios=(1.0, 1.0),
         shards={},

@@ -83,6 +83,7 @@ class BrokerAttributes:
     kcoord_sasl_login_timeout_ms: int
     kcoord_ssl_handshake_timeout_ms: int
     kcoord_upstream_bootstrap_servers: list[str]
+    kcoord_upstream_import: str
     kcoord_upstream_metadata_max_age_ms: int
     kcoord_upstream_ports: list[str]
     kcoord_upstream_request_timeout_ms: int

@@ -66,6 +66,7 @@ AUTHORIZER_RATES = {
     "authorization_denied": "Denials per minute, with those that only leave something out of a response.",
 }
 SHARD_STATES = ("loading", "active", "failed")
+IMPORTS = ("imported", "failed")
 CLIENT_OUTCOMES = ("installed", "error", "invalid", "failed", "timeout", "gone", "superseded")
 
 
@@ -115,6 +116,8 @@ class MetricsSnapshot:
     """The sum of the times of those that were installed."""
     groups_waiting: int
     """Groups in which a member computes a target assignment now."""
+    imports: Mapping[str, int] | None
+    """Numbers of imported groups, failed imports and imported offsets (`IMPORTS`); None if no groups are imported."""
     queue_size: int
     idle_ratios: tuple[float, float]
     """The average ratio and the lowest ratio."""
@@ -288,6 +291,7 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
             {(assignor,): count for assignor, count in snapshot.assignor_failures.items()},
         ),
         *_client_assignors(snapshot),
+        *_imports(snapshot),
         _gauge(
             f"{GROUPS}_event_queue_size",
             "Requests that were read and wait, background tasks, and timers that are due.",
@@ -332,6 +336,25 @@ def _client_assignors(snapshot: MetricsSnapshot) -> Iterable[Metric]:
         "Groups in which a member computes a target assignment now.",
         [],
         {(): snapshot.groups_waiting},
+    )
+
+
+def _imports(snapshot: MetricsSnapshot) -> Iterable[Metric]:
+    imports = snapshot.imports
+    if imports is None:
+        return
+    yield _counter(
+        "kcoord_group_imports",
+        "Imports of groups from the upstream's own coordinator: imported groups, and attempts that failed, for example "
+        "because the group still has members in the upstream.",
+        ["outcome"],
+        {(outcome,): imports.get(outcome, 0) for outcome in IMPORTS},
+    )
+    yield _counter(
+        "kcoord_imported_offsets",
+        "Committed offsets that were imported from the upstream's own coordinator.",
+        [],
+        {(): imports.get("offsets", 0)},
     )
 
 

@@ -47,6 +47,7 @@ GROUP_RECORDS: Final = (
     "ConsumerGroupTargetAssignmentMember",
     "ConsumerGroupCurrentMemberAssignment",
     "ConsumerGroupRegularExpression",
+    "GroupImport",
 )
 TRANSACTION_RECORDS: Final = ("TransactionLog",)
 METADATA_RECORDS: Final = (

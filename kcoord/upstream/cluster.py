@@ -89,7 +89,7 @@ class UpstreamCluster:
             )
         except ClientException as error:
             raise StartError(f"{UPSTREAM_PREFIX}{error}") from None
-        self._cluster = Cluster(self.settings)
+        self.connections: Final = Cluster(self.settings)
         self.cluster_id = ""
         self.nodes: Mapping[int, Node] = {}
         self.versions: dict[int, BrokerVersions] = {}
@@ -114,26 +114,26 @@ class UpstreamCluster:
             raise StartError(f"{UPSTREAM_KEY}={self._servers}: the cluster has no cluster id")
 
     async def _first_metadata(self) -> MetadataResponse:
-        deadline = self._cluster.deadline(CONNECT_SECONDS * 1000)
+        deadline = self.connections.deadline(CONNECT_SECONDS * 1000)
         request = MetadataRequest(topics=[], allow_auto_topic_creation=False)
 
         async def ask() -> MetadataResponse:
-            connection = await self._cluster.any_connection()
+            connection = await self.connections.any_connection()
             response = await connection.call(
                 request, MetadataResponse, lowest=FIRST_VERSION_WITH_TOPIC_IDS, highest=HIGHEST_VERSION
             )
             self._take_brokers(response)
             return response
 
-        return await self._cluster.retry("find the upstream", deadline, ask)
+        return await self.connections.retry("find the upstream", deadline, ask)
 
     def _take_brokers(self, response: MetadataResponse) -> None:
-        self._cluster.metadata.merge(response)
-        self.nodes = self._cluster.metadata.brokers
+        self.connections.metadata.merge(response)
+        self.nodes = self.connections.metadata.brokers
 
     async def look(self, topic_ids: Mapping[str, bytes]) -> UpstreamSnapshot:
         """Asks the upstream. Raises KafkaError if no broker answers. `topic_ids`: the ids of the image's topics."""
-        connection = await self._cluster.any_connection()
+        connection = await self.connections.any_connection()
         request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
         response = await connection.call(
             request, MetadataResponse, lowest=FIRST_VERSION_WITH_TOPIC_IDS, highest=HIGHEST_VERSION
@@ -176,7 +176,7 @@ class UpstreamCluster:
             return None
 
     async def _questions(self, node_id: int, names: Collection[str]) -> MetadataResponse | None:
-        connection = await self._cluster.connection(node_id)
+        connection = await self.connections.connection(node_id)
         versions = await connection.call(
             ApiVersionsRequest(client_software_name="kcoord", client_software_version="1"),
             ApiVersionsResponse,
@@ -211,7 +211,7 @@ class UpstreamCluster:
 
     async def close(self) -> None:
         """Closes kcoord's own connections."""
-        await self._cluster.close()
+        await self.connections.close()
 
 
 def sorted_partitions(

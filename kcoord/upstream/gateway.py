@@ -22,6 +22,7 @@ from kcoord.server.broker import Broker
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import LocalMetadataService
 from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
+from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.versions import common_versions, port_tables
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
@@ -38,9 +39,11 @@ class Gateway:
 
     main: Listener
 
-    def __init__(self, broker: Broker, upstream: UpstreamCluster) -> None:
+    def __init__(self, broker: Broker, upstream: UpstreamCluster, imports: GroupImports) -> None:
         self.broker = broker
         self.upstream = upstream
+        self._imports = imports
+        broker.groups.must_ask_first = imports.is_due
         self.addresses: dict[int, tuple[str, int]] = {}
         """Host and port for clients, by the node ids of the upstream's brokers."""
         self.on_brokers: Callable[[], Awaitable[None]] | None = None
@@ -79,7 +82,7 @@ class Gateway:
         """Returns the APIs that are answered here, for the port of a broker of the upstream or (None) for kcoord's."""
         if node_id not in self._tables:
             config = self.broker.config
-            tables = port_tables(config, node_id, lambda: self.versions_of(node_id))
+            tables = port_tables(config, node_id, lambda: self.versions_of(node_id), self._imports)
             self._tables[node_id] = tables[config.kip1327_form("")]
         return self._tables[node_id]
 

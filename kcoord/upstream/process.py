@@ -12,6 +12,9 @@ Theory of operation. The steps of a start are those of `kcoord.server.process`, 
   all its partitions. Then the groups are loaded, since the creation time of a new partition has to be later than
   theirs. Then the image is made like the upstream, and each broker of the upstream gets its port.
 
+Groups are imported from the upstream's own coordinator by `kcoord.upstream.group_imports`. A task deletes import
+records that are not needed any more once an hour.
+
 While the process runs, a task looks at the upstream every `kcoord.upstream.metadata.max.age.ms`; requests that change
 topics cause a look at once. A port that was opened stays open: while its broker is out of service, Metadata leaves the
 broker out, and connections to the port are closed.
@@ -24,6 +27,8 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 import uvloop
 
@@ -48,11 +53,17 @@ from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import LogDir
 from kcoord.upstream.cluster import UpstreamCluster
 from kcoord.upstream.gateway import Gateway
+from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.group_log import UpstreamGroupLog
+from kcoord.upstream.groups import FETCH_MS, committed_offsets
 from kcoord.upstream.listener import UpstreamListener
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
+
+IMPORT_ON_DEMAND: Final = "on-demand"
+FORGET_SECONDS: Final = 3_600.0
+"""How often import records of departed groups are compared with the upstream."""
 
 _logger = logging.getLogger(__name__)
 
@@ -100,7 +111,16 @@ class UpstreamProcess(BrokerProcess):
     """A broker with kcoord's own port and one port for each broker of the upstream; the module describes it."""
 
     def __init__(self, broker: Broker, environment: Environment, folder: DataFolder, upstream: UpstreamCluster) -> None:
-        self._gateway = Gateway(broker, upstream)
+        self._imports = GroupImports(
+            broker,
+            partial(
+                committed_offsets,
+                upstream.connections,
+                min(FETCH_MS, broker.config.kcoord_upstream_request_timeout_ms),
+            ),
+            on_demand=broker.config.kcoord_upstream_import == IMPORT_ON_DEMAND,
+        )
+        self._gateway = Gateway(broker, upstream, self._imports)
         self._upstream = upstream
         self._ports = parse_upstream_ports(broker.config.kcoord_upstream_ports)
         self._refused: dict[int, str] = {}
@@ -144,6 +164,7 @@ class UpstreamProcess(BrokerProcess):
         for listener in self.listeners:
             await listener.start_accepting()
         self.broker.spawn(self._keep_looking())
+        self.broker.spawn(self._keep_forgetting())
 
     def _check_partitions(self) -> None:
         """Raises StartError if the folder and the upstream disagree about the partition of a group."""
@@ -158,6 +179,11 @@ class UpstreamProcess(BrokerProcess):
         while True:
             await asyncio.sleep(self.broker.config.kcoord_upstream_metadata_max_age_ms / 1000)
             await self._gateway.look()
+
+    async def _keep_forgetting(self) -> None:
+        while True:
+            await asyncio.sleep(FORGET_SECONDS)
+            await self._imports.forget()
 
     async def _open_ports(self) -> None:
         """Opens a port for each broker of the upstream that has none. A failure is logged once for each broker."""

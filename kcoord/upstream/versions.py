@@ -25,6 +25,8 @@ from kcoord.server.api.handlers import api_versions
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.server.broker import Broker
 from kcoord.upstream.cluster import BrokerVersions
+from kcoord.upstream.group_imports import GroupImports
+from kcoord.upstream.importing_api import IMPORTING_APIS, ImportingApi
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
@@ -144,18 +146,20 @@ def _own_resources(
 
 
 def port_tables(
-    config: BrokerConfig, node_id: int | None, theirs: Callable[[], BrokerVersions]
+    config: BrokerConfig, node_id: int | None, theirs: Callable[[], BrokerVersions], imports: GroupImports
 ) -> Mapping[Kip1327Form, ApiTable]:
     """Returns the tables of the APIs that are answered here, by form.
 
     `node_id` is the broker of the upstream that the port stands for, None for kcoord's own port. `theirs` returns the
-    versions of the brokers that requests of the port are passed on to.
+    versions of the brokers that requests of the port are passed on to. `imports`: of groups, before their requests.
     """
     of_broker = build_api_table(config)
     tables: dict[Kip1327Form, ApiTable] = {}
     versions = _versions_handler(node_id, tables, theirs)
     for form in Kip1327Form:
-        apis = [_api(api, node_id, versions) for api in of_broker.in_form(form).apis.values() if _is_local(api.key)]
+        apis = [
+            _api(api, node_id, versions, imports) for api in of_broker.in_form(form).apis.values() if _is_local(api.key)
+        ]
         tables[form] = ApiTable(apis, form, tables)
     return tables
 
@@ -164,12 +168,14 @@ def _is_local(key: ApiKey) -> bool:
     return key in GROUP_APIS or key in LOGIN_APIS or key in CHOSEN_APIS
 
 
-def _api(api: Api, node_id: int | None, versions: HandleFunction) -> Api:
+def _api(api: Api, node_id: int | None, versions: HandleFunction, imports: GroupImports) -> Api:
     if api.key is ApiKey.API_VERSIONS:
         return Api(api.key, api.versions, versions, cast("ErrorFunction", api_versions.error_response))
     if api.key in GROUP_APIS and node_id is not None:
         return _ChangedApi(api, _no_groups if api.key is ApiKey.LIST_GROUPS else _not_coordinator)
-    if api.key in CHOSEN_APIS and api.key is not ApiKey.FIND_COORDINATOR:
+    if api.key in IMPORTING_APIS:
+        return ImportingApi(api, imports)
+    if api.key in CHOSEN_APIS:
         return _ChangedApi(api, _check_config_request)
     # The handler of the broker itself answers.
     return api

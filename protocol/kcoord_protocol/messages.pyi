@@ -4570,6 +4570,24 @@ class GetTelemetrySubscriptionsResponse(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class GroupImportKey(Message):
+    name: ClassVar[str]
+    group: str
+    def __init__(
+        self,
+        *,
+        group: str = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class GroupImportValue(Message):
+    name: ClassVar[str]
+    def __init__(
+        self,
+        *,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class GroupMetadataKey(Message):
     name: ClassVar[str]
     group: str

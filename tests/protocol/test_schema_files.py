@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "schemas"
 EXTENSIONS = sorted(SCHEMAS.glob("extensions/*.json"))
 FILES = sorted(set(SCHEMAS.glob("*/*.json")) - set(EXTENSIONS))
-OWN = [path for path in FILES if "PrepareAssignment" in path.name or "InstallAssignment" in path.name]
-"""The files of APIs that Kafka lacks."""
+OWN_NAMES = ("PrepareAssignment", "InstallAssignment", "GroupImport", "ImportGroups")
+OWN = [path for path in FILES if any(name in path.name for name in OWN_NAMES)]
+"""The files of APIs and records that Kafka lacks."""
 FOLDERS = {
     "requests": {"request"},
     "responses": {"response"},

@@ -59,6 +59,10 @@ class KcoordProcess:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 

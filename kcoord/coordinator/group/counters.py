@@ -30,5 +30,7 @@ class GroupCounters:
     """Assignor -> target assignments that an assignor of one's own did not compute."""
     client_computations: Counter[str] = field(default_factory=Counter)
     """Outcome -> computations of a target by a member (`consumer.client_computation`)."""
+    imports: Counter[str] = field(default_factory=Counter)
+    """Groups that came from another coordinator (`imported`), their `offsets`, and `failed` attempts."""
     client_computation_ms: int = 0
     """The sum of the times from asking a member until it has installed its target."""

@@ -35,6 +35,8 @@ from kcoord_protocol.messages import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
+    GroupImportKey,
+    GroupImportValue,
     GroupMetadataKey,
     OffsetCommitKey,
     OffsetCommitValue,
@@ -341,6 +343,15 @@ def new_offset_commit_tombstone(
     return CoordinatorRecord(
         OffsetCommitKey(group=group_id, topic=topic, partition=partition), None, reason=reason.value
     )
+
+
+def new_group_import_record(group_id: str) -> CoordinatorRecord:
+    """Returns the record after which the offsets of a group are not imported any more (`imports`)."""
+    return CoordinatorRecord(GroupImportKey(group=group_id), GroupImportValue())
+
+
+def new_group_import_tombstone(group_id: str) -> CoordinatorRecord:
+    return CoordinatorRecord(GroupImportKey(group=group_id), None)
 
 
 def attribute(tombstones: Iterable[CoordinatorRecord], principal: str) -> None:

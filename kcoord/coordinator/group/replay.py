@@ -41,6 +41,8 @@ from kcoord_protocol.messages import (
     ConsumerGroupTargetAssignmentMetadataValue,
     ControlRecordTypeSchema,
     EndTxnMarker,
+    GroupImportKey,
+    GroupImportValue,
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -59,6 +61,8 @@ class GroupReplay:
         self._groups = groups
         self._offsets = offsets
         self._pending = pending
+        self.imports: set[str] = set()
+        """The groups whose offsets are not imported any more (`kcoord.coordinator.group.imports`)."""
         self.latest_creation_time_ms = -1
         self.counters = GroupCounters()
         self.computations: dict[str, ClientComputation] = {}
@@ -91,6 +95,10 @@ class GroupReplay:
                 self._regular_expression(key, value)
             case GroupMetadataKey() as key, (GroupMetadataValue() | None) as value:
                 self._classic_group(key, value)
+            case GroupImportKey() as key, GroupImportValue():
+                self.imports.add(key.group)
+            case GroupImportKey() as key, None:
+                self.imports.discard(key.group)
             case ControlRecordTypeSchema() as key, EndTxnMarker() if record.producer is not None:
                 self._end_transaction(record.producer, committed=key.type == ControlRecordType.COMMIT)
             case _:
@@ -297,7 +305,12 @@ class GroupReplay:
             for topic, partitions in self._offsets.of_group(group_id).items()
             for partition, offset in partitions.items()
         }
-        return {"groups": groups, "offsets": offsets, "pending": self._pending.hard_state()}
+        return {
+            "groups": groups,
+            "offsets": offsets,
+            "pending": self._pending.hard_state(),
+            "imports": frozenset(self.imports),
+        }
 
     @staticmethod
     def _group_state(group: Group) -> object:

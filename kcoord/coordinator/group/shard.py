@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group import describe, migration, records, snapshot
+from kcoord.coordinator.group import describe, imports, migration, records, snapshot
 from kcoord.coordinator.group.assignor.check import InvalidAssignment
 from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
@@ -142,7 +142,7 @@ class GroupCoordinatorShard:
 
     def snapshot(self) -> Iterator[SnapshotPart] | None:
         """Returns the parts of a snapshot; None while an open transaction has pending offsets, which have no part."""
-        return None if self._pending else snapshot.parts(self._groups, self._offsets)
+        return None if self._pending else snapshot.parts(self._groups, self._offsets, self._replay.imports)
 
     def restore(self, part: PackedState) -> bool:
         if part.kind != snapshot.OFFSETS:
@@ -521,6 +521,27 @@ class GroupCoordinatorShard:
         group = self._groups.get(request.group_id)
         principal = context.principal
         return offset_operations.delete_offsets(self._image, group, self._offsets, self._pending, request, principal)
+
+    # Groups that come from another coordinator.
+
+    def has_import(self, group_id: str) -> bool:
+        """Returns whether the group has an import record."""
+        return group_id in self._replay.imports
+
+    def departed_groups(self) -> list[str]:
+        """Returns the groups with an import record that do not exist any more."""
+        return [group_id for group_id in self._replay.imports if group_id not in self._groups]
+
+    def import_offsets(
+        self, context: OperationContext, request: imports.ImportRequest
+    ) -> CoordinatorResult[imports.ImportOutcome]:
+        """Imports the offsets of a group, if that is still possible; see `imports`."""
+        group = self._present_or_admitted(request.group_id)
+        return imports.import_offsets(request, group, self._replay.imports, self._image, context.now_ms)
+
+    def forget_imports(self, context: OperationContext, group_ids: list[str]) -> CoordinatorResult[list[str]]:
+        """Deletes the import records of departed groups. Returns the ids of these groups."""
+        return imports.forget(group_ids, self._groups, self._replay.imports)
 
     # Within transactions.
 

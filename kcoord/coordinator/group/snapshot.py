@@ -8,7 +8,7 @@ offset repeat every change since it began.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from struct import Struct
 from struct import error as StructError
 from typing import Final
@@ -43,8 +43,10 @@ _NOTE: Final = Struct(">i16sqI")
 """Partition, topic id, expire timestamp, length of the metadata."""
 
 
-def parts(groups: Mapping[str, Group], offsets: CommittedOffsets) -> Iterator[SnapshotPart]:
+def parts(groups: Mapping[str, Group], offsets: CommittedOffsets, imports: Collection[str]) -> Iterator[SnapshotPart]:
     """Yields the parts. A group that is deleted before its turn is omitted."""
+    for group_id in list(imports):
+        yield records.new_group_import_record(group_id)
     for group_id in list(groups):
         yield from _group_records(groups, group_id)
     for group_id in list(offsets.group_ids()):

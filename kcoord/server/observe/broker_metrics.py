@@ -165,6 +165,7 @@ class BrokerMetrics:
             client_computations=dict(counters.client_computations) if has_client_assignors else None,
             client_computation_ms=counters.client_computation_ms,
             groups_waiting=groups_waiting,
+            imports=dict(counters.imports) if self._broker.config.kcoord_upstream_bootstrap_servers else None,
             queue_size=self._groups.shards.queue_size(self._now_ms())
             + sum(listener.connections.queued for listener in self._listeners),
             idle_ratios=measures.recent.idle_ratios(),

@@ -131,6 +131,8 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         super().__init__(shards, log, environment, image, wake, creation_limits=creation_limits)
         self.counters = GroupCounters()
         """Counts of all shards that this process owns or owned."""
+        self.must_ask_first: Callable[[str], bool] | None = None
+        """Whether the offsets of a group may still be with another coordinator, so that no fast path answers."""
         self._latest_creation_time_ms = -1
         self._background_threads = background_threads
         self._write_timeout_ms = write_timeout_ms
@@ -165,6 +167,8 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         """
         shard = self.shards.active_for(fetch.group_id)
         if shard is None or shard.machine is None:
+            return None
+        if self.must_ask_first is not None and self.must_ask_first(fetch.group_id):
             return None
         answer = shard.machine.fetch_packed(fetch, require_stable)
         return (answer, shard.is_behind) if answer is not None else None

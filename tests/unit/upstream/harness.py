@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import cast
@@ -12,6 +12,7 @@ from typing import cast
 from kcoord.client.connection import Connection
 from kcoord.client.types import Node
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.imports import ImportedOffset
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
@@ -24,6 +25,7 @@ from kcoord.server.shards.shard_service import Clock
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
 from kcoord.upstream.gateway import Gateway
+from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.link import UpstreamLink
 from kcoord.upstream.splice import SplicedPath
 from kcoord_protocol.api_keys import request_class
@@ -104,8 +106,12 @@ class FakeUpstream:
         self.asked: list[int] = []
         self.failure: KafkaError | None = None
         self.gate = asyncio.Event()
-        """Connections are opened while it is set."""
+        """Connections are opened, and offsets of groups are fetched, while it is set."""
         self.gate.set()
+        self.groups: dict[str, Sequence[ImportedOffset] | KafkaError] = {}
+        """The committed offsets of groups, or why they cannot be known."""
+        self.fetched: list[str] = []
+        """The groups whose offsets were asked for."""
 
     async def open_connection(self, node_id: int) -> Connection:
         self.asked.append(node_id)
@@ -114,6 +120,14 @@ class FakeUpstream:
             raise self.failure
         self.opened.append(FakeConnection())
         return cast("Connection", self.opened[-1])
+
+    async def committed_offsets(self, group_id: str) -> Sequence[ImportedOffset]:
+        self.fetched.append(group_id)
+        await self.gate.wait()
+        outcome = self.groups.get(group_id, ())
+        if isinstance(outcome, KafkaError):
+            raise outcome
+        return outcome
 
 
 class Dialogue:
@@ -184,10 +198,11 @@ class Dialogue:
 class Stage:
     """A broker in front of a scripted upstream, and its client connections."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, *, imports_on_demand: bool) -> None:
         self.broker = broker
         self.upstream = FakeUpstream()
-        self.gateway = Gateway(broker, cast("UpstreamCluster", self.upstream))
+        self.imports = GroupImports(broker, self.upstream.committed_offsets, on_demand=imports_on_demand)
+        self.gateway = Gateway(broker, cast("UpstreamCluster", self.upstream), self.imports)
         self.gateway.main = broker.config.open_listeners[0]
         self.gateway.addresses[NODE_ID] = ("gateway", 9101)
 
@@ -196,7 +211,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(**settings: str) -> AsyncIterator[Stage]:
+async def stage(*, imports_on_demand: bool = True, **settings: str) -> AsyncIterator[Stage]:
     own = {key.replace("_", "."): value for key, value in settings.items()}
     config = BrokerConfig.from_properties({**SETTINGS, **own})
     environment = Environment(asyncio.get_running_loop(), Clock().now_ms, uuids=RandomUuids(Random(0).randbytes))
@@ -204,7 +219,7 @@ async def stage(**settings: str) -> AsyncIterator[Stage]:
     process = Process(compose(config, environment, folder), environment, folder)
     await process.start()
     try:
-        yield Stage(process.broker)
+        yield Stage(process.broker, imports_on_demand=imports_on_demand)
     finally:
         await process.stop()
 
