@@ -6934,6 +6934,61 @@ class UpdateRaftVoterResponse(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class UpstreamAssignment(Message):
+    name: ClassVar[str]
+    generation: int
+    record_version: int
+    members: list[bytes]
+    owners: list[int]
+    def __init__(
+        self,
+        *,
+        generation: int = ...,
+        record_version: int = ...,
+        members: list[bytes] = ...,
+        owners: list[int] = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class UpstreamMemberMetadata(Message):
+    class BrokerPort(Struct):
+        broker_id: int
+        port: int
+        def __init__(
+            self,
+            *,
+            broker_id: int = ...,
+            port: int = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    name: ClassVar[str]
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    broker_ports: list[UpstreamMemberMetadata.BrokerPort]
+    record_version: int
+    written_version: int
+    generation: int
+    shards: list[int]
+    attempt: int
+    def __init__(
+        self,
+        *,
+        node_id: int = ...,
+        host: str = ...,
+        port: int = ...,
+        rack: str | None = ...,
+        broker_ports: list[UpstreamMemberMetadata.BrokerPort] = ...,
+        record_version: int = ...,
+        written_version: int = ...,
+        generation: int = ...,
+        shards: list[int] = ...,
+        attempt: int = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class UserScramCredentialRecord(Message):
     name: str
     mechanism: int
