@@ -153,9 +153,7 @@ class Connection(asyncio.Protocol):
     ) -> Response:
         """Sends a request in exactly this version. Returns the response."""
         body = request.encode(version)
-        await self._writable.wait()
-        if self._session is not None:
-            await self._session.wait_for_turn()
+        await self.ready()
         return await self._exchange(request, response, version, body, timeout_ms)
 
     async def _exchange(
@@ -170,6 +168,12 @@ class Connection(asyncio.Protocol):
             self._fail(DisconnectException(f"{self.address} sent a malformed {response.message_name}: {error}"))
             assert self._failure is not None
             raise self._failure from error
+
+    async def ready(self) -> None:
+        """Returns when a request can be sent at once, for callers that decide right before it whether to send it."""
+        await self._writable.wait()
+        if self._session is not None:
+            await self._session.wait_for_turn()
 
     async def call_in_login(self, request: Message, response: type[Response]) -> Response:
         """Sends a request of the authentication, which no other request may delay. Returns the response."""
@@ -189,9 +193,7 @@ class Connection(asyncio.Protocol):
         """Sends a request that has no response: a Produce with acks=0."""
         version = self.versions.choose(type(request), 0, highest)
         body = request.encode(version)
-        await self._writable.wait()
-        if self._session is not None:
-            await self._session.wait_for_turn()
+        await self.ready()
         self._write(request.api_key, version, body)
 
     async def negotiate(self, expected: ExpectedBroker | None = None) -> None:

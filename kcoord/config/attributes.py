@@ -83,6 +83,8 @@ class BrokerAttributes:
     kcoord_sasl_login_timeout_ms: int
     kcoord_ssl_handshake_timeout_ms: int
     kcoord_upstream_bootstrap_servers: list[str]
+    kcoord_upstream_group_id: str
+    kcoord_upstream_heartbeat_interval_ms: int
     kcoord_upstream_import: str
     kcoord_upstream_metadata_max_age_ms: int
     kcoord_upstream_ports: list[str]
@@ -106,6 +108,7 @@ class BrokerAttributes:
     kcoord_upstream_sasl_oauthbearer_scope: str | None
     kcoord_upstream_sasl_oauthbearer_token_endpoint_url: str | None
     kcoord_upstream_security_protocol: str
+    kcoord_upstream_session_timeout_ms: int
     kcoord_upstream_socket_connection_setup_timeout_ms: int
     kcoord_upstream_ssl_cipher_suites: list[str] | None
     kcoord_upstream_ssl_enabled_protocols: list[str] | None

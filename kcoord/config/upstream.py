@@ -17,6 +17,7 @@ from kcoord.config.workers import LARGEST_PORT, PORTS_KEY, THREADS_KEY, worker_c
 
 UPSTREAM_PREFIX: Final = "kcoord.upstream."
 UPSTREAM_PORTS: Final = "kcoord.upstream.ports"
+HEARTBEATS_PER_SESSION: Final = 3
 _SECURITY: Final = ("security.protocol", "sasl.", "ssl.")
 
 
@@ -100,6 +101,12 @@ def check_upstream(config: BrokerSettings) -> None:
     listener = listeners[0]
     if listener.port and listener.port in (*ports.fixed.values(), *ports.spread):
         raise _error(config.kcoord_upstream_ports, f"{listener.port} is the port of listeners={listener}")
+    heartbeat_ms, session_ms = config.kcoord_upstream_heartbeat_interval_ms, config.kcoord_upstream_session_timeout_ms
+    if heartbeat_ms * HEARTBEATS_PER_SESSION > session_ms:
+        raise ConfigError(
+            f"Invalid value {heartbeat_ms} for configuration {UPSTREAM_PREFIX}heartbeat.interval.ms: it must be at "
+            f"most a third of {UPSTREAM_PREFIX}session.timeout.ms ({session_ms})"
+        )
     for name, reason in _unusable(config):
         raise _unsupported(name, "[hidden]" if "secret" in name else str(config.value(name)), reason)
 

@@ -11,7 +11,7 @@ upstream said. Its rules:
 * A topic never loses partitions. A broker of the upstream with older metadata may show fewer.
 * Brokers of the upstream are fenced in the image, so no partition of kcoord's own topics is placed on them. They stay
   in the image while they are out of service, because a partition keeps its racks then.
-* Internal topics of the upstream are left out. `__consumer_offsets` in the image is kcoord's own.
+* Internal topics of the upstream are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kcoord.metadata.records import (
     new_topic_record,
 )
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult
-from kcoord_protocol.internal_topics import INTERNAL_TOPICS
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
 from kcoord_protocol.messages import PartitionRecord, RegisterBrokerRecord
 from kcoord_protocol.uuid import ZERO_UUID
 
@@ -94,8 +94,14 @@ def join(
     registration: BrokerRegistration,
     credentials: Sequence[CoordinatorRecord],
 ) -> CoordinatorResult[None]:
-    """Registers kcoord's broker at its start. A new cluster gets its feature levels and `credentials`."""
+    """Registers kcoord's broker at its start. A new cluster gets its feature levels and `credentials`.
+
+    Folders of earlier releases have `__consumer_offsets`, whose leaders would decide who owns the groups.
+    """
     records = [] if image.features else [*feature_records(config), *credentials]
+    offsets_topic = image.topics.get(GROUP_METADATA_TOPIC)
+    if offsets_topic is not None:
+        records.append(new_remove_topic_record(offsets_topic.id))
     registered = image.brokers.get(registration.broker_id)
     epoch = 0 if registered is None else registered.broker_epoch + 1
     return CoordinatorResult(None, [*records, new_register_broker_record(registration, epoch)])

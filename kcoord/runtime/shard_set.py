@@ -140,7 +140,7 @@ class ShardSet(ShardLoads[M]):
         shards in `empty` have no records yet. Returns the shards that have to be loaded.
         """
         if topic_id is not None and topic_id == self.topic_id:
-            return self._follow_leaders(led)
+            return self.own(led)
         if self.topic_id is not None:
             self._give_up(self.topic_id)
             return []
@@ -164,7 +164,11 @@ class ShardSet(ShardLoads[M]):
         self.claim(to_load)
         return to_load
 
-    def _follow_leaders(self, led: Sequence[int]) -> list[int]:
+    def own(self, led: Sequence[int]) -> list[int]:
+        """Owns the shards `led` from now on, and releases all others. Returns the shards that have to be loaded.
+
+        A shard whose release has not ended cannot be owned yet.
+        """
         own = set(self.shard_ids)
         leaving = {shard_id for release in self._releasing for shard_id in release.shard_ids}
         lost = sorted(own - set(led))
@@ -175,7 +179,7 @@ class ShardSet(ShardLoads[M]):
         if lost:
             self._release(Release(lost))
         self.claim(gained)
-        _logger.info("Leaders of %s have changed: %d shards gained, %d lost", self.name, len(gained), len(lost))
+        _logger.info("Owners of %s have changed: %d shards gained, %d lost", self.name, len(gained), len(lost))
         return gained
 
     def _give_up(self, topic_id: bytes) -> None:

@@ -202,6 +202,11 @@ class UpstreamLog:
         """Gives up the claim. Answers that arrive later are ignored."""
         self._reset(UpstreamState.UNOWNED)
 
+    def revoke(self, reason: str) -> None:
+        """Ends a load, an append or the ownership, because this instance may not act as the owner any more."""
+        if self.state not in (UpstreamState.UNOWNED, UpstreamState.FENCED):
+            self._give_up(reason)
+
     def tick(self, now_ms: int) -> None:
         """Repeats, renews, or gives up what is due. Called at least once a second, and at `retry_ms`."""
         if now_ms >= self._deadline_ms:

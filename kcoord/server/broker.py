@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, Listener, TopicConfig
@@ -140,12 +140,13 @@ class Broker:
         """Makes the coordinators load the shards that this broker leads now, and release those that it does not."""
         to_load = self.groups.follow(image.topics.get(GROUP_METADATA_TOPIC), self.node_id)
         if to_load:
-            self.spawn(self._load_groups(to_load))
+            self.spawn(self.load_groups(to_load))
         self.groups.publish(image)
         self.transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC), self.node_id)
         self.transactions.publish(image)
 
-    async def _load_groups(self, shard_ids: list[int]) -> None:
+    async def load_groups(self, shard_ids: Sequence[int]) -> None:
+        """Waits until the shards are loaded, which has begun, and logs the time."""
         started_ms = self.now_ms()
         # Loading makes long-lived objects only, so collections during the load would find nothing.
         if self._environment.owns_heap:

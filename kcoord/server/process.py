@@ -22,8 +22,8 @@ SIGTERM or SIGINT requests a shutdown. A signal during the steps 2 to 6 of a sta
 has these steps:
 
 1. Listeners close their sockets, and connections read no further requests.
-2. Parked fetches fail with NOT_LEADER_OR_FOLLOWER. Other responses in flight have `answer_seconds` to leave. Then the
-   connections are closed.
+2. Parked fetches fail with NOT_LEADER_OR_FOLLOWER. Other responses in flight have `answer_seconds` to leave. Each
+   connection is closed when its last response has left, or then.
 3. The coordinators close. The log writer has `WRITER_SECONDS` to finish. Then the last snapshots are saved.
 4. The log cleaner ends between two slices of work.
 5. The data folder is closed. It gets the clean-shutdown marker only if no write was left in flight.
@@ -280,8 +280,9 @@ class BrokerProcess:
             self._metrics.close()
         for listener in self.listeners:
             listener.stop_accepting()
+        await self._leave_cluster()
         self.broker.stop_waiting()
-        await until(self._loop, lambda: not self.in_flight, self.answer_seconds)
+        await until(self._loop, self._close_answered, self.answer_seconds)
         for listener in self.listeners:
             listener.connections.close()
         written = await self.broker.close()
@@ -289,6 +290,15 @@ class BrokerProcess:
             self.broker.audit.file.close()
         ended = self._cleaner is None or self._cleaner.close(WRITER_SECONDS)
         self._folder.close(self.broker.now_ms(), clean=written and ended)
+
+    async def _leave_cluster(self) -> None:
+        """Called at a stop, when connections read no further requests. A cluster of workers needs no farewell."""
+
+    def _close_answered(self) -> bool:
+        """Closes the connections that have all their responses. Returns whether these are all connections."""
+        for listener in self.listeners:
+            listener.connections.close_answered()
+        return not self.in_flight
 
     @property
     def in_flight(self) -> int:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the connections of clients share: addresses of brokers as clients see them, API versions, fresh metadata.
 
-Clients see the upstream's cluster with its node ids, and kcoord as one more broker without partitions. Each broker has
-a port of its own: `main` is kcoord's, and `addresses` has those that stand for the upstream's brokers.
+Clients see the upstream's cluster with its node ids, and each instance of kcoord as one more broker without partitions.
+Each broker has a port of its own: `main` is kcoord's, and `ports` has those that stand for the upstream's brokers.
+Every instance has a port for every broker of the upstream. Responses name one of the instances for each of them, and
+all instances name the same.
 
 `look` keeps the metadata image like the upstream. One look runs at a time; a call while one runs waits for the next
 one, because the running one may have asked before the change that the caller knows of.
@@ -17,15 +19,20 @@ from typing import Final
 
 from kcoord.config import Listener
 from kcoord.metadata.upstream import follow
-from kcoord.server.api.api_table import ApiTable
+from kcoord.runtime.shard_map import Instance
+from kcoord.server.api.api_table import ApiTable, RequestContext
+from kcoord.server.api.handlers import find_coordinator
 from kcoord.server.broker import Broker
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import LocalMetadataService
 from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
 from kcoord.upstream.group_imports import GroupImports
+from kcoord.upstream.offsets_topic import OFFSETS_TOPIC
+from kcoord.upstream.ownership import Ownership
 from kcoord.upstream.versions import common_versions, port_tables
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
+from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
 KNOWN_SECONDS: Final = 2.0
 """The longest time that a response waits until the image has the topics that it names."""
@@ -39,13 +46,14 @@ class Gateway:
 
     main: Listener
 
-    def __init__(self, broker: Broker, upstream: UpstreamCluster, imports: GroupImports) -> None:
+    def __init__(self, broker: Broker, upstream: UpstreamCluster, ownership: Ownership, imports: GroupImports) -> None:
         self.broker = broker
         self.upstream = upstream
+        self.ownership = ownership
         self._imports = imports
         broker.groups.must_ask_first = imports.is_due
-        self.addresses: dict[int, tuple[str, int]] = {}
-        """Host and port for clients, by the node ids of the upstream's brokers."""
+        self.ports: dict[int, int] = {}
+        """The ports of this instance, by the node ids of the upstream's brokers."""
         self.on_brokers: Callable[[], Awaitable[None]] | None = None
         """Called after each look, to open the ports of new brokers."""
         self._tables: dict[int | None, ApiTable] = {}
@@ -55,17 +63,15 @@ class Gateway:
 
     # --- addresses and versions ---------------------------------------------------------------------------------------
 
-    def address(self, node_id: int) -> tuple[str, int] | None:
-        """Returns host and port for clients of a broker of the upstream, None if it is not served yet."""
-        return self.addresses.get(node_id)
-
-    def own_address(self) -> tuple[int, str, int, str | None]:
-        """Returns node id, host and port for clients, and rack of kcoord's own broker."""
-        return self.broker.node_id, self.main.host, self.main.port, self.broker.config.broker_rack
+    def instance(self) -> Instance:
+        """Returns this instance as clients see it."""
+        return Instance(
+            self.broker.node_id, self.main.host, self.main.port, self.broker.config.broker_rack, dict(self.ports)
+        )
 
     def any_node(self) -> int | None:
         """Returns brokers of the upstream in turn, None if there is none."""
-        nodes = [node_id for node_id in sorted(self.addresses) if node_id in self.upstream.nodes]
+        nodes = [node_id for node_id in sorted(self.ports) if node_id in self.upstream.nodes]
         if not nodes:
             return None
         self._turn += 1
@@ -76,15 +82,28 @@ class Gateway:
         versions = self.upstream.versions
         if node_id is not None:
             return versions[node_id]
-        return common_versions([versions[node_id] for node_id in self.addresses if node_id in versions])
+        return common_versions([versions[node_id] for node_id in self.ports if node_id in versions])
 
     def table(self, node_id: int | None) -> ApiTable:
         """Returns the APIs that are answered here, for the port of a broker of the upstream or (None) for kcoord's."""
         if node_id not in self._tables:
             config = self.broker.config
-            tables = port_tables(config, node_id, lambda: self.versions_of(node_id), self._imports)
+            tables = port_tables(
+                config, node_id, lambda: self.versions_of(node_id), self.find_coordinator, self._imports
+            )
             self._tables[node_id] = tables[config.kip1327_form("")]
         return self._tables[node_id]
+
+    def find_coordinator(
+        self, broker: Broker, context: RequestContext, request: FindCoordinatorRequest
+    ) -> FindCoordinatorResponse:
+        """Answers FindCoordinator for groups: every instance names the owner of the group's shard."""
+
+        def coordinator(group_id: str) -> tuple[int, str, int] | None:
+            instance = self.ownership.coordinator(broker.groups.shard_of(group_id))
+            return (instance.node_id, instance.host, instance.port) if instance is not None else None
+
+        return find_coordinator.answer(request, context.api_version, coordinator)
 
     def creation_time_ms(self, topic_id: bytes, partition_id: int) -> int:
         """Returns the time at which a partition was first seen (KIP-1327), -1 if it was not."""
@@ -98,7 +117,8 @@ class Gateway:
     def lacks(self, names: Collection[str]) -> bool:
         """Returns whether the image lacks one of these topics."""
         topics, unusable = self.broker.image.topics, self.upstream.nameless
-        return any(name not in topics and name not in unusable for name in names if name not in INTERNAL_TOPICS)
+        never = INTERNAL_TOPICS | {OFFSETS_TOPIC}
+        return any(name not in topics and name not in unusable for name in names if name not in never)
 
     async def until_known(self, names: Collection[str]) -> None:
         """Looks until the image has these topics, at most KNOWN_SECONDS. Always looks once."""

@@ -15,6 +15,7 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.broker import Broker
 from kcoord.server.errors import StartError
+from kcoord.upstream.instance_group import InstanceGroup
 from kcoord.upstream.offsets_topic import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests
 from kcoord.upstream.shard_log import UpstreamShardLog
@@ -27,8 +28,12 @@ ATTEMPTS: Final = 3
 class UpstreamGroupLog:
     """Makes the log of the groups: `connect`, `new_log`, and `close` at the end. `settings`: those of connections."""
 
-    def __init__(self, config: BrokerConfig, settings: CommonConfig) -> None:
+    log: UpstreamShardLog
+    """The log that `new_log` has made."""
+
+    def __init__(self, config: BrokerConfig, settings: CommonConfig, group: InstanceGroup) -> None:
         self._config = config
+        self._group = group
         self._write_timeout_ms = config.kcoord_upstream_write_timeout_ms
         attempt_ms = self._write_timeout_ms // ATTEMPTS
         values = {field.name: getattr(settings, field.name) for field in fields(CommonConfig)}
@@ -50,16 +55,20 @@ class UpstreamGroupLog:
 
     def new_log(self, shards: ShardSet[GroupCoordinatorShard], broker: Broker) -> UpstreamShardLog:
         """Returns the log of a broker's groups."""
-        return UpstreamShardLog(
+        self.log = UpstreamShardLog(
             shards,
             self._requests,
             cluster_id=broker.cluster_id,
             owner=f"{socket.gethostname()}, node.id={broker.node_id}",
             write_timeout_ms=self._write_timeout_ms,
-            foreign_id_wait_ms=2 * self._write_timeout_ms,
+            # An owner whose lease has ended appends nothing, and it repeats an append within the write timeout only.
+            foreign_id_wait_ms=self._config.kcoord_upstream_session_timeout_ms + self._write_timeout_ms,
             wake=broker.pump.wake,
             now_ms=broker.now_ms,
+            may_act=self._group.holds_lease,
+            on_fenced=self._group.fenced,
         )
+        return self.log
 
     async def close(self) -> None:
         """Ends all requests and closes the connections."""

@@ -60,14 +60,15 @@ _GROUP: Final = 0
 class ImportingApi(Api):
     """An API that imports the groups of its requests before its handler."""
 
-    __slots__ = ("_imports",)
+    __slots__ = ("_api", "_imports")
 
     def __init__(self, api: Api, imports: GroupImports) -> None:
         super().__init__(api.key, api.versions)
+        self._api = api
         self._imports = imports
 
     def functions(self) -> tuple[HandleFunction, ErrorFunction]:
-        handle, error_response = super().functions()
+        handle, error_response = self._api.functions()
         imports = self._imports
 
         def importing(broker: Broker, context: RequestContext, request: Message) -> object:

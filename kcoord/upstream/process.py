@@ -7,10 +7,15 @@ Theory of operation. The steps of a start are those of `kcoord.server.process`, 
   (`kcoord.upstream.group_log`). The data folder belongs to the upstream's cluster: its cluster id is that cluster's,
   and a folder of another cluster is refused.
 * Step 3 registers kcoord's broker only. The brokers of the upstream are in the image, too, as fenced brokers
-  (`kcoord.metadata.upstream`).
-* Before the listeners accept connections in step 5, `__consumer_offsets` is created if it does not exist; kcoord leads
-  all its partitions. Then the groups are loaded, since the creation time of a new partition has to be later than
-  theirs. Then the image is made like the upstream, and each broker of the upstream gets its port.
+  (`kcoord.metadata.upstream`). `__consumer_offsets` is not in the image: `kcoord.upstream.ownership` says which shards
+  of the group coordinator are owned here.
+* Before the listeners accept connections in step 5, the image is made like the upstream, and each broker of the
+  upstream gets its port. After that, the instance joins the group of the instances.
+* Step 6 also waits for the first assignment, at most `ASSIGNED_SECONDS`. After step 1 of a shutdown, the instance
+  leaves the group.
+
+If the instances' group has no place for this process any more, for example because another one has joined with the same
+node id, the process ends with an error.
 
 Groups are imported from the upstream's own coordinator by `kcoord.upstream.group_imports`. A task deletes import
 records that are not needed any more once an hour.
@@ -24,20 +29,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import uvloop
 
 from kcoord.config import BrokerConfig, Listener
 from kcoord.config.broker_settings import UPSTREAM_KEY
-from kcoord.config.upstream import UPSTREAM_PORTS, parse_upstream_ports
+from kcoord.config.upstream import UPSTREAM_PORTS, UPSTREAM_PREFIX, parse_upstream_ports
 from kcoord.metadata.upstream import join
-from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder, candidate_identity
@@ -55,11 +57,19 @@ from kcoord.upstream.cluster import UpstreamCluster
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.group_log import UpstreamGroupLog
+from kcoord.upstream.group_requests import GroupRequests
 from kcoord.upstream.groups import FETCH_MS, committed_offsets
+from kcoord.upstream.instance_group import InstanceGroup
 from kcoord.upstream.listener import UpstreamListener
-from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import KafkaError
-from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
+from kcoord.upstream.ownership import Ownership
+from kcoord_protocol.errors import Errors, KafkaError
+
+T = TypeVar("T")
+
+ASSIGNED_SECONDS: Final = 20.0
+"""The longest time that the ready line waits for the first assignment. The upstream delays the first rebalance of a
+group by 3 s, and it waits for instances that have ended until their session is over.
+"""
 
 IMPORT_ON_DEMAND: Final = "on-demand"
 FORGET_SECONDS: Final = 3_600.0
@@ -76,22 +86,31 @@ def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
 async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Connects to the upstream, opens the data folder, and serves until a signal."""
     upstream = UpstreamCluster(config)
-    group_log = UpstreamGroupLog(config, upstream.settings)
+    requests = GroupRequests(
+        upstream.settings,
+        config.kcoord_upstream_group_id,
+        config.node_id,
+        config.kcoord_upstream_session_timeout_ms,
+    )
+    group = InstanceGroup(config, requests)
+    group_log = UpstreamGroupLog(config, upstream.settings, group)
     try:
         await upstream.connect()
         await group_log.connect()
+        await requests.start()
         clock = Clock()
         environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
         folder = open_folder(config, environment, upstream.cluster_id)
         try:
-            process = UpstreamProcess(
-                compose(config, environment, folder, new_group_log=group_log.new_log), environment, folder, upstream
-            )
+            broker = compose(config, environment, folder, new_group_log=group_log.new_log)
+            ownership = Ownership(broker, group, group_log.log)
+            process = UpstreamProcess(broker, environment, folder, upstream, ownership)
         except BaseException:
             folder.close(environment.now_ms(), clean=True)
             raise
         await process.run(on_ready)
     finally:
+        await group.close()
         await group_log.close()
         await upstream.close()
 
@@ -110,7 +129,14 @@ def open_folder(config: BrokerConfig, environment: Environment, cluster_id: str)
 class UpstreamProcess(BrokerProcess):
     """A broker with kcoord's own port and one port for each broker of the upstream; the module describes it."""
 
-    def __init__(self, broker: Broker, environment: Environment, folder: DataFolder, upstream: UpstreamCluster) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        environment: Environment,
+        folder: DataFolder,
+        upstream: UpstreamCluster,
+        ownership: Ownership,
+    ) -> None:
         self._imports = GroupImports(
             broker,
             partial(
@@ -120,8 +146,9 @@ class UpstreamProcess(BrokerProcess):
             ),
             on_demand=broker.config.kcoord_upstream_import == IMPORT_ON_DEMAND,
         )
-        self._gateway = Gateway(broker, upstream, self._imports)
+        self._gateway = Gateway(broker, upstream, ownership, self._imports)
         self._upstream = upstream
+        self._ownership = ownership
         self._ports = parse_upstream_ports(broker.config.kcoord_upstream_ports)
         self._refused: dict[int, str] = {}
         self._is_accepting = False
@@ -149,31 +176,51 @@ class UpstreamProcess(BrokerProcess):
             raise StartError(f"the metadata log cannot be written: {error}") from None
 
     async def _open_listeners(self) -> None:
-        if GROUP_METADATA_TOPIC not in self.broker.image.topics:
-            # The first image with brokers of the upstream comes later, so kcoord leads all partitions.
-            await ensure_internal_topic(self.broker, self._own_context(), GROUP_METADATA_TOPIC)
-        self._check_partitions()
-        await self.broker.groups.loaded()
         self._gateway.on_brokers = self._open_ports
         await self._gateway.look()
         if self._refused:
             raise StartError(next(iter(self._refused.values())))
-        if not self._gateway.addresses:
+        if not self._gateway.ports:
             raise StartError(f"{UPSTREAM_KEY}: no broker of the upstream answers ApiVersions")
         self._is_accepting = True
         for listener in self.listeners:
             await listener.start_accepting()
         self.broker.spawn(self._keep_looking())
         self.broker.spawn(self._keep_forgetting())
+        self._ownership.join(self._gateway.instance())
+        await self._until_assigned()
 
-    def _check_partitions(self) -> None:
-        """Raises StartError if the folder and the upstream disagree about the partition of a group."""
-        count, expected = self.broker.groups.shards.count, self.broker.config.offsets_topic_num_partitions
-        if count != expected:
-            raise StartError(
-                f"the data folder has {count} partitions of {GROUP_METADATA_TOPIC}, but offsets.topic.num.partitions "
-                f"is {expected}. Groups are in the upstream: remove the data folder"
-            )
+    async def _until_assigned(self) -> None:
+        """Waits for the first assignment. Raises StartError if the group of the instances rejects this one."""
+        ownership = self._ownership
+        await self._until_stop_or(ownership.assigned, ASSIGNED_SECONDS)
+        if not ownership.assigned.done():
+            _logger.warning("The upstream has not assigned shards to this instance yet")
+        elif (error := ownership.assigned.exception()) is not None:
+            raise StartError(self._rejection(error))
+
+    async def _until_stop_or(self, future: asyncio.Future[T], seconds: float | None = None) -> None:
+        """Waits until a stop is requested or the future is done."""
+        stop = self._loop.create_task(self._stop_requested.wait())
+        waiting: list[asyncio.Future[T] | asyncio.Task[bool]] = [future, stop]
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+
+    def _rejection(self, error: BaseException) -> str:
+        config = self.broker.config
+        text = f"{UPSTREAM_PREFIX}group.id={config.kcoord_upstream_group_id}: this instance cannot be a member: {error}"
+        if isinstance(error, KafkaError) and error.error is Errors.FENCED_INSTANCE_ID:
+            text += f". Another process has joined with node.id={config.node_id}; each instance needs its own node.id"
+        return text
+
+    async def until_signal(self) -> None:
+        """Returns when a stop is requested. Raises StartError if this process can be a member no longer."""
+        await self._until_stop_or(self._ownership.failed)
+        if self._ownership.failed.done():
+            raise StartError(self._rejection(self._ownership.failed.result()))
+
+    async def _leave_cluster(self) -> None:
+        await self._ownership.leave()
 
     async def _keep_looking(self) -> None:
         while True:
@@ -188,7 +235,7 @@ class UpstreamProcess(BrokerProcess):
     async def _open_ports(self) -> None:
         """Opens a port for each broker of the upstream that has none. A failure is logged once for each broker."""
         for node_id in sorted(self._upstream.nodes):
-            if node_id in self._gateway.addresses or node_id not in self._upstream.versions:
+            if node_id in self._gateway.ports or node_id not in self._upstream.versions:
                 continue
             problem = await self._open_port(node_id)
             if problem is None:
@@ -196,6 +243,8 @@ class UpstreamProcess(BrokerProcess):
             elif self._refused.get(node_id) != problem:
                 self._refused[node_id] = problem
                 _logger.error("Clients cannot use broker %d of the upstream: %s", node_id, problem)
+        if self._is_accepting:
+            self._ownership.join(self._gateway.instance())
 
     async def _open_port(self, node_id: int) -> str | None:
         """Opens the port of a broker. Returns why that is not possible, or None."""
@@ -206,7 +255,7 @@ class UpstreamProcess(BrokerProcess):
         shown = f"{UPSTREAM_PORTS}={','.join(broker.config.kcoord_upstream_ports)}"
         if port is None:
             return f"{shown}: there is no port for broker {node_id}; add {node_id}:PORT"
-        if port and port in {taken for _, taken in self._gateway.addresses.values()}:
+        if port and port in self._gateway.ports.values():
             return f"{shown}: broker {node_id} has the same port {port} as another one; add {node_id}:PORT"
         address = replace(self.broker.config.open_listeners[0], port=port)
         listener = UpstreamListener(address, broker, self._limits, self._gateway, node_id)
@@ -217,20 +266,6 @@ class UpstreamProcess(BrokerProcess):
         self.listeners.append(listener)
         if self._is_accepting:
             await listener.start_accepting()
-        self._gateway.addresses[node_id] = main.host, bound
+        self._gateway.ports[node_id] = bound
         _logger.info("Broker %d of the upstream is at %s:%d", node_id, main.host, bound)
         return None
-
-    def _own_context(self) -> RequestContext:
-        """Returns the context of a request of kcoord itself."""
-        return RequestContext(
-            ApiKey.CREATE_TOPICS,
-            0,
-            0,
-            self._upstream.client_id,
-            socket.gethostname(),
-            self._gateway.main.name,
-            "",
-            self.broker.now_ms(),
-            rights=None,
-        )

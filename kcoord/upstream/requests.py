@@ -96,8 +96,15 @@ class PartitionRequests:
         """Starts a task that `stop` cancels."""
         self._tasks.add(spawn(work, f"kcoord upstream log, {name}"))
 
-    async def init_producer_id(self, transactional_id: str) -> tuple[int, int]:
-        """Returns the producer id and the next epoch of a transactional id. Raises KafkaError."""
+    async def init_producer_id(self, transactional_id: str, may_send: Callable[[], bool]) -> tuple[int, int]:
+        """Returns the producer id and the next epoch of a transactional id. Raises KafkaError.
+
+        `may_send` is called right before the request is sent. If it returns False, REQUEST_TIMED_OUT is raised.
+        """
+        connection = await self._cluster.coordinator(CoordinatorType.TRANSACTION, transactional_id)
+        await connection.ready()
+        if not may_send():
+            raise KafkaError(Errors.REQUEST_TIMED_OUT, "this instance may not claim logs now")
         request = InitProducerIdRequest(
             transactional_id=transactional_id, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS
         )
@@ -236,6 +243,8 @@ class PartitionRequests:
             while queue:
                 try:
                     connection = await self._cluster.connection(leader, Purpose.APPENDS)
+                    # Nothing is between the call of `may_send` and the request.
+                    await connection.ready()
                 except KafkaError as error:
                     self._note(error)
                     failed = queue[:]

@@ -2,9 +2,9 @@
 """Responses of the upstream that are decoded on their way to the client. No IO; the `Gateway` has the addresses.
 
 Metadata, DescribeCluster and FindCoordinator have addresses of brokers: clients get those of kcoord's ports instead,
-and Metadata and DescribeCluster list kcoord as one more broker, because Java's admin client looks coordinators up by
-node id. A broker that has no port here yet is left out. Metadata and DescribeTopicPartitions get the creation times of
-partitions (KIP-1327) if the client asks in a version with them.
+and Metadata and DescribeCluster list each instance of kcoord as one more broker, because Java's admin client looks
+coordinators up by node id. A broker that no instance has a port for yet is left out. Metadata and
+DescribeTopicPartitions get the creation times of partitions (KIP-1327) if the client asks in a version with them.
 
 Responses that change or show topics name the topics that the metadata image should have when the client reads them.
 Then a client that creates a topic and joins a group right away is assigned its partitions at once.
@@ -75,12 +75,16 @@ def _change_metadata(response: Message, gateway: Gateway, client_version: int) -
     assert isinstance(response, MetadataResponse)
     brokers = []
     for broker in response.brokers:
-        address = gateway.address(broker.node_id)
+        address = gateway.ownership.address_of_broker(broker.node_id)
         if address is not None:
             broker.host, broker.port = address
             brokers.append(broker)
-    node_id, host, port, rack = gateway.own_address()
-    brokers.append(MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack))
+    brokers += [
+        MetadataResponse.MetadataResponseBroker(
+            node_id=instance.node_id, host=instance.host, port=instance.port, rack=instance.rack
+        )
+        for instance in gateway.ownership.instances()
+    ]
     response.brokers = brokers
     if client_version >= CREATION_TIME_VERSIONS[ApiKey.METADATA]:
         for topic in response.topics:
@@ -94,12 +98,16 @@ def _change_cluster(response: Message, gateway: Gateway, client_version: int) ->
         return
     brokers = []
     for broker in response.brokers:
-        address = gateway.address(broker.broker_id)
+        address = gateway.ownership.address_of_broker(broker.broker_id)
         if address is not None:
             broker.host, broker.port = address
             brokers.append(broker)
-    node_id, host, port, rack = gateway.own_address()
-    brokers.append(DescribeClusterResponse.DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack))
+    brokers += [
+        DescribeClusterResponse.DescribeClusterBroker(
+            broker_id=instance.node_id, host=instance.host, port=instance.port, rack=instance.rack
+        )
+        for instance in gateway.ownership.instances()
+    ]
     response.brokers = brokers
 
 
@@ -111,7 +119,7 @@ def _change_coordinators(response: Message, gateway: Gateway, client_version: in
     for coordinator in coordinators or [response]:
         if coordinator.error_code:
             continue
-        address = gateway.address(coordinator.node_id)
+        address = gateway.ownership.address_of_broker(coordinator.node_id)
         if address is not None:
             coordinator.host, coordinator.port = address
             continue

@@ -7,6 +7,9 @@ outcomes become calls of the shard set. All code runs in the event loop. After e
 takes its actions, so none waits longer than the call.
 
 The logs get the time from `tick`, once a second, and from a timer for each repetition of a request.
+
+Nothing is claimed and nothing appended unless `may_act` returns True right before the request is sent. The answer to an
+append counts only if `may_act` is still True then.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class UpstreamShardLog:
     """The `ShardLog` of a shard set in the upstream; the module describes it.
 
     `cluster_id` is that of the upstream, `owner` names this instance in its claims, and `wake` requests a poll of the
-    shard set.
+    shard set. `may_act` returns whether this instance may be the owner of shards, and `on_fenced` is called with each
+    shard whose log another instance has claimed.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class UpstreamShardLog:
         foreign_id_wait_ms: int,
         wake: Callable[[], None],
         now_ms: Callable[[], int],
+        may_act: Callable[[], bool],
+        on_fenced: Callable[[int], None],
     ) -> None:
         self._shards = shards
         self._requests = requests
@@ -68,6 +74,10 @@ class UpstreamShardLog:
         )
         self._wake = wake
         self._now_ms = now_ms
+        self._may_act = may_act
+        self._on_fenced = on_fenced
+        self.fenced_writes = 0
+        """The number of appends that were rejected because another instance had claimed the log."""
         self._logs: dict[int, UpstreamLog] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
@@ -113,6 +123,12 @@ class UpstreamShardLog:
         if log is not None:
             log.close()
 
+    def revoke(self, reason: str) -> None:
+        """Ends all loads and appends, because this instance may not own shards any more. Called after they closed."""
+        for shard_id, log in self._logs.items():
+            log.revoke(reason)
+            self._execute(shard_id, log)
+
     def tick(self, now_ms: int) -> None:
         for shard_id, log in self._logs.items():
             log.tick(now_ms)
@@ -152,6 +168,8 @@ class UpstreamShardLog:
                 shards.unknown(append, OSError(reason), now_ms)
             case Fenced(ticket):
                 shards.fenced(ticket)
+                self.fenced_writes += isinstance(ticket, Append)
+                self._on_fenced(shard_id)
             case Opened(load, end_offset):
                 shards.opened(load, OpenedLog(0, end_offset))
             case Loaded(load, batches, is_end):
@@ -164,6 +182,7 @@ class UpstreamShardLog:
                 if is_fenced:
                     _logger.warning("Shard %d of %s is closed: %s", shard_id, shards.name, reason)
                     shards.close_shard(shard_id)
+                    self._on_fenced(shard_id)
                 else:
                     shards.fail_shard(shard_id, reason)
 
@@ -173,7 +192,7 @@ class UpstreamShardLog:
             match request:
                 case InitProducerId():
                     transactional_id = f"kcoord-{self._cluster_id}-{shard_id}"
-                    producer_id, epoch = await self._requests.init_producer_id(transactional_id)
+                    producer_id, epoch = await self._requests.init_producer_id(transactional_id, self._may_act)
                     log.initialized(request, producer_id, epoch, self._now_ms())
                 case Fetch(offset):
                     data = await self._requests.fetch(shard_id, offset)
@@ -188,9 +207,12 @@ class UpstreamShardLog:
 
     def _produce(self, shard_id: int, log: UpstreamLog, request: Produce) -> None:
         def may_send() -> bool:
-            return log.may_send(request, self._now_ms())
+            return log.may_send(request, self._now_ms()) and self._may_act()
 
         def done(answer: int | KafkaError) -> None:
+            if not self._may_act():
+                # The log is revoked soon, which ends the append with an unknown outcome.
+                return
             if isinstance(answer, KafkaError):
                 log.refused(request, answer, self._now_ms())
                 self._repeat_later(shard_id, log)

@@ -296,6 +296,7 @@ class SplicedPath(ResponseSide):
         self._completed += 1
         key, version = KEY_AND_VERSION.unpack_from(frame)
         if self._must_log_in or not self._is_forwarded(key, version) or self._is_for_kcoord(frame, key, version):
+            self._gateway.ownership.check()
             self._enter(frame, self._broker.now_ms())
             return
         if self.is_stopped or not self._session_continues(frame[:8]):

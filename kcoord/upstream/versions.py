@@ -35,6 +35,7 @@ from kcoord_protocol.messages import (
     ApiVersionsResponse,
     DescribeConfigsRequest,
     FindCoordinatorRequest,
+    FindCoordinatorResponse,
     IncrementalAlterConfigsRequest,
     ListConfigResourcesRequest,
     ListGroupsResponse,
@@ -146,19 +147,26 @@ def _own_resources(
 
 
 def port_tables(
-    config: BrokerConfig, node_id: int | None, theirs: Callable[[], BrokerVersions], imports: GroupImports
+    config: BrokerConfig,
+    node_id: int | None,
+    theirs: Callable[[], BrokerVersions],
+    find_coordinator: Callable[[Broker, RequestContext, FindCoordinatorRequest], FindCoordinatorResponse],
+    imports: GroupImports,
 ) -> Mapping[Kip1327Form, ApiTable]:
     """Returns the tables of the APIs that are answered here, by form.
 
     `node_id` is the broker of the upstream that the port stands for, None for kcoord's own port. `theirs` returns the
-    versions of the brokers that requests of the port are passed on to. `imports`: of groups, before their requests.
+    versions of the brokers that requests of the port are passed on to. `find_coordinator` answers for groups, and
+    `imports` come before requests of groups.
     """
     of_broker = build_api_table(config)
     tables: dict[Kip1327Form, ApiTable] = {}
     versions = _versions_handler(node_id, tables, theirs)
     for form in Kip1327Form:
         apis = [
-            _api(api, node_id, versions, imports) for api in of_broker.in_form(form).apis.values() if _is_local(api.key)
+            _api(api, node_id, versions, find_coordinator, imports)
+            for api in of_broker.in_form(form).apis.values()
+            if _is_local(api.key)
         ]
         tables[form] = ApiTable(apis, form, tables)
     return tables
@@ -168,9 +176,13 @@ def _is_local(key: ApiKey) -> bool:
     return key in GROUP_APIS or key in LOGIN_APIS or key in CHOSEN_APIS
 
 
-def _api(api: Api, node_id: int | None, versions: HandleFunction, imports: GroupImports) -> Api:
+def _api(
+    api: Api, node_id: int | None, versions: HandleFunction, find_coordinator: HandleFunction, imports: GroupImports
+) -> Api:
     if api.key is ApiKey.API_VERSIONS:
         return Api(api.key, api.versions, versions, cast("ErrorFunction", api_versions.error_response))
+    if api.key is ApiKey.FIND_COORDINATOR:
+        return ImportingApi(_ChangedApi(api, find_coordinator), imports)
     if api.key in GROUP_APIS and node_id is not None:
         return _ChangedApi(api, _no_groups if api.key is ApiKey.LIST_GROUPS else _not_coordinator)
     if api.key in IMPORTING_APIS:

@@ -18,7 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "schemas"
 EXTENSIONS = sorted(SCHEMAS.glob("extensions/*.json"))
 FILES = sorted(set(SCHEMAS.glob("*/*.json")) - set(EXTENSIONS))
-OWN_NAMES = ("PrepareAssignment", "InstallAssignment", "GroupImport", "ImportGroups", "UpstreamMember", "UpstreamAssignment")
+OWN_NAMES = (
+    "PrepareAssignment",
+    "InstallAssignment",
+    "GroupImport",
+    "ImportGroups",
+    "UpstreamMember",
+    "UpstreamAssignment",
+)
 OWN = [path for path in FILES if any(name in path.name for name in OWN_NAMES)]
 """The files of messages that Kafka lacks."""
 FOLDERS = {

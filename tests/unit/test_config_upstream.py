@@ -41,6 +41,11 @@ def test_the_node_id_is_not_one_of_the_upstream_by_default() -> None:
         ({"kcoord_upstream_ports": "9-8"}, "'9-8' has no port"),
         ({"kcoord_upstream_ports": "1-2,5-6"}, "there can be one range of ports"),
         ({"kcoord_upstream_ports": "1:70000"}, "70000 is above 65535"),
+        (
+            {"kcoord_upstream_heartbeat_interval_ms": "3334"},
+            "3334 for configuration kcoord.upstream.heartbeat.interval.ms: it must be at most a third of "
+            "kcoord.upstream.session.timeout.ms (10000)",
+        ),
         ({"kcoord_upstream_ports": "9090-9095"}, "9092 is the port of listeners=PLAINTEXT://127.0.0.1:9092"),
         ({"group_coordinator_threads": "2"}, "configuration group.coordinator.threads: with kcoord.upstream"),
         ({"kcoord_worker_ports": "9092,9093"}, "configuration kcoord.worker.ports: with kcoord.upstream"),

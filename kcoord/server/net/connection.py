@@ -170,6 +170,12 @@ class Connections:
         for connection in list(self._connections):
             connection.close()
 
+    def close_answered(self) -> None:
+        """Closes the connections without requests in flight, so that their clients look for another broker."""
+        for connection in list(self._connections):
+            if not connection.path.in_flight:
+                connection.close()
+
     def abort(self) -> None:
         """Ends all connections at once; unanswered requests get no response."""
         for connection in list(self._connections):

@@ -51,7 +51,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -277,6 +277,16 @@ class ShardService(ShardDriver[C]):
                 self.log.gained(shard_id)
         self._wake()
         return to_load
+
+    def own(self, shard_ids: Sequence[int]) -> list[int]:
+        """Owns these shards from now on, and gives up all others. Returns the shards that have to be loaded.
+
+        Shards that were owned before and closed, because another process had claimed their logs, are claimed again.
+        """
+        gained = self.shards.own(shard_ids)
+        self.shards.claim(shard_id for shard_id in shard_ids if shard_id in self.shards.shard_ids)
+        self._wake()
+        return gained
 
     def open_shards(self, count: int) -> list[int]:
         """Owns all `count` partitions of the internal topic. Returns the shards that have to be loaded."""

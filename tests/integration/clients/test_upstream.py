@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.java
 
 COUNT = 60
 CONSUME_SECONDS = 30.0
+FIRST_ID = 1_000_000
+SESSION_MS = 2_000
 
 Settings = Mapping[str, object]
 NO_SETTINGS: Settings = {}
@@ -52,6 +54,7 @@ def kafka(jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         advertised_listeners=f"{plain},{login}",
         listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,LOGIN:SASL_PLAINTEXT",
         sasl_enabled_mechanisms="PLAIN",
+        group_min_session_timeout_ms="1000",
         **{"listener.name.login.plain.sasl.jaas.config": f'{module} user_gateway="secret";'},
     )
     try:
@@ -75,6 +78,9 @@ def make_gateway(kafka: KafkaBroker, tmp_path: Path) -> Iterator[MakeGateway]:
             "kcoord.upstream.bootstrap.servers": kafka.address,
             "kcoord.upstream.ports": "0",
             "kcoord.upstream.metadata.max.age.ms": "100",
+            "kcoord.upstream.session.timeout.ms": str(SESSION_MS),
+            "kcoord.upstream.heartbeat.interval.ms": "200",
+            "node.id": str(FIRST_ID + len(made)),
             **{key.replace("_", "."): text for key, text in settings.items()},
         }
         made.append(KcoordProcess(folder, overrides))
@@ -82,7 +88,8 @@ def make_gateway(kafka: KafkaBroker, tmp_path: Path) -> Iterator[MakeGateway]:
 
     yield make
     for gateway in made:
-        gateway.stop(signal.SIGKILL)
+        # An instance that is killed stays in the group until its session ends.
+        gateway.stop()
 
 
 @pytest.fixture
@@ -99,6 +106,12 @@ def create(address: str, topic: str, partitions: int = 3) -> None:
 def group_ids(address: str) -> list[str]:
     admin = AdminClient({"bootstrap.servers": address})
     return [group.group_id for group in admin.list_consumer_groups().result().valid]
+
+
+def brokers(address: str) -> dict[int, str]:
+    """Returns the addresses of all brokers, as an instance shows them."""
+    shown = AdminClient({"bootstrap.servers": address}).list_topics(timeout=10).brokers
+    return {node_id: f"{broker.host}:{broker.port}" for node_id, broker in shown.items()}
 
 
 def produce(address: str, topic: str, count: int = COUNT, settings: Settings = NO_SETTINGS) -> None:
@@ -276,16 +289,35 @@ def test_offsets_survive_the_loss_of_the_machine(make_gateway: MakeGateway, kafk
     assert len(consume(successor.address, "moved", "moved", 3, {"group.protocol": "consumer"})) == 3
 
 
-def test_a_second_gateway_fences_the_first(make_gateway: MakeGateway) -> None:
+def test_two_gateways_share_the_groups_and_replace_each_other(make_gateway: MakeGateway) -> None:
+    first, second = make_gateway().start(), make_gateway().start()
+    groups = [f"shared{number}" for number in range(8)]
+    for group in groups:
+        create(first.address, group)
+        commit(first.address, group, 5)
+        commit(second.address, group, 6)
+    assert set(groups) <= set(group_ids(first.address)) == set(group_ids(second.address))
+    shown = brokers(first.address)
+    assert {FIRST_ID, FIRST_ID + 1} <= shown.keys()
+    assert brokers(second.address) == shown
+    first.kill()
+    for number, group in enumerate(groups):
+        assert committed(second.address, group, group)[0] == 6
+        commit(second.address, group, 10 + number)
+    first.start()
+    assert [committed(first.address, group, group)[0] for group in groups] == list(range(10, 18))
+    assert second.stop() == 0
+    assert [committed(first.address, group, group)[0] for group in groups] == list(range(10, 18))
+
+
+def test_a_second_process_with_the_same_node_id_ends_the_first(make_gateway: MakeGateway) -> None:
     first = make_gateway().start()
-    create(first.address, "fenced")
-    commit(first.address, "fenced", 5)
-    second = make_gateway().start()
-    with pytest.raises(KafkaException) as error:
-        commit(first.address, "fenced", 6)
-    assert error.value.args[0].code() in (KafkaError._TIMED_OUT, KafkaError.NOT_COORDINATOR, KafkaError._WAIT_COORD)
-    commit(second.address, "fenced", 7)
-    assert committed(second.address, "fenced", "fenced")[0] == 7
+    second = make_gateway(node_id=str(FIRST_ID)).start()
+    wait_until(lambda: first._process is not None and first._process.poll() is not None, "the first process ends")
+    assert first._process is not None and first._process.returncode == 1
+    assert f"Another process has joined with node.id={FIRST_ID}" in first.log.splitlines()[-1]
+    create(second.address, "replaced")
+    commit(second.address, "replaced", 7)
 
 
 def test_the_topic_of_the_log_is_not_consumed_by_pattern(gateway: KcoordProcess) -> None:
@@ -357,6 +389,8 @@ def test_a_start_that_cannot_work_says_why(make_gateway: MakeGateway, kafka: Kaf
     assert line == "kcoord: node.id=1 is the id of a broker of the upstream; set node.id to an id that no broker has"
     line = failed_start(make_gateway(kcoord_upstream_ports=str(kafka.port)))
     assert line.startswith(f"kcoord: kcoord.upstream.ports={kafka.port}: cannot listen on PLAINTEXT://127.0.0.1:")
+    line = failed_start(make_gateway(kcoord_upstream_group_id=""))
+    assert line.startswith("kcoord: kcoord.upstream.group.id=: this instance cannot be a member: INVALID_GROUP_ID")
     line = failed_start(make_gateway(kcoord_upstream_ports="7:9999"))
     assert line == "kcoord: kcoord.upstream.ports=7:9999: there is no port for broker 1; add 1:PORT"
 
@@ -368,5 +402,5 @@ def test_a_data_folder_belongs_to_one_cluster_and_to_one_mode(make_gateway: Make
     assert "the folder belongs to cluster.id" in failed_start(alone)
     gateway = make_gateway().start()
     assert gateway.stop() == 0
-    gateway.overrides.update({"kcoord.upstream.bootstrap.servers": "", "node.id": "1000000"})
+    gateway.overrides["kcoord.upstream.bootstrap.servers"] = ""
     assert "set kcoord.upstream.bootstrap.servers" in failed_start(gateway)

@@ -37,6 +37,8 @@ class Owner:
         self._topic = topic
         self._partitions = partitions
         self._write_timeout_ms = write_timeout_ms
+        self.has_lease = True
+        """Whether this instance may act as the owner of shards."""
         self.shards: ShardSet[Ledger] = ShardSet(
             lambda _: Ledger(),
             CoordinatorSerde(),
@@ -74,6 +76,8 @@ class Owner:
             foreign_id_wait_ms=FOREIGN_ID_WAIT_MS,
             wake=pump.wake,
             now_ms=self.now_ms,
+            may_act=lambda: self.has_lease,
+            on_fenced=lambda _: None,
         )
         self._driver = ShardDriver(self.shards, self.log, pump.wake)
         pump.add(self._driver)

@@ -62,6 +62,44 @@ async def test_the_older_of_two_owners_is_fenced_and_acknowledges_nothing(upstre
                 await newer.put("b", 4)
 
 
+async def test_an_owner_without_a_lease_claims_and_appends_nothing(upstream: KcoordBroker, topic: str) -> None:
+    async with Owner(upstream.bootstrap_servers, topic) as owner:
+        await owner.served()
+        await owner.put("a", 1)
+        owner.has_lease = False
+        upstream.clear_requests()
+        waiting = asyncio.create_task(owner.put("a", 2))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        assert not upstream.requests("Produce")
+        owner.log.revoke("the lease is over")
+        with pytest.raises(KafkaError, match="NOT_COORDINATOR"):
+            await waiting
+        await asyncio.sleep(0.2)
+        assert owner.state() is not ShardState.ACTIVE
+        assert not upstream.requests("InitProducerId")
+        owner.has_lease = True
+        await owner.served()
+        assert owner.balance() == {"a": 1}
+
+
+async def test_an_answer_that_arrives_after_the_lease_acknowledges_nothing(upstream: KcoordBroker, topic: str) -> None:
+    async with Owner(upstream.bootstrap_servers, topic) as owner:
+        await owner.served()
+        upstream.inject_fault("Produce", delay=0.3, after_handling=True)
+        waiting = asyncio.create_task(owner.put("a", 1))
+        await asyncio.sleep(0.1)
+        owner.has_lease = False
+        await asyncio.sleep(0.4)
+        assert not waiting.done()
+        owner.log.revoke("the lease is over")
+        with pytest.raises(KafkaError, match="NOT_COORDINATOR"):
+            await waiting
+        owner.has_lease = True
+        await owner.served()
+        assert owner.balance() == {"a": 1}
+
+
 async def test_appends_that_arrive_meanwhile_share_the_next_request(upstream: KcoordBroker, topic: str) -> None:
     async with Owner(upstream.bootstrap_servers, topic) as owner:
         await owner.served()

@@ -11,8 +11,10 @@ from typing import cast
 
 from kcoord.client.connection import Connection
 from kcoord.client.types import Node
-from kcoord.config import BrokerConfig
+from kcoord.config import BrokerConfig, Listener
 from kcoord.coordinator.group.imports import ImportedOffset
+from kcoord.runtime.shard_map import Instance, ShardMap, encode_metadata
+from kcoord.runtime.upstream_membership import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
@@ -26,7 +28,12 @@ from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.group_imports import GroupImports
+from kcoord.upstream.group_requests import GroupRequests, Joined
+from kcoord.upstream.instance_group import InstanceGroup
 from kcoord.upstream.link import UpstreamLink
+from kcoord.upstream.ownership import Ownership
+from kcoord.upstream.requests import PartitionRequests
+from kcoord.upstream.shard_log import UpstreamShardLog
 from kcoord.upstream.splice import SplicedPath
 from kcoord_protocol.api_keys import request_class
 from kcoord_protocol.errors import KafkaError
@@ -195,16 +202,87 @@ class Dialogue:
         return FrameReader(1 << 26).feed(self.client.written)
 
 
+class ScriptedGroup:
+    """The group of the instances in the upstream. The instance under test is its leader, and `others` are members."""
+
+    def __init__(self) -> None:
+        self.others: list[Instance] = []
+        self.last: ShardMap | None = None
+        self.generation = 0
+        self.error: KafkaError | None = None
+        """The answer to all requests."""
+        self.rebalances = False
+        self.has_left = False
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def join(self, request: JoinGroup) -> Joined:
+        self._check()
+        self.generation += 1
+        self.rebalances = False
+        members = {f"other-{other.node_id}": encode_metadata(other, 1, self.last, 1) for other in self.others}
+        return "member", self.generation, {"member": request.metadata, **members}
+
+    async def sync(self, request: SyncGroup) -> bytes:
+        self._check()
+        return request.assignments["member"]
+
+    async def beat(self, request: Heartbeat) -> bool:
+        self._check()
+        return self.rebalances
+
+    async def leave(self, request: LeaveGroup) -> None:
+        self.has_left = True
+
+    async def close(self) -> None:
+        pass
+
+
 class Stage:
-    """A broker in front of a scripted upstream, and its client connections."""
+    """A broker in front of a scripted upstream, and its client connections. `begin` is called first."""
 
     def __init__(self, broker: Broker, *, imports_on_demand: bool) -> None:
         self.broker = broker
         self.upstream = FakeUpstream()
+        self.group_of_all = ScriptedGroup()
+        self.group = InstanceGroup(broker.config, cast("GroupRequests", self.group_of_all))
+        self.log = UpstreamShardLog(
+            broker.groups.shards,
+            cast("PartitionRequests", None),
+            cluster_id="",
+            owner="",
+            write_timeout_ms=1,
+            foreign_id_wait_ms=1,
+            wake=broker.pump.wake,
+            now_ms=broker.now_ms,
+            may_act=self.group.holds_lease,
+            on_fenced=self.group.fenced,
+        )
+        """Not the log of the shards, which are in the data folder. It has no claims to revoke."""
+        self.ownership = Ownership(broker, self.group, self.log)
         self.imports = GroupImports(broker, self.upstream.committed_offsets, on_demand=imports_on_demand)
-        self.gateway = Gateway(broker, cast("UpstreamCluster", self.upstream), self.imports)
-        self.gateway.main = broker.config.open_listeners[0]
-        self.gateway.addresses[NODE_ID] = ("gateway", 9101)
+        self.gateway = Gateway(broker, cast("UpstreamCluster", self.upstream), self.ownership, self.imports)
+        self.gateway.main = Listener("PLAINTEXT", "gateway", 9092, broker.config.open_listeners[0].security_protocol)
+        self.gateway.ports[NODE_ID] = 9101
+
+    async def begin(self) -> None:
+        self.ownership.join(self.gateway.instance())
+        await self.ownership.assigned
+        await self.broker.groups.loaded()
+
+    async def rebalance(self, *instances: Instance, last: ShardMap | None = None) -> None:
+        """Makes these instances the other members of the group, and waits until this one has the new map.
+
+        `last`: their last map.
+        """
+        group = self.group_of_all
+        group.others, group.last, group.rebalances = list(instances), last, True
+        generation = group.generation + 1
+        while self.group.shard_map is None or self.group.shard_map.generation != generation:
+            self.group.hurry()
+            await asyncio.sleep(0)
 
     def connect(self, node_id: int | None = NODE_ID) -> Dialogue:
         return Dialogue(self.broker, self.gateway, node_id)
@@ -218,9 +296,12 @@ async def stage(*, imports_on_demand: bool = True, **settings: str) -> AsyncIter
     folder = DataFolder(config, environment.now_ms(), MemoryFileSystem(), uuids=environment.uuids)
     process = Process(compose(config, environment, folder), environment, folder)
     await process.start()
+    stage = Stage(process.broker, imports_on_demand=imports_on_demand)
     try:
-        yield Stage(process.broker, imports_on_demand=imports_on_demand)
+        await stage.begin()
+        yield stage
     finally:
+        await stage.group.close()
         await process.stop()
 
 

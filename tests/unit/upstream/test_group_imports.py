@@ -18,7 +18,6 @@ from kcoord.upstream.group_imports import NotFetchedError
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.framing import decode_response_header
-from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -102,11 +101,9 @@ async def moving(*, on_demand: bool = True) -> AsyncIterator[Moving]:
     async with stage(imports_on_demand=on_demand) as on_stage:
         broker = on_stage.broker
         host = RequestContext(ApiKey.CREATE_TOPICS, 0, 0, "", "", "PLAINTEXT", "", broker.now_ms(), rights=None)
-        for topic in (GROUP_METADATA_TOPIC, "t"):
-            created = ensure_internal_topic(broker, host, topic)
-            if asyncio.isfuture(created):
-                await created
-        await broker.groups.loaded()
+        created = ensure_internal_topic(broker, host, "t")
+        if asyncio.isfuture(created):
+            await created
         yield Moving(on_stage)
 
 

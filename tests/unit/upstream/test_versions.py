@@ -182,7 +182,7 @@ async def test_metadata_has_the_ports_of_the_gateway_and_kcoord() -> None:
             response = decoded(frame, MetadataResponse, version)
             assert [(broker.node_id, broker.host, broker.port) for broker in response.brokers] == [
                 (NODE_ID, "gateway", 9101),
-                (100, "127.0.0.1", 0),
+                (100, "gateway", 9092),
             ]
             if version:
                 assert response.brokers[-1].rack == "r"
@@ -201,7 +201,7 @@ async def test_cluster_descriptions_have_the_ports_of_the_gateway_and_kcoord() -
         )
         assert [(broker.broker_id, broker.host, broker.port) for broker in response.brokers] == [
             (NODE_ID, "gateway", 9101),
-            (100, "127.0.0.1", 0),
+            (100, "gateway", 9092),
         ]
 
 

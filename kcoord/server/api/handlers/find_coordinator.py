@@ -7,6 +7,8 @@ v4 and later several. There are no share coordinators.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import ERRORS
 from kcoord.server.api.auto_create import ensure_internal_topic
@@ -35,6 +37,19 @@ _TOPICS = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: TRANSACTION_STATE_TOPIC}
 NO_NODE_ID = -1
 
 
+def answer(
+    request: FindCoordinatorRequest, version: int, group_coordinator: Callable[[str], tuple[int, str, int] | None]
+) -> FindCoordinatorResponse:
+    """Answers a request about groups. `group_coordinator` returns node id, host and port, None if there is none."""
+    if request.key_type != GROUP:
+        raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
+    coordinators = []
+    for key in _keys(request, version):
+        address = group_coordinator(key)
+        coordinators.append(_unavailable(key) if address is None else _found(key, *address))
+    return _response(coordinators, version)
+
+
 def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequest) -> Reply[FindCoordinatorResponse]:
     topic = _TOPICS.get(request.key_type)
     if topic is None:
@@ -45,16 +60,16 @@ def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequ
     if context.rights is not None:
         allowed = context.rights.allowed(AclOperation.DESCRIBE, _RESOURCE_TYPES[kind], keys)
     if not allowed or topic in broker.image.topics:
-        return _found(broker, context, kind, keys, allowed)
+        return _lookup(broker, context, kind, keys, allowed)
     created = ensure_internal_topic(broker, context, topic)
-    return map_reply(created, lambda _: _found(broker, context, kind, keys, allowed))
+    return map_reply(created, lambda _: _lookup(broker, context, kind, keys, allowed))
 
 
 def _keys(request: FindCoordinatorRequest, version: int) -> list[str]:
     return request.coordinator_keys if version >= FIRST_VERSION_WITH_KEYS else [request.key]
 
 
-def _found(
+def _lookup(
     broker: Broker, context: RequestContext, kind: int, keys: list[str], allowed: set[str]
 ) -> FindCoordinatorResponse:
     error, message = ERRORS[_RESOURCE_TYPES[kind]]
@@ -64,7 +79,11 @@ def _found(
     coordinators = [
         _coordinator(broker, context, kind, key) if key in allowed else _failed(key, error, message) for key in keys
     ]
-    if context.api_version >= FIRST_VERSION_WITH_KEYS:
+    return _response(coordinators, context.api_version)
+
+
+def _response(coordinators: list[Coordinator], version: int) -> FindCoordinatorResponse:
+    if version >= FIRST_VERSION_WITH_KEYS:
         return FindCoordinatorResponse(coordinators=coordinators)
     only = coordinators[0]
     return FindCoordinatorResponse(
@@ -83,9 +102,17 @@ def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str) -
     leader = partition.leader if partition is not None else NO_NODE_ID
     endpoint = leader_endpoint(broker, leader, context.listener_name)
     if endpoint is None:
-        return _failed(key, Errors.COORDINATOR_NOT_AVAILABLE, Errors.COORDINATOR_NOT_AVAILABLE.description)
+        return _unavailable(key)
     host, port, _ = endpoint
-    return FindCoordinatorResponse.Coordinator(key=key, node_id=leader, host=host, port=port, error_message="")
+    return _found(key, leader, host, port)
+
+
+def _found(key: str, node_id: int, host: str, port: int) -> Coordinator:
+    return FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_message="")
+
+
+def _unavailable(key: str) -> Coordinator:
+    return _failed(key, Errors.COORDINATOR_NOT_AVAILABLE, Errors.COORDINATOR_NOT_AVAILABLE.description)
 
 
 def _failed(key: str, error: Errors, message: str) -> Coordinator:
