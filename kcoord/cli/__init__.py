@@ -34,6 +34,7 @@ COMMANDS = {
     "migrate": "check whether a classic group can be converted to the consumer protocol",
     "log": "dump, verify, repair, import, export and back up log folders",
     "groups": "explain, watch and simulate groups, list when offsets expire, restore offsets",
+    "upstream": "move groups between an existing cluster and kcoord in front of it",
     "workers": "take a broker of several worker processes out of service, and back",
     "lake": "keep the history of consumer groups as tables (Spark)",
     "simulate": "run the deterministic simulation",

@@ -60,10 +60,14 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def client_config(kind: type[Config], options: argparse.Namespace, **settings: str) -> Config:
-    """Returns the client settings: defaults of the commands, overridden by the file, then by the options.
+    """Returns the client settings of `client_properties`. Sets `options.timeout` to the effective timeout in ms."""
+    config = kind.from_properties(client_properties(options) | settings, warn)
+    options.timeout = config.default_api_timeout_ms
+    return config
 
-    Sets `options.timeout` to the effective timeout in ms.
-    """
+
+def client_properties(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the properties of a client: defaults of the commands, overridden by the file, then by the options."""
     properties = {
         "client.id": "kcoord-cli",
         "bootstrap.servers": _DEFAULT_ADDRESS,
@@ -75,9 +79,7 @@ def client_config(kind: type[Config], options: argparse.Namespace, **settings: s
         properties["bootstrap.servers"] = options.bootstrap_server
     if options.timeout is not None:
         properties["default.api.timeout.ms"] = str(options.timeout)
-    config = kind.from_properties(properties | settings, warn)
-    options.timeout = config.default_api_timeout_ms
-    return config
+    return properties
 
 
 def run_with_admin(program: str, options: argparse.Namespace, work: AdminWork) -> int:

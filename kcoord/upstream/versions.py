@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which APIs are answered here, which are passed on to the upstream, and in which versions.
 
-* Answered here: the groups, the login, ApiVersions, and FindCoordinator for groups. On the port of a broker of the
-  upstream the requests of groups fail with NOT_COORDINATOR, since kcoord's own port coordinates all groups.
+* Answered here: the groups and their import, the login, ApiVersions, and FindCoordinator for groups. On the port of a
+  broker of the upstream the requests of groups fail with NOT_COORDINATOR, since kcoord's own port coordinates all
+  groups.
 * Passed on: all other APIs that both sides have. Produce is capped at v9 and Fetch at v15, because responses of later
   versions have addresses of brokers (KIP-951), and responses of these two APIs are not decoded.
 * Not served: AddOffsetsToTxn and TxnOffsetCommit, because committing offsets in transactions is not supported yet, and
@@ -26,6 +27,7 @@ from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.server.broker import Broker
 from kcoord.upstream.cluster import BrokerVersions
 from kcoord.upstream.group_imports import GroupImports
+from kcoord.upstream.import_groups import import_groups_api
 from kcoord.upstream.importing_api import IMPORTING_APIS, ImportingApi
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors, KafkaError
@@ -168,6 +170,8 @@ def port_tables(
             for api in of_broker.in_form(form).apis.values()
             if _is_local(api.key)
         ]
+        if node_id is None:
+            apis.append(import_groups_api(imports))
         tables[form] = ApiTable(apis, form, tables)
     return tables
 

@@ -110,6 +110,7 @@ class ApiKey(IntEnum):
     UNREGISTER_CONTROLLER = 94
     CONSUMER_GROUP_PREPARE_ASSIGNMENT = 10_068
     CONSUMER_GROUP_INSTALL_ASSIGNMENT = 10_069
+    IMPORT_GROUPS = 10_100
 
 
 def request_class(api_key: int) -> type[Message]:

@@ -4669,6 +4669,49 @@ class HeartbeatResponse(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class ImportGroupsRequest(Message):
+    name: ClassVar[str]
+    groups: list[str]
+    again: bool
+    dry_run: bool
+    def __init__(
+        self,
+        *,
+        groups: list[str] = ...,
+        again: bool = ...,
+        dry_run: bool = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class ImportGroupsResponse(Message):
+    class ImportResult(Struct):
+        group_id: str
+        error_code: int
+        error_message: str | None
+        outcome: int
+        offsets: int
+        def __init__(
+            self,
+            *,
+            group_id: str = ...,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            outcome: int = ...,
+            offsets: int = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    name: ClassVar[str]
+    throttle_time_ms: int
+    results: list[ImportGroupsResponse.ImportResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        results: list[ImportGroupsResponse.ImportResult] = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class IncrementalAlterConfigsRequest(Message):
     class AlterConfigsResource(Struct):
         resource_type: int

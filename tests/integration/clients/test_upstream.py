@@ -16,6 +16,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from kcoord.client import Consumer as KcoordConsumer
 from kcoord.client import Producer as KcoordProducer
+from tests.integration.clients.moving import confluent_application, java_application, move_and_return
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
@@ -234,6 +235,12 @@ def test_kafkas_own_tools(gateway: KcoordProcess, jars: KafkaJars) -> None:
     group = ("--entity-type", "groups", "--entity-name", "java")
     jars.tool("configs", *server, "--alter", *group, "--add-config", "consumer.session.timeout.ms=50000")
     assert "consumer.session.timeout.ms=50000" in jars.tool("configs", *server, "--describe", *group)
+
+
+def test_applications_move_and_return(gateway: KcoordProcess, kafka: KafkaBroker, jars: KafkaJars) -> None:
+    move_and_return(kafka.address, gateway.address, "moving-confluent", confluent_application)
+    with_kip_848 = java_application(jars, "--command-property", "group.protocol=consumer")
+    move_and_return(kafka.address, gateway.address, "moving-java", java_application(jars), with_kip_848)
 
 
 def test_topics_of_the_upstream_come_grow_and_go(gateway: KcoordProcess, kafka: KafkaBroker) -> None:

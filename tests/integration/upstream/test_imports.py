@@ -32,44 +32,15 @@ from kcoord_protocol.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from tests.integration.upstream.gateways import Gateways
 from tests.integration.wire import WireClient
-from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.kcoord_process import KcoordProcess
 
 TOPIC = "orders"
 NUMBERS = count()
 SERDE = CoordinatorSerde()
 FIRST = TopicPartition(TOPIC, 0)
 SECOND = TopicPartition(TOPIC, 1)
-OPTIONAL = ("kcoord.upstream.import", "kcoord.upstream.request.timeout.ms")
-
-
-class Gateways:
-    """The gateways of these tests, one after the other: each new one takes all groups from the one before."""
-
-    def __init__(self, address: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self._address = address
-        self._tmp_path_factory = tmp_path_factory
-        self.made: list[KcoordProcess] = []
-
-    def start(self, **settings: str) -> KcoordProcess:
-        """Starts a gateway with an empty data folder. Keyword arguments are settings, with underscores for dots."""
-        overrides = {
-            **FAST,
-            "kcoord.upstream.bootstrap.servers": self._address,
-            "kcoord.upstream.ports": "0",
-            **{key.replace("_", "."): text for key, text in settings.items()},
-        }
-        self.made.append(KcoordProcess(self._tmp_path_factory.mktemp("gateway"), overrides).start())
-        return self.made[-1]
-
-    def last(self, **settings: str) -> KcoordProcess:
-        """Returns the gateway that has the groups if it has these settings, else a new one."""
-        overrides = {key.replace("_", "."): text for key, text in settings.items()}
-        if self.made and self.made[-1].is_running:
-            own = self.made[-1].overrides
-            if {key: text for key, text in own.items() if key.startswith(OPTIONAL)} == overrides:
-                return self.made[-1]
-        return self.start(**settings)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +63,7 @@ def group(upstream: KcoordBroker) -> Iterator[str]:
 def gateways(upstream: KcoordBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     gateways = Gateways(upstream.bootstrap_servers, tmp_path_factory)
     yield gateways
-    for gateway in gateways.made:
-        gateway.kill()
+    gateways.stop()
 
 
 @pytest.fixture
