@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from kcoord.cli.session import add_connection_options, add_json_option, run_safely
 from kcoord.cli.upstream_groups import export_groups, import_groups, verify_groups
 from kcoord.cli.upstream_sides import Sides, connect
+from kcoord.cli.upstream_status import show_status
 
 Work = Callable[[Sides, argparse.Namespace], Awaitable[int]]
 
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord upstream", description=__doc__, allow_abbrev=False)
     actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+    _add_action(
+        actions, "status", show_status, "show instances, brokers and groups of both sides; exit code 1 for a problem"
+    )
     imports = _add_action(actions, "import", import_groups, "import committed offsets from the upstream into kcoord")
     imports.add_argument(
         "--again", action="store_true", help="also import groups that were here before, and were deleted or expired"

@@ -63,14 +63,14 @@ async def import_groups(sides: Sides, options: argparse.Namespace) -> int:
     group_ids = list(dict.fromkeys(options.group)) or await listed_groups(sides.upstream)
     results: list[Result] = []
     for portion in portions(group_ids):
-        answers = await _import(sides, portion, again=options.again, dry_run=options.dry_run)
-        results += (_imported(group_id, answers[group_id], dry_run=options.dry_run) for group_id in portion)
+        answers = await ask_for_import(sides, portion, again=options.again, dry_run=options.dry_run)
+        results += answers.values()
     return _print_results(results, options)
 
 
-async def _import(
-    sides: Sides, group_ids: Sequence[str], *, again: bool, dry_run: bool
-) -> dict[str, ImportGroupsResponse.ImportResult | KafkaError]:
+async def ask_for_import(
+    sides: Sides, group_ids: Sequence[str], *, again: bool = False, dry_run: bool = False
+) -> dict[str, Result]:
     """Asks the instances one after the other, each for the groups that no other one coordinates."""
     outcomes: dict[str, ImportGroupsResponse.ImportResult | KafkaError] = {
         group_id: KafkaError(Errors.NOT_COORDINATOR) for group_id in group_ids
@@ -86,7 +86,7 @@ async def _import(
             response = await connection.call(request, ImportGroupsResponse)
             for result in response.results:
                 outcomes[result.group_id] = outcome_of(result.error_code, result.error_message, result)
-    return outcomes
+    return {group_id: _imported(group_id, outcome, dry_run=dry_run) for group_id, outcome in outcomes.items()}
 
 
 def _is_of_another(outcome: ImportGroupsResponse.ImportResult | KafkaError) -> bool:

@@ -61,6 +61,10 @@ class ApiVersions:
         """Whether the broker has the API in `version` or a later version."""
         return api_key in self._ranges and self._ranges[api_key][1] >= version
 
+    def range_of(self, api_key: int) -> tuple[int, int] | None:
+        """Returns the lowest and the highest version that the broker has; None if it does not have the API."""
+        return self._ranges.get(api_key)
+
     def choose(self, request: type[Message], lowest: int = 0, highest: int | None = None) -> int:
         """Returns the highest common version within the caller's `lowest` and `highest`.
 
