@@ -45,8 +45,9 @@ A new producer id does not fence the old one. A takeover gets a new id if the tr
 epoch has run out. Then the new owner serves only after `foreign_id_wait_ms`, and after a second claim that it reads up
 to. To recognize this also after takeovers in quick succession, the first owner with an id that serves writes a settled
 record: owners with earlier ids have stopped. An owner waits if the log has claims of others, and no settled record with
-its own id. An owner whose epoch exceeds `LAST_EPOCH` gets a new id itself, before the epoch runs out. It asks for
-producer ids until the id changes, and appends under the old id meanwhile.
+its own id. A claim at offset 0 counts as settled, because no other owner was before it. An owner whose epoch exceeds
+`LAST_EPOCH` gets a new id itself, before the epoch runs out. It asks for producer ids until the id changes, and appends
+under the old id meanwhile.
 
 Transactional batches in the partition are not of an owner, since claims do not fence them. They are not loaded.
 """
@@ -448,6 +449,8 @@ class UpstreamLog:
             key = decode_entries(batch)[0][1] if header.records_count == 1 else None
             if key == CLAIM_KEY:
                 self._has_earlier_claim = True
+                if header.base_offset == 0:
+                    self._settled_id = header.producer_id
             elif key == SETTLED_KEY:
                 self._settled_id = header.producer_id
             elif header.records_count:

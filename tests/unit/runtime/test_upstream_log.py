@@ -348,6 +348,17 @@ def test_takeovers_in_quick_succession_wait_too(desk: Desk) -> None:
     assert desk.log.state is UpstreamState.WAITING, "the claim before has the same id, but nobody has waited for it yet"
 
 
+def test_a_takeover_from_the_first_owner_of_a_new_log_does_not_wait() -> None:
+    """Two instances start at the same time, and the first one loses the shard before it has served."""
+    first = Desk()
+    first.owner.claim()
+    while first.log.state is not UpstreamState.READING:
+        first.owner.answer(first.owner.in_flight.pop(0))
+        first.world.replicate()
+    second = Desk(first.world, 1).serve()
+    assert second.log.producer_id == first.log.producer_id
+
+
 def test_a_takeover_with_the_same_producer_id_does_not_wait(desk: Desk) -> None:
     assert Desk(desk.world, 1).serve().log.producer_id == desk.log.producer_id
 
