@@ -32,7 +32,7 @@ from kcoord.runtime.upstream_membership import (
     UpstreamMembership,
 )
 from kcoord.upstream.group_requests import GroupRequests
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 RECORD_VERSION: Final = 1
 """The highest version of the records in the upstream that this release reads."""
@@ -187,7 +187,8 @@ class InstanceGroup:
         self._execute()
 
     def _log(self, request: Request, error: KafkaError) -> None:
-        """Logs an error, unless it is that of the last request."""
-        if self._last_error is None or self._last_error.error is not error.error:
+        """Logs an error, unless it is that of the last request, or belongs to a rebalance."""
+        is_expected = error.error in (Errors.ILLEGAL_GENERATION, Errors.REBALANCE_IN_PROGRESS)
+        if not is_expected and (self._last_error is None or self._last_error.error is not error.error):
             _logger.warning("%s in the group %s of the upstream failed: %s", type(request).__name__, self.id, error)
         self._last_error = error

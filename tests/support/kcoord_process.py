@@ -41,6 +41,8 @@ class KcoordProcess:
         self.overrides = dict(overrides)
         self.environment: dict[str, str] = {}
         """Variables that are added to the environment of this process."""
+        self.group: int | None = None
+        """The group id of the process, by which rules of a firewall find it."""
         self.ports: list[int] = []
         """The port of each worker."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,7 +98,9 @@ class KcoordProcess:
         with self.log_file.open("ab") as log:
             begin = log.tell()
             environment = {**os.environ, **self.environment}
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, group=self.group
+            )
         return begin
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:

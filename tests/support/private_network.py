@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from tests.support.shared import missing
 
 _CLONE_NEWNET = 0x40000000
+_SET_MARK = ("-j", "CONNMARK", "--set-mark")
 
 
 class PrivateNetwork:
@@ -30,6 +31,21 @@ class PrivateNetwork:
     def silence(self, port: int) -> Iterator[None]:
         """Drops all TCP packets from and to `port`."""
         with self._dropping("-p", "tcp", "--sport", str(port)), self._dropping("-p", "tcp", "--dport", str(port)):
+            yield
+
+    def mark(self, groups: Sequence[int]) -> None:
+        """Marks the connections that processes with these group ids open or accept, for `split`."""
+        for group in map(str, groups):
+            _run("iptables", "-w", "-A", "OUTPUT", "-m", "owner", "--gid-owner", group, *_SET_MARK, group)
+
+    @contextmanager
+    def split(self, group: int, ports: Sequence[int]) -> Iterator[None]:
+        """Drops all TCP packets between the ports and processes with a marked group id, in both directions."""
+        marked = ["-p", "tcp", "-m", "connmark", "--mark", str(group)]
+        with ExitStack() as rules:
+            for port in ports:
+                rules.enter_context(self._dropping(*marked, "--dport", str(port)))
+                rules.enter_context(self._dropping(*marked, "--sport", str(port)))
             yield
 
     @contextmanager

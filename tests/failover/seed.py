@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills the log of the groups in an upstream with committed offsets, before any instance runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from typing import Final
+
+from kcoord.client import AdminClient
+from kcoord.client.cluster import Cluster
+from kcoord.client.config import CommonConfig
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
+from kcoord.coordinator.group.records import new_offset_commit_record
+from kcoord.runtime.serde import CoordinatorSerde, partition_for
+from kcoord.upstream.offsets_topic import OFFSETS_TOPIC, prepare_topic
+from kcoord.upstream.requests import PartitionRequests, PendingBatch
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.record_batch import encode_batch_from_parts
+
+OFFSETS_OF_A_GROUP: Final = 1_000
+SEGMENT_BYTES: Final = 100 << 20
+
+
+async def seed(address: str, partitions: int, offsets: int) -> None:
+    """Creates the topic, and commits `offsets` offsets of groups with OFFSETS_OF_A_GROUP each."""
+    async with AdminClient(bootstrap_servers=address) as admin:
+        await prepare_topic(admin, partitions, SEGMENT_BYTES)
+    batches: defaultdict[int, list[bytes]] = defaultdict(list)
+    now_ms = int(time.time() * 1000)
+    serialize = CoordinatorSerde().serialize
+    for number in range(offsets // OFFSETS_OF_A_GROUP):
+        group = f"seeded{number}"
+        records = [
+            serialize(new_offset_commit_record(group, "seeded", partition, CommittedOffset(partition, -1, "", now_ms)))
+            for partition in range(OFFSETS_OF_A_GROUP)
+        ]
+        batches[partition_for(group, partitions)].append(encode_batch_from_parts(records, now_ms))
+    cluster = Cluster(CommonConfig(bootstrap_servers=address))
+    requests = PartitionRequests(cluster, OFFSETS_TOPIC, attempt_timeout_ms=20_000)
+    try:
+        await cluster.start(cluster.deadline(20_000))
+        await asyncio.gather(*(_append(requests, partition, parts) for partition, parts in batches.items()))
+    finally:
+        await requests.stop()
+        await cluster.close()
+
+
+async def _append(requests: PartitionRequests, partition: int, batches: list[bytes]) -> None:
+    for data in batches:
+        answer: asyncio.Future[int | KafkaError] = asyncio.get_running_loop().create_future()
+        requests.produce(PendingBatch(partition, data, lambda: True, answer.set_result))
+        outcome = await answer
+        assert not isinstance(outcome, KafkaError), outcome
