@@ -21,7 +21,7 @@ from kcoord.client.admin.model import ConfigResource, ConfigResourceType, GroupL
 from kcoord.client.cluster import Cluster, CoordinatorType
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from kcoord.runtime.shard_map import NOBODY, ShardMap, decode_map
-from kcoord.upstream.offsets_topic import OFFSETS_TOPIC
+from kcoord.upstream.own_topics import OFFSETS_TOPIC
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, KafkaError
 from kcoord_protocol.messages import (

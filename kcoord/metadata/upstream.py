@@ -5,7 +5,8 @@ If kcoord coordinates the groups of an upstream, the image has that cluster's to
 coordinator needs their ids, partitions and racks. `follow` returns the records that make an image agree with what the
 upstream said. Its rules:
 
-* The creation time of a partition is the time at which it was first seen (KIP-1327). It never changes after that.
+* The creation time of a partition is the time at which an instance first saw it (KIP-1327). All instances share these
+  times (`kcoord.metadata.shared`). A partition without one is left out.
 * A topic is removed, or replaced by a topic of the same name with another id, only if it is among the `gone` topics of
   the snapshot. The removal of a topic deletes its committed offsets, so one response without it proves nothing.
 * A topic never loses partitions. A broker of the upstream with older metadata may show fewer.
@@ -16,9 +17,9 @@ upstream said. Its rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.bootstrap import feature_records
@@ -37,6 +38,8 @@ from kcoord_protocol.uuid import ZERO_UUID
 
 UPSTREAM_LISTENER: Final = "UPSTREAM"
 """The listener name of the upstream's brokers. It tells them from kcoord's own broker."""
+CreationTimes: TypeAlias = Mapping[bytes, Sequence[int]]
+"""The creation times of partitions, by topic id."""
 MOST_RECORDS: Final = 10_000
 """Number of records after which one operation ends; the caller then runs another one."""
 
@@ -107,11 +110,10 @@ def join(
     return CoordinatorResult(None, [*records, new_register_broker_record(registration, epoch)])
 
 
-def follow(image: MetadataImage, snapshot: UpstreamSnapshot, now_ms: int) -> CoordinatorResult[bool]:
+def follow(image: MetadataImage, snapshot: UpstreamSnapshot, creation_times: CreationTimes) -> CoordinatorResult[bool]:
     """Makes the image agree with the upstream. The response is False if another call has to do the rest."""
-    creation_time_ms = max(now_ms, image.last_creation_time_ms)
     records: list[CoordinatorRecord] = []
-    for record in _records(image, snapshot, creation_time_ms):
+    for record in _records(image, snapshot, creation_times):
         # A topic may be cut: the next call adds its other partitions.
         if len(records) == MOST_RECORDS:
             return CoordinatorResult(False, records)
@@ -119,7 +121,9 @@ def follow(image: MetadataImage, snapshot: UpstreamSnapshot, now_ms: int) -> Coo
     return CoordinatorResult(True, records)
 
 
-def _records(image: MetadataImage, snapshot: UpstreamSnapshot, creation_time_ms: int) -> Iterator[CoordinatorRecord]:
+def _records(
+    image: MetadataImage, snapshot: UpstreamSnapshot, creation_times: CreationTimes
+) -> Iterator[CoordinatorRecord]:
     for broker in snapshot.brokers:
         registered = image.brokers.get(broker.broker_id)
         if registered is None or _has_changed(registered, broker):
@@ -131,11 +135,11 @@ def _records(image: MetadataImage, snapshot: UpstreamSnapshot, creation_time_ms:
             yield new_remove_topic_record(topic.id)
     for upstream in snapshot.topics:
         if upstream.name not in INTERNAL_TOPICS:
-            yield from _topic_records(image, upstream, snapshot.gone, creation_time_ms)
+            yield from _topic_records(image, upstream, snapshot.gone, creation_times.get(upstream.id, ()))
 
 
 def _topic_records(
-    image: MetadataImage, upstream: UpstreamTopic, gone: Collection[str], creation_time_ms: int
+    image: MetadataImage, upstream: UpstreamTopic, gone: Collection[str], times_ms: Sequence[int]
 ) -> Iterator[CoordinatorRecord]:
     topic = image.topics.get(upstream.name)
     if topic is not None and topic.id != upstream.id:
@@ -146,14 +150,13 @@ def _topic_records(
     if topic is None:
         yield new_topic_record(upstream.name, upstream.id)
         topic = TopicImage(upstream.name, upstream.id, [])
-    for partition_id, partition in enumerate(upstream.partitions):
+    for partition_id, (partition, time_ms) in enumerate(zip(upstream.partitions, times_ms, strict=False)):
         if partition_id >= len(topic.partitions):
-            yield _partition_record(upstream.id, partition_id, partition, 0, creation_time_ms)
+            yield _partition_record(upstream.id, partition_id, partition, 0, time_ms)
             continue
         present = topic.partitions[partition_id]
-        if _has_moved(present, partition):
-            epoch = present.partition_epoch + 1
-            yield _partition_record(upstream.id, partition_id, partition, epoch, present.creation_time_ms)
+        if _has_moved(present, partition) or present.creation_time_ms != time_ms:
+            yield _partition_record(upstream.id, partition_id, partition, present.partition_epoch + 1, time_ms)
 
 
 def _has_changed(registered: BrokerImage, broker: UpstreamBroker) -> bool:

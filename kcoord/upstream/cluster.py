@@ -35,7 +35,7 @@ from kcoord.config.broker_settings import UPSTREAM_KEY
 from kcoord.config.upstream import UPSTREAM_PREFIX, upstream_security
 from kcoord.metadata.upstream import UpstreamBroker, UpstreamPartition, UpstreamSnapshot, UpstreamTopic
 from kcoord.server.errors import StartError
-from kcoord.upstream.offsets_topic import OFFSETS_TOPIC
+from kcoord.upstream.own_topics import OWN_TOPICS
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
 from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
@@ -155,7 +155,7 @@ class UpstreamCluster:
         return UpstreamSnapshot(brokers, topics, gone)
 
     def _is_usable(self, topic: MetadataResponse.MetadataResponseTopic) -> bool:
-        if topic.error_code or topic.name is None or topic.name in INTERNAL_TOPICS or topic.name == OFFSETS_TOPIC:
+        if topic.error_code or topic.name is None or topic.name in INTERNAL_TOPICS or topic.name in OWN_TOPICS:
             return False
         if topic.topic_id == ZERO_UUID:
             if topic.name not in self.nameless:

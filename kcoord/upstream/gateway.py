@@ -18,16 +18,14 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from kcoord.config import Listener
-from kcoord.metadata.upstream import follow
 from kcoord.runtime.shard_map import Instance
 from kcoord.server.api.api_table import ApiTable, RequestContext
 from kcoord.server.api.handlers import find_coordinator
 from kcoord.server.broker import Broker
-from kcoord.server.replies import internal_operation_context
-from kcoord.server.shards.metadata_service import LocalMetadataService
 from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
 from kcoord.upstream.group_imports import GroupImports
-from kcoord.upstream.offsets_topic import OFFSETS_TOPIC
+from kcoord.upstream.instance_metadata import InstanceMetadata
+from kcoord.upstream.own_topics import OWN_TOPICS
 from kcoord.upstream.ownership import Ownership
 from kcoord.upstream.versions import common_versions, port_tables
 from kcoord_protocol.errors import KafkaError
@@ -46,8 +44,16 @@ class Gateway:
 
     main: Listener
 
-    def __init__(self, broker: Broker, upstream: UpstreamCluster, ownership: Ownership, imports: GroupImports) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        upstream: UpstreamCluster,
+        ownership: Ownership,
+        imports: GroupImports,
+        metadata: InstanceMetadata,
+    ) -> None:
         self.broker = broker
+        self.metadata = metadata
         self.upstream = upstream
         self.ownership = ownership
         self._imports = imports
@@ -117,7 +123,7 @@ class Gateway:
     def lacks(self, names: Collection[str]) -> bool:
         """Returns whether the image lacks one of these topics."""
         topics, unusable = self.broker.image.topics, self.upstream.nameless
-        never = INTERNAL_TOPICS | {OFFSETS_TOPIC}
+        never = INTERNAL_TOPICS | OWN_TOPICS
         return any(name not in topics and name not in unusable for name in names if name not in never)
 
     async def until_known(self, names: Collection[str]) -> None:
@@ -130,6 +136,15 @@ class Gateway:
                     await self.look()
         except TimeoutError:
             _logger.warning("The upstream does not show topics %s yet", ", ".join(sorted(names)))
+
+    def shared_changed(self) -> None:
+        """Follows what another instance has added to the log that all share."""
+        self.broker.spawn(self._follow_shared())
+
+    async def _follow_shared(self) -> None:
+        await self.metadata.follow_shared()
+        if self.metadata.lacks_partitions():
+            await self.look()
 
     async def look(self) -> None:
         """Makes the image like the upstream is now. Logs a failure; the image then stays as it is."""
@@ -147,18 +162,8 @@ class Gateway:
             _logger.warning("The upstream cannot be looked at: %s", error)
 
     async def _look(self) -> None:
-        broker = self.broker
-        assert isinstance(broker.metadata, LocalMetadataService)
-        topic_ids = {
-            topic.name: topic.id for topic in broker.image.topics.values() if topic.name not in INTERNAL_TOPICS
-        }
-        snapshot = await self.upstream.look(topic_ids)
+        topics = self.broker.image.topics.values()
+        snapshot = await self.upstream.look({topic.name: topic.id for topic in topics})
         if self.on_brokers is not None:
             await self.on_brokers()
-        is_complete = False
-        while not is_complete:
-            is_complete = await broker.metadata.call(
-                lambda machine, context, request: follow(machine.image, request, context.now_ms),
-                snapshot,
-                internal_operation_context(broker.now_ms()),
-            )
+        await self.metadata.follow_upstream(snapshot)

@@ -16,7 +16,7 @@ from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.broker import Broker
 from kcoord.server.errors import StartError
 from kcoord.upstream.instance_group import InstanceGroup
-from kcoord.upstream.offsets_topic import OFFSETS_TOPIC, prepare_topic
+from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests
 from kcoord.upstream.shard_log import UpstreamShardLog
 from kcoord_protocol.errors import KafkaError
@@ -47,7 +47,10 @@ class UpstreamGroupLog:
         try:
             async with AdminClient(self._admin_config) as admin:
                 await prepare_topic(
-                    admin, self._config.offsets_topic_num_partitions, self._config.offsets_topic_segment_bytes
+                    admin,
+                    OFFSETS_TOPIC,
+                    self._config.offsets_topic_num_partitions,
+                    self._config.offsets_topic_segment_bytes,
                 )
             await self._cluster.start(self._cluster.deadline())
         except KafkaError as error:

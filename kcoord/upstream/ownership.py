@@ -11,7 +11,8 @@ coordinator. All code runs in the event loop.
 * The group has no place for this process: `failed` is set, and the process ends.
 
 An orderly stop has these steps (`leave`): connections read no further requests; appends in flight are finished; shards
-close; the instance leaves the group.
+close; the instance leaves the group. It announces that in the log that all instances share, and also when it joins. So
+the others do not wait for their next heartbeat.
 
 What other parts of the process ask: the instances, the coordinator of a group, the port that stands for a broker of the
 upstream. All instances answer alike, because all have the same map.
@@ -30,6 +31,7 @@ from kcoord.runtime.upstream_membership import Assigned, Failed, LeaseOver, Outc
 from kcoord.server.broker import Broker, until
 from kcoord.upstream.instance_group import InstanceGroup
 from kcoord.upstream.shard_log import UpstreamShardLog
+from kcoord.upstream.shared_log import SharedLog
 from kcoord_protocol.errors import KafkaError
 
 DRAIN_SECONDS: Final = 1.0
@@ -41,8 +43,9 @@ _logger = logging.getLogger(__name__)
 class Ownership:
     """The shards of this instance; the module describes it. `log` is the log of the shards."""
 
-    def __init__(self, broker: Broker, group: InstanceGroup, log: UpstreamShardLog) -> None:
+    def __init__(self, broker: Broker, group: InstanceGroup, log: UpstreamShardLog, shared: SharedLog) -> None:
         self._broker = broker
+        self._shared = shared
         self._group = group
         self._log = log
         self._own: Sequence[int] = ()
@@ -56,6 +59,7 @@ class Ownership:
         self.takeovers = Histogram()
         """The times from an assignment until all shards that it added are served."""
         group.on_outcome = self._apply
+        shared.on_instance = self._announced
         broker.groups.release_observers.append(self._own_shards)
 
     # Queries.
@@ -93,6 +97,7 @@ class Ownership:
         if instance != self._instance:
             self._instance = instance
             self._group.join(instance)
+            self._broker.spawn(self._shared.announce(instance.node_id))
 
     async def leave(self) -> None:
         """Gives up all shards when their appends are finished, and leaves the group."""
@@ -103,6 +108,12 @@ class Ownership:
         self._own = ()
         self._own_shards()
         await self._group.leave()
+        await self._shared.announce(self._broker.node_id)
+
+    def _announced(self, node_id: int) -> None:
+        """Looks for a rebalance at once, because an instance joins or has left."""
+        if node_id != self._broker.node_id:
+            self._group.hurry()
 
     # Outcomes.
 

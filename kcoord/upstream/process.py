@@ -3,9 +3,9 @@
 
 Theory of operation. The steps of a start are those of `kcoord.server.process`, with these differences:
 
-* Before step 1, kcoord connects to the upstream, and creates or checks the topic with the log of the groups
-  (`kcoord.upstream.group_log`). The data folder belongs to the upstream's cluster: its cluster id is that cluster's,
-  and a folder of another cluster is refused.
+* Before step 1, kcoord connects to the upstream, creates or checks its topics there, and reads the log that all
+  instances share (`kcoord.upstream.shared_log`). The data folder belongs to the upstream's cluster: its cluster id is
+  that cluster's, and a folder of another cluster is refused.
 * Step 3 registers kcoord's broker only. The brokers of the upstream are in the image, too, as fenced brokers
   (`kcoord.metadata.upstream`). `__consumer_offsets` is not in the image: `kcoord.upstream.ownership` says which shards
   of the group coordinator are owned here.
@@ -41,7 +41,7 @@ from kcoord.config.broker_settings import UPSTREAM_KEY
 from kcoord.config.upstream import UPSTREAM_PORTS, UPSTREAM_PREFIX, parse_upstream_ports
 from kcoord.metadata.upstream import join
 from kcoord.server.broker import Broker
-from kcoord.server.composition import compose
+from kcoord.server.composition import compose, local_metadata
 from kcoord.server.disk.data_folder import DataFolder, candidate_identity
 from kcoord.server.environment import Environment
 from kcoord.server.errors import StartError
@@ -60,8 +60,10 @@ from kcoord.upstream.group_log import UpstreamGroupLog
 from kcoord.upstream.group_requests import GroupRequests
 from kcoord.upstream.groups import FETCH_MS, committed_offsets
 from kcoord.upstream.instance_group import InstanceGroup
+from kcoord.upstream.instance_metadata import InstanceMetadata
 from kcoord.upstream.listener import UpstreamListener
 from kcoord.upstream.ownership import Ownership
+from kcoord.upstream.shared_log import SharedLog
 from kcoord_protocol.errors import Errors, KafkaError
 
 T = TypeVar("T")
@@ -94,16 +96,25 @@ async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None
     )
     group = InstanceGroup(config, requests)
     group_log = UpstreamGroupLog(config, upstream.settings, group)
+    shared = SharedLog(config, upstream.settings)
     try:
         await upstream.connect()
         await group_log.connect()
+        await shared.connect()
         await requests.start()
         clock = Clock()
         environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
         folder = open_folder(config, environment, upstream.cluster_id)
         try:
-            broker = compose(config, environment, folder, new_group_log=group_log.new_log)
-            ownership = Ownership(broker, group, group_log.log)
+            new_service = partial(InstanceMetadata, shared)
+            broker = compose(
+                config,
+                environment,
+                folder,
+                new_metadata=lambda broker, times: local_metadata(folder, broker, times, new_service),
+                new_group_log=group_log.new_log,
+            )
+            ownership = Ownership(broker, group, group_log.log, shared)
             process = UpstreamProcess(broker, environment, folder, upstream, ownership)
         except BaseException:
             folder.close(environment.now_ms(), clean=True)
@@ -112,6 +123,7 @@ async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None
     finally:
         await group.close()
         await group_log.close()
+        await shared.close()
         await upstream.close()
 
 
@@ -146,7 +158,9 @@ class UpstreamProcess(BrokerProcess):
             ),
             on_demand=broker.config.kcoord_upstream_import == IMPORT_ON_DEMAND,
         )
-        self._gateway = Gateway(broker, upstream, ownership, self._imports)
+        assert isinstance(broker.metadata, InstanceMetadata)
+        self._metadata = broker.metadata
+        self._gateway = Gateway(broker, upstream, ownership, self._imports, self._metadata)
         self._upstream = upstream
         self._ownership = ownership
         self._ports = parse_upstream_ports(broker.config.kcoord_upstream_ports)
@@ -176,6 +190,10 @@ class UpstreamProcess(BrokerProcess):
             raise StartError(f"the metadata log cannot be written: {error}") from None
 
     async def _open_listeners(self) -> None:
+        await self._metadata.follow_shared()
+        shared = self._metadata.shared
+        shared.on_change = self._gateway.shared_changed
+        self.broker.spawn(shared.follow())
         self._gateway.on_brokers = self._open_ports
         await self._gateway.look()
         if self._refused:

@@ -38,7 +38,7 @@ from kcoord_protocol.messages import (
 MOST_REQUEST_BYTES: Final = 16 << 20
 """A Produce request with several batches is at most this large. Kafka accepts 100 MiB (socket.request.max.bytes)."""
 FETCH_BYTES: Final = 1 << 20
-_FETCH_WAIT_MS: Final = 100
+FETCH_WAIT_MS: Final = 100
 _HIGHEST_PRODUCE: Final = 11
 """v12 belongs to the second transaction protocol (KIP-890), and v13 identifies topics by id."""
 _HIGHEST_FETCH: Final = 12
@@ -75,13 +75,17 @@ class PendingBatch:
 class PartitionRequests:
     """Requests to the leaders of one topic's partitions; the module describes what they share.
 
-    `attempt_timeout_ms` is the time in which a broker has to answer one request.
+    `attempt_timeout_ms` is the time in which a broker has to answer one request, and `fetch_wait_ms` the time that it
+    waits for a record.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, *, attempt_timeout_ms: int) -> None:
+    def __init__(
+        self, cluster: Cluster, topic: str, *, attempt_timeout_ms: int, fetch_wait_ms: int = FETCH_WAIT_MS
+    ) -> None:
         self._cluster = cluster
         self._topic = topic
         self._attempt_timeout_ms = attempt_timeout_ms
+        self._fetch_wait_ms = fetch_wait_ms
         self._new: list[PendingBatch] = []
         self._queues: dict[int, list[PendingBatch]] = {}
         """The batches that wait, by leader. A queue exists while a request to the leader is in flight."""
@@ -123,7 +127,7 @@ class PartitionRequests:
         """Returns batches from an offset on, up to the high watermark, possibly none. Raises KafkaError."""
         leader = await self._leader(partition)
         request = FetchRequest(
-            max_wait_ms=_FETCH_WAIT_MS,
+            max_wait_ms=self._fetch_wait_ms,
             min_bytes=1,
             max_bytes=FETCH_BYTES,
             topics=[

@@ -6541,6 +6541,65 @@ class SaslHandshakeResponse(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class SharedGroupConfigKey(Message):
+    group: str
+    name: str
+    def __init__(
+        self,
+        *,
+        group: str = ...,
+        name: str = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class SharedGroupConfigValue(Message):
+    name: ClassVar[str]
+    value: str
+    def __init__(
+        self,
+        *,
+        value: str = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class SharedInstanceKey(Message):
+    name: ClassVar[str]
+    node_id: int
+    def __init__(
+        self,
+        *,
+        node_id: int = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class SharedInstanceValue(Message):
+    name: ClassVar[str]
+    def __init__(
+        self,
+        *,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class SharedTopicKey(Message):
+    name: ClassVar[str]
+    topic_id: bytes
+    def __init__(
+        self,
+        *,
+        topic_id: bytes = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class SharedTopicValue(Message):
+    name: ClassVar[str]
+    creation_times_ms: list[int]
+    def __init__(
+        self,
+        *,
+        creation_times_ms: list[int] = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class SnapshotFooterRecord(Message):
     name: ClassVar[str]
     version: int

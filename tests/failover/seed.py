@@ -14,7 +14,7 @@ from kcoord.client.config import CommonConfig
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.records import new_offset_commit_record
 from kcoord.runtime.serde import CoordinatorSerde, partition_for
-from kcoord.upstream.offsets_topic import OFFSETS_TOPIC, prepare_topic
+from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests, PendingBatch
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.record_batch import encode_batch_from_parts
@@ -26,7 +26,7 @@ SEGMENT_BYTES: Final = 100 << 20
 async def seed(address: str, partitions: int, offsets: int) -> None:
     """Creates the topic, and commits `offsets` offsets of groups with OFFSETS_OF_A_GROUP each."""
     async with AdminClient(bootstrap_servers=address) as admin:
-        await prepare_topic(admin, partitions, SEGMENT_BYTES)
+        await prepare_topic(admin, OFFSETS_TOPIC, partitions, SEGMENT_BYTES)
     batches: defaultdict[int, list[bytes]] = defaultdict(list)
     now_ms = int(time.time() * 1000)
     serialize = CoordinatorSerde().serialize

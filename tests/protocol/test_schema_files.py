@@ -25,6 +25,7 @@ OWN_NAMES = (
     "ImportGroups",
     "UpstreamMember",
     "UpstreamAssignment",
+    "Shared",
 )
 OWN = [path for path in FILES if any(name in path.name for name in OWN_NAMES)]
 """The files of messages that Kafka lacks."""

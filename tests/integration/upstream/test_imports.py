@@ -14,7 +14,7 @@ import pytest
 from kcoord.client import AdminClient, Consumer, ConsumerGroupMetadata, OffsetAndMetadata, Producer, TopicPartition
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.testing import KcoordBroker, start_broker
-from kcoord.upstream.offsets_topic import OFFSETS_TOPIC
+from kcoord.upstream.own_topics import OFFSETS_TOPIC
 from kcoord_protocol.api_keys import response_class
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (

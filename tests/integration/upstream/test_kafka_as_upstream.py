@@ -19,7 +19,7 @@ from kcoord.client.admin.model import AlterConfigOp, ConfigResource, ConfigResou
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.waiting import ShardState
 from kcoord.server.errors import StartError
-from kcoord.upstream.offsets_topic import OFFSETS_TOPIC, prepare_topic
+from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord_protocol.errors import KafkaError
 from tests.integration.upstream.owner import FOREIGN_ID_WAIT_MS, Owner
 from tests.support.followed_log import FollowedLog
@@ -273,8 +273,8 @@ async def no_topic(admin: AdminClient) -> None:
 
 @pytest.mark.usefixtures("no_topic")
 async def test_the_topic_is_created_with_the_defaults_of_the_upstream(admin: AdminClient) -> None:
-    await prepare_topic(admin, 50, 104_857_600)
-    await prepare_topic(admin, 50, 104_857_600)
+    await prepare_topic(admin, OFFSETS_TOPIC, 50, 104_857_600)
+    await prepare_topic(admin, OFFSETS_TOPIC, 50, 104_857_600)
     description = (await admin.describe_topics([OFFSETS_TOPIC]))[OFFSETS_TOPIC]
     assert [len(partition.replicas) for partition in description.partitions] == [BROKERS] * 50
     resource = ConfigResource(ConfigResourceType.TOPIC, OFFSETS_TOPIC)
@@ -295,11 +295,11 @@ async def test_the_topic_is_created_with_the_defaults_of_the_upstream(admin: Adm
 async def test_a_topic_with_unsafe_settings_is_refused(admin: AdminClient, name: str, value: str, text: str) -> None:
     (await admin.create_topics([NewTopic(OFFSETS_TOPIC, 50, configs={**SETTINGS, name: value})])).all()
     with pytest.raises(StartError, match=re.escape(text)):
-        await prepare_topic(admin, 50, 104_857_600)
+        await prepare_topic(admin, OFFSETS_TOPIC, 50, 104_857_600)
 
 
 @pytest.mark.usefixtures("no_topic")
 async def test_a_topic_with_another_number_of_partitions_is_refused(admin: AdminClient) -> None:
     (await admin.create_topics([NewTopic(OFFSETS_TOPIC, 7, configs=SETTINGS)])).all()
     with pytest.raises(StartError, match=re.escape("has 7 partitions, but offsets.topic.num.partitions is 50")):
-        await prepare_topic(admin, 50, 104_857_600)
+        await prepare_topic(admin, OFFSETS_TOPIC, 50, 104_857_600)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from kcoord.metadata import upstream
+from kcoord.metadata.shared import SharedMetadata, new_topic_times_record
 from kcoord.metadata.upstream import UpstreamBroker, UpstreamPartition, UpstreamSnapshot, UpstreamTopic
 from tests.unit.metadata.cluster import Cluster
 
@@ -23,16 +24,24 @@ def topic(name: str, topic_id: bytes, count: int = 1) -> UpstreamTopic:
 
 
 class Follower(Cluster):
+    """One instance. `shared` is what it has in common with others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = SharedMetadata()
+
     def follow(
         self, *topics: UpstreamTopic, gone: Collection[str] = (), racks: Mapping[int, str | None] | None = None
     ) -> int:
         """Follows the upstream in as many operations as that takes. Returns the number of records."""
         brokers = [UpstreamBroker(node, "h", node, rack) for node, rack in (racks or {7: "a", 8: None}).items()]
         snapshot = UpstreamSnapshot(brokers, topics, gone)
+        for record in self.shared.unstamped(self.image, snapshot, self.now_ms):
+            self.shared.replay(record)
         before, is_complete = len(self.log), False
         while not is_complete:
             is_complete = self.result(
-                lambda machine, context: upstream.follow(machine.image, snapshot, context.now_ms)
+                lambda machine, context: upstream.follow(machine.image, snapshot, self.shared.creation_times)
             ).response
         return len(self.log) - before
 
@@ -72,6 +81,23 @@ def test_creation_times_are_those_of_the_first_sight(follower: Follower) -> None
     assert [partition.creation_time_ms for partition in partitions] == [1000, 5000]
     assert [partition.leader for partition in partitions] == [8, 7]
     assert [partition.partition_epoch for partition in partitions] == [1, 0]
+
+
+def test_a_time_of_another_instance_counts_if_it_was_first(follower: Follower) -> None:
+    follower.shared.replay(new_topic_times_record(FIRST, [500]))
+    follower.follow(topic("t", FIRST, 2))
+    assert [partition.creation_time_ms for partition in follower.image.topics["t"].partitions] == [500, 1000]
+    follower.shared = SharedMetadata()
+    follower.shared.replay(new_topic_times_record(FIRST, [400]))
+    follower.follow(topic("t", FIRST, 2))
+    times = [partition.creation_time_ms for partition in follower.image.topics["t"].partitions]
+    assert times == [400, 1000], "the shared time replaces the own one, and the own one is proposed"
+
+
+def test_a_partition_without_a_shared_time_is_left_out(follower: Follower) -> None:
+    snapshot = UpstreamSnapshot([], [topic("t", FIRST, 3)])
+    follower.result(lambda machine, context: upstream.follow(machine.image, snapshot, {FIRST: [5]}))
+    assert [partition.creation_time_ms for partition in follower.image.topics["t"].partitions] == [5]
 
 
 def test_an_older_leader_epoch_and_fewer_partitions_are_ignored(follower: Follower) -> None:

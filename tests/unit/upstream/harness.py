@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 from typing import cast
 
@@ -13,11 +14,13 @@ from kcoord.client.connection import Connection
 from kcoord.client.types import Node
 from kcoord.config import BrokerConfig, Listener
 from kcoord.coordinator.group.imports import ImportedOffset
+from kcoord.metadata.shared import SharedMetadata
+from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.shard_map import Instance, ShardMap, encode_metadata
 from kcoord.runtime.upstream_membership import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.server.broker import Broker
-from kcoord.server.composition import compose
+from kcoord.server.composition import compose, local_metadata
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
 from kcoord.server.net.request_path import PathSettings
@@ -30,10 +33,12 @@ from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.group_requests import GroupRequests, Joined
 from kcoord.upstream.instance_group import InstanceGroup
+from kcoord.upstream.instance_metadata import InstanceMetadata
 from kcoord.upstream.link import UpstreamLink
 from kcoord.upstream.ownership import Ownership
 from kcoord.upstream.requests import PartitionRequests
 from kcoord.upstream.shard_log import UpstreamShardLog
+from kcoord.upstream.shared_log import SharedLog
 from kcoord.upstream.splice import SplicedPath
 from kcoord_protocol.api_keys import request_class
 from kcoord_protocol.errors import KafkaError
@@ -240,11 +245,30 @@ class ScriptedGroup:
         pass
 
 
+class MemorySharedLog:
+    """The log that all instances share, with this one only."""
+
+    on_instance: Callable[[int], None]
+
+    def __init__(self) -> None:
+        self.state = SharedMetadata()
+        self.announced: list[int] = []
+
+    async def append(self, records: Sequence[CoordinatorRecord]) -> None:
+        await asyncio.sleep(0)
+        for record in records:
+            self.state.replay(record)
+
+    async def announce(self, node_id: int) -> None:
+        self.announced.append(node_id)
+
+
 class Stage:
     """A broker in front of a scripted upstream, and its client connections. `begin` is called first."""
 
-    def __init__(self, broker: Broker, *, imports_on_demand: bool) -> None:
+    def __init__(self, broker: Broker, shared: MemorySharedLog, *, imports_on_demand: bool) -> None:
         self.broker = broker
+        self.shared = shared
         self.upstream = FakeUpstream()
         self.group_of_all = ScriptedGroup()
         self.group = InstanceGroup(broker.config, cast("GroupRequests", self.group_of_all))
@@ -261,9 +285,12 @@ class Stage:
             on_fenced=self.group.fenced,
         )
         """Not the log of the shards, which are in the data folder. It has no claims to revoke."""
-        self.ownership = Ownership(broker, self.group, self.log)
+        assert isinstance(broker.metadata, InstanceMetadata)
+        self.ownership = Ownership(broker, self.group, self.log, broker.metadata.shared)
         self.imports = GroupImports(broker, self.upstream.committed_offsets, on_demand=imports_on_demand)
-        self.gateway = Gateway(broker, cast("UpstreamCluster", self.upstream), self.ownership, self.imports)
+        self.gateway = Gateway(
+            broker, cast("UpstreamCluster", self.upstream), self.ownership, self.imports, broker.metadata
+        )
         self.gateway.main = Listener("PLAINTEXT", "gateway", 9092, broker.config.open_listeners[0].security_protocol)
         self.gateway.ports[NODE_ID] = 9101
 
@@ -294,9 +321,17 @@ async def stage(*, imports_on_demand: bool = True, **settings: str) -> AsyncIter
     config = BrokerConfig.from_properties({**SETTINGS, **own})
     environment = Environment(asyncio.get_running_loop(), Clock().now_ms, uuids=RandomUuids(Random(0).randbytes))
     folder = DataFolder(config, environment.now_ms(), MemoryFileSystem(), uuids=environment.uuids)
-    process = Process(compose(config, environment, folder), environment, folder)
+    shared = MemorySharedLog()
+    new_service = partial(InstanceMetadata, cast("SharedLog", shared))
+    broker = compose(
+        config,
+        environment,
+        folder,
+        new_metadata=lambda broker, times: local_metadata(folder, broker, times, new_service),
+    )
+    process = Process(broker, environment, folder)
     await process.start()
-    stage = Stage(process.broker, imports_on_demand=imports_on_demand)
+    stage = Stage(broker, shared, imports_on_demand=imports_on_demand)
     try:
         await stage.begin()
         yield stage

@@ -118,8 +118,22 @@ async def test_a_stop_leaves_the_group_without_shards() -> None:
     async with stage() as on_stage:
         await on_stage.ownership.leave()
         assert on_stage.group_of_all.has_left
+        assert on_stage.shared.announced == [OWN_ID] * 2
         assert not on_stage.broker.groups.shard_ids
         assert not on_stage.group.holds_lease()
+
+
+async def test_the_announcement_of_an_instance_causes_a_heartbeat_at_once() -> None:
+    async with stage() as on_stage:
+        await on_stage.rebalance(other(LESSER))
+        group = on_stage.group_of_all
+        group.others, group.rebalances = [], True
+        on_stage.shared.on_instance(OWN_ID)
+        await asyncio.sleep(0.01)
+        assert group.rebalances, "its own hint changes nothing"
+        on_stage.shared.on_instance(LESSER)
+        await asyncio.sleep(0.01)
+        assert not group.rebalances, "it has joined again"
 
 
 async def test_a_process_that_was_replaced_gives_everything_up() -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import pytest
 
@@ -37,6 +37,8 @@ from kcoord_protocol.messages import (
 from tests.unit.upstream.harness import NODE_ID, Dialogue, Stage, stage
 
 R = TypeVar("R", bound=Message)
+AlteredResource: TypeAlias = IncrementalAlterConfigsRequest.AlterConfigsResource
+AlteredConfig: TypeAlias = IncrementalAlterConfigsRequest.AlterableConfig
 
 VERSIONS = ApiVersionsRequest(client_software_name="a", client_software_version="1")
 TOPIC_ID = bytes(range(16))
@@ -163,7 +165,7 @@ async def add_topic(on_stage: Stage, name: str = "t") -> int:
     topic = UpstreamTopic(name, TOPIC_ID, [UpstreamPartition(NODE_ID, 3, (NODE_ID,), (NODE_ID,))])
     snapshot = UpstreamSnapshot([UpstreamBroker(NODE_ID, "upstream", 1, "a")], [topic])
     await service.call(
-        lambda machine, context, request: follow(machine.image, request, context.now_ms),
+        lambda machine, context, request: follow(machine.image, request, {TOPIC_ID: [context.now_ms]}),
         snapshot,
         internal_operation_context(on_stage.broker.now_ms()),
     )
@@ -264,6 +266,64 @@ async def test_configs_of_groups_are_kcoords_and_all_others_the_upstreams() -> N
         await dialogue.send(dialogue.frame(ListConfigResourcesRequest(resource_types=[GROUP]), 1))
         assert decoded(dialogue.received[-1], ListConfigResourcesResponse, 1).error_code == 0
         assert len(dialogue.transport.written) == count
+
+
+@pytest.mark.parametrize("validate_only", [False, True])
+async def test_configs_of_groups_go_through_the_log_that_all_instances_share(validate_only: bool) -> None:
+    name = "consumer.session.timeout.ms"
+    async with stage() as on_stage:
+        dialogue = on_stage.connect()
+
+        async def alter(value: str, *further: AlteredResource) -> list[int]:
+            resource = AlteredResource(
+                resource_type=GROUP, resource_name="g", configs=[AlteredConfig(name=name, value=value)]
+            )
+            request = IncrementalAlterConfigsRequest(resources=[resource, *further], validate_only=validate_only)
+            count = len(dialogue.received)
+            await dialogue.send(dialogue.frame(request, 1))
+            while len(dialogue.received) == count:
+                await dialogue.settle()
+            responses = decoded(dialogue.received[-1], IncrementalAlterConfigsResponse, 1).responses
+            return [response.error_code for response in responses]
+
+        assert await alter("1") == [Errors.INVALID_CONFIG]
+        own = AlteredResource(
+            resource_type=4,
+            resource_name=str(on_stage.broker.node_id),
+            configs=[AlteredConfig(name="log.cleaner.backoff.ms", value="1000")],
+        )
+        assert await alter("50000", own) == [0, 0]
+        expected = {} if validate_only else {"g": {name: "50000"}}
+        assert on_stage.shared.state.group_configs == expected
+        assert on_stage.broker.image.configs.get((GROUP, "g"), {}) == expected.get("g", {})
+        assert bool(on_stage.broker.image.broker_configs(on_stage.broker.node_id)) is not validate_only
+
+
+async def test_configs_that_another_instance_has_set_replace_the_own_ones() -> None:
+    async with stage() as on_stage:
+        metadata, state = on_stage.gateway.metadata, on_stage.shared.state
+        state.group_configs["g"] = {"consumer.session.timeout.ms": "50000"}
+        await metadata.follow_shared()
+        assert on_stage.broker.image.configs[GROUP, "g"] == {"consumer.session.timeout.ms": "50000"}
+        state.group_configs.clear()
+        await metadata.follow_shared()
+        assert (GROUP, "g") not in on_stage.broker.image.configs
+
+
+async def test_new_partitions_get_their_times_in_the_log_that_all_instances_share() -> None:
+    async with stage() as on_stage:
+        metadata, state = on_stage.gateway.metadata, on_stage.shared.state
+        partition = UpstreamPartition(NODE_ID, 0, (NODE_ID,), (NODE_ID,))
+        state.creation_times[TOPIC_ID] = [7]
+        assert metadata.lacks_partitions()
+        await metadata.follow_upstream(UpstreamSnapshot([], [UpstreamTopic("t", TOPIC_ID, [partition, partition])]))
+        times = [partition.creation_time_ms for partition in on_stage.broker.image.topics["t"].partitions]
+        assert times == list(state.creation_times[TOPIC_ID])
+        assert times[0] == 7 < times[1]
+        assert not metadata.lacks_partitions()
+        await metadata.follow_upstream(UpstreamSnapshot([], [], ["t"]))
+        assert state.creation_times == {}
+        assert "t" not in on_stage.broker.image.topics
 
 
 async def test_one_request_cannot_change_configs_of_both_sides() -> None:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topics of kcoord in the upstream: the logs of the group coordinator, and the log that all instances share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import ConfigResource, ConfigResourceType, NewTopic, TopicDescription
+from kcoord.server.errors import StartError
+from kcoord_protocol.errors import Errors, KafkaError
+
+OFFSETS_TOPIC: Final = "__kcoord_offsets"
+SHARED_TOPIC: Final = "__kcoord_metadata"
+OWN_TOPICS: Final = frozenset({OFFSETS_TOPIC, SHARED_TOPIC})
+LARGEST_BATCH_BYTES: Final = 65 << 20
+"""The target assignment of a group is one batch, of up to 64 MiB."""
+_REPLICAS_FOR_TWO_IN_SYNC: Final = 3
+"""With fewer replicas, min.insync.replicas=2 would stop all commits while one broker is down."""
+_VISIBLE_SECONDS: Final = 15.0
+_VISIBLE_CHECK_SECONDS: Final = 0.1
+_CONTENTS: Final = {OFFSETS_TOPIC: "committed offsets", SHARED_TOPIC: "creation times and configs of groups"}
+_COMPACTION_LAG_MS: Final = 3_600_000
+"""Creation times that came too late are corrected before the log that all instances share is compacted."""
+
+_logger = logging.getLogger(__name__)
+
+
+async def prepare_topic(admin: AdminClient, name: str, partitions: int, segment_bytes: int) -> None:
+    """Creates one of kcoord's topics if it does not exist. Raises StartError if it cannot be used."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, name)
+    try:
+        description = await _describe(admin, name)
+        if description is None:
+            is_created = await _create(admin, name, partitions, segment_bytes)
+            description = await _until_visible(admin, name)
+            if is_created:
+                return
+        configs = (await admin.describe_configs([resource]))[resource]
+    except KafkaError as error:
+        raise StartError(f"the topic {name} of the upstream cannot be used: {error}") from None
+    _check(description, {key: entry.value or "" for key, entry in configs.items()}, partitions)
+
+
+async def _describe(admin: AdminClient, name: str) -> TopicDescription | None:
+    results = await admin.describe_topics([name])
+    error = results.error(name)
+    is_unknown = error is not None and error.error is Errors.UNKNOWN_TOPIC_OR_PARTITION
+    return None if is_unknown else results[name]
+
+
+async def _create(admin: AdminClient, name: str, partitions: int, segment_bytes: int) -> bool:
+    """Creates the topic with the upstream's default number of replicas. Returns False if it already exists."""
+    configs = {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "max.message.bytes": str(LARGEST_BATCH_BYTES),
+        "message.timestamp.type": "LogAppendTime",
+        "segment.bytes": str(segment_bytes),
+    }
+    if name == SHARED_TOPIC:
+        configs["min.compaction.lag.ms"] = str(_COMPACTION_LAG_MS)
+    topic = NewTopic(name, partitions, configs=configs)
+    planned = await admin.create_topics([topic], validate_only=True)
+    if planned.error(name) is None:
+        replicas = planned[name].replication_factor or 0
+        in_sync = (planned[name].configs or {}).get("min.insync.replicas")
+        if replicas >= _REPLICAS_FOR_TWO_IN_SYNC and in_sync in (None, "1"):
+            configs["min.insync.replicas"] = "2"
+    error = (await admin.create_topics([topic])).error(name)
+    if error is None:
+        _logger.info("Created the topic %s in the upstream with %d partitions", name, partitions)
+        return True
+    if error.error is not Errors.TOPIC_ALREADY_EXISTS:
+        raise error
+    return False
+
+
+async def _until_visible(admin: AdminClient, name: str) -> TopicDescription:
+    """Returns the description of the new topic as soon as a broker knows it."""
+    deadline = asyncio.get_running_loop().time() + _VISIBLE_SECONDS
+    while (description := await _describe(admin, name)) is None:
+        if asyncio.get_running_loop().time() > deadline:
+            raise KafkaError(
+                Errors.UNKNOWN_TOPIC_OR_PARTITION, f"it was created, but not seen for {_VISIBLE_SECONDS:g} s"
+            )
+        await asyncio.sleep(_VISIBLE_CHECK_SECONDS)
+    return description
+
+
+def _replicas(description: TopicDescription) -> int:
+    return min((len(partition.replicas) for partition in description.partitions), default=0)
+
+
+def _check(description: TopicDescription, configs: Mapping[str, str], partitions: int) -> None:
+    name, count = description.name, len(description.partitions)
+    if count != partitions:
+        reason = (
+            f"offsets.topic.num.partitions is {partitions}. The partition of a group depends on this number: set it to "
+            f"{count}"
+            if name == OFFSETS_TOPIC
+            else f"it has to have {partitions}. Delete it, and kcoord creates it again"
+        )
+        raise StartError(f"the topic {name} of the upstream has {count} partitions, but {reason}")
+    policy = configs.get("cleanup.policy")
+    if policy != "compact":
+        raise StartError(
+            f"the topic {name} of the upstream has cleanup.policy={policy}, which deletes {_CONTENTS[name]}. Set it to "
+            "compact"
+        )
+    timestamps = configs.get("message.timestamp.type")
+    if name == OFFSETS_TOPIC and timestamps != "LogAppendTime":
+        raise StartError(
+            f"the topic {name} of the upstream has message.timestamp.type={timestamps}. Set it to LogAppendTime, "
+            "because brokers forget producers by timestamps, and then do not reject an earlier owner"
+        )
+    replicas = _replicas(description)
+    if configs.get("unclean.leader.election.enable") == "true":
+        _logger.warning(
+            "The topic %s has unclean.leader.election.enable=true: the upstream may lose %s", name, _CONTENTS[name]
+        )
+    if replicas >= _REPLICAS_FOR_TWO_IN_SYNC and configs.get("min.insync.replicas") == "1":
+        _logger.warning(
+            "The topic %s has %d replicas and min.insync.replicas=1: a write may be on one broker only", name, replicas
+        )

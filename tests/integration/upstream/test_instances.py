@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two instances in front of another kcoord: what they share, and how one replaces the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.client import AdminClient
+from kcoord.client.admin.model import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
+from kcoord.testing import KcoordBroker, start_broker
+from kcoord.upstream.own_topics import SHARED_TOPIC
+from kcoord_protocol.messages import MetadataRequest, MetadataResponse
+from tests.integration.wire import WireClient
+from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.waiting import wait_until
+
+FIRST_ID = 1_000_000
+TIMEOUT = "consumer.session.timeout.ms"
+METADATA_VERSION = 14
+LOOK_MS = 60_000
+"""An instance looks at the upstream by itself only once a minute, so that tests see what other causes there are."""
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[KcoordBroker]:
+    with start_broker({"group.initial.rebalance.delay.ms": "0"}) as broker:
+        yield broker
+
+
+def instance(folder: Path, upstream: KcoordBroker, number: int) -> KcoordProcess:
+    folder.mkdir()
+    return KcoordProcess(
+        folder,
+        {
+            **FAST,
+            "node.id": str(FIRST_ID + number),
+            "kcoord.upstream.bootstrap.servers": upstream.bootstrap_servers,
+            "kcoord.upstream.ports": "0",
+            "kcoord.upstream.metadata.max.age.ms": str(LOOK_MS),
+            "kcoord.upstream.heartbeat.interval.ms": "3000",
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def instances(upstream: KcoordBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[KcoordProcess]]:
+    folder = tmp_path_factory.mktemp("instances")
+    made = [instance(folder / str(number), upstream, number).start() for number in range(2)]
+    yield made
+    for process in made:
+        process.kill()
+
+
+def creation_times(process: KcoordProcess, topic: str) -> list[int]:
+    with WireClient(process.port) as client:
+        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
+        answer = client.call(request, METADATA_VERSION, MetadataResponse)
+    partitions = sorted(answer.topics[0].partitions, key=lambda partition: partition.partition_index)
+    return [partition.creation_time_ms for partition in partitions]
+
+
+async def group_config(process: KcoordProcess, group: str) -> str | None:
+    resource = ConfigResource(ConfigResourceType.GROUP, group)
+    async with AdminClient(bootstrap_servers=process.address) as admin:
+        return (await admin.describe_configs([resource]))[resource][TIMEOUT].value
+
+
+async def set_group_config(process: KcoordProcess, group: str, value: str) -> None:
+    resource = ConfigResource(ConfigResourceType.GROUP, group)
+    async with AdminClient(bootstrap_servers=process.address) as admin:
+        (await admin.incremental_alter_configs({resource: [AlterConfigOp(TIMEOUT, value)]})).all()
+
+
+async def test_creation_times_are_the_same_at_every_instance_and_after_the_loss_of_a_folder(
+    upstream: KcoordBroker, instances: list[KcoordProcess], tmp_path: Path
+) -> None:
+    first, second = instances
+    async with AdminClient(bootstrap_servers=first.address) as admin:
+        (await admin.create_topics([NewTopic("times", 2)])).all()
+        await asyncio.sleep(0.05)
+        (await admin.create_partitions({"times": 3})).all()
+    times = creation_times(first, "times")
+    assert -1 not in times and times[0] == times[1] < times[2]
+    wait_until(lambda: creation_times(second, "times") == times, "the other instance has the same times")
+    third = instance(tmp_path / "third", upstream, 2).start()
+    try:
+        assert creation_times(third, "times") == times
+    finally:
+        third.stop()
+
+
+async def test_instances_that_see_a_topic_at_the_same_time_agree(
+    upstream: KcoordBroker, instances: list[KcoordProcess]
+) -> None:
+    for number in range(5):
+        upstream.create_topic(f"race{number}", 3)
+        shown = await asyncio.gather(
+            *(asyncio.to_thread(creation_times, process, f"race{number}") for process in instances)
+        )
+        assert -1 not in shown[0]
+        assert shown[0] == shown[1]
+
+
+async def test_a_topic_that_was_deleted_is_forgotten(upstream: KcoordBroker, instances: list[KcoordProcess]) -> None:
+    async with AdminClient(bootstrap_servers=instances[0].address) as admin:
+        (await admin.create_topics([NewTopic("gone", 1)])).all()
+        topic_id = (await admin.describe_topics(["gone"]))["gone"].topic_id
+        (await admin.delete_topics(["gone"])).all()
+
+    def has_tombstone() -> bool:
+        records = upstream.records(SHARED_TOPIC)
+        return any(record.value is None and record.key is not None and topic_id in record.key for record in records)
+
+    wait_until(has_tombstone, "the creation times have a tombstone")
+
+
+async def test_configs_of_groups_hold_at_every_instance(instances: list[KcoordProcess]) -> None:
+    first, second = instances
+    await set_group_config(first, "g", "5000")
+    assert await group_config(first, "g") == "5000"
+    async with asyncio.timeout(5):
+        while await group_config(second, "g") != "5000":
+            await asyncio.sleep(0.01)
+    await set_group_config(second, "g", "6000")
+    first.restart()
+    assert await group_config(first, "g") == "6000"
+
+
+def test_a_stop_is_noticed_before_the_next_heartbeat(instances: list[KcoordProcess]) -> None:
+    first, second = instances
+    begin = len(second.log)
+    stopped = time.monotonic()
+    first.stop()
+    wait_until(lambda: "this one owns 8 of 8 shards" in second.log[begin:], "the other instance owns all shards")
+    assert time.monotonic() - stopped < 2.5
+    first.start()
