@@ -8,7 +8,15 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from kcoord.metrics.exposition import AUTHENTICATIONS, AUTHORIZER_RATES, METERS, MetricsSnapshot, Timing, families
+from kcoord.metrics.exposition import (
+    AUTHENTICATIONS,
+    AUTHORIZER_RATES,
+    METERS,
+    InstanceFigures,
+    MetricsSnapshot,
+    Timing,
+    families,
+)
 from kcoord.metrics.measures import BUCKETS_MS, WINDOW_SECONDS
 from kcoord_protocol.api_keys import ApiKey
 
@@ -19,7 +27,8 @@ HEAD = f"""\
 
 For operators who watch a broker. The metrics that `kcoord.metrics.port` serves at `/metrics`, with type and labels;
 [Operations](../operations.md#monitor-metrics-for-prometheus) says which of them are worth an alarm.
-`docs/make_metrics.py` makes this page from `kcoord/metrics/exposition.py`.
+`docs/make_metrics.py` makes this page from `kcoord/metrics/exposition.py`. `/ready` on the same port is for load
+balancers: 200, or 503 with a reason.
 
 The names are Kafka's, as its JMX exporter writes them in snake case. Metrics that only kcoord has begin with `kcoord_`.
 Times are in milliseconds. The buckets of every histogram end at
@@ -55,6 +64,7 @@ def sample_snapshot() -> MetricsSnapshot:
         client_computations={"installed": 1},
         client_computation_ms=1500,
         groups_waiting=0,
+        instance=InstanceFigures(1, 2, 25, 9000, 0, 0, timing),
         imports={"imported": 1, "offsets": 3},
         queue_size=0,
         idle_ratios=(1.0, 1.0),

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics page over HTTP.
+"""The text of the metrics page. `kcoord.metrics.server` serves it.
 
 Kafka's metrics have the names of its JMX exporter in snake case. Metrics that only kcoord has begin with `kcoord_`.
 
-The HTTP server has its own threads. A scrape takes a `MetricsSnapshot` in the event loop, in slices, so that many
-groups do not block the loop. The text is formatted in the server's thread.
+A scrape takes a `MetricsSnapshot` in the event loop, in slices, so that many groups do not block the loop. The text is
+formatted in a thread of the HTTP server.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import TimeoutError as ScrapeTimeout
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Thread
-from typing import TypeAlias
 
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,12 +19,9 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
-from prometheus_client.registry import Collector
 
 from kcoord.metrics.measures import BUCKETS_MS, Histogram
 from kcoord_protocol.api_keys import ApiKey
-
-SCRAPE_SECONDS = 10.0
 
 GROUPS = "kafka_group_coordinator_metrics"
 RUNTIME = "kafka_coordinator_runtime_metrics"
@@ -85,6 +77,24 @@ class Timing:
 
 
 @dataclass(slots=True)
+class InstanceFigures:
+    """What an instance in front of an upstream owns."""
+
+    generation: int
+    """The generation of the instances' group, -1 before the first assignment."""
+    instances: int
+    """The number of live instances, as far as this one knows."""
+    shards: int
+    """The number of shards that this instance owns; 0 without a lease."""
+    lease_ms: int
+    """The time until the lease ends, 0 without a lease."""
+    lost_leases: int
+    fenced_writes: int
+    takeovers: Timing
+    """The times from an assignment until the shards that it added are served."""
+
+
+@dataclass(slots=True)
 class MetricsSnapshot:
     """All values of the page except those that the library adds (process and garbage collector)."""
 
@@ -116,6 +126,8 @@ class MetricsSnapshot:
     """The sum of the times of those that were installed."""
     groups_waiting: int
     """Groups in which a member computes a target assignment now."""
+    instance: InstanceFigures | None
+    """The figures of an instance in front of an upstream; None for another broker."""
     imports: Mapping[str, int] | None
     """Numbers of imported groups, failed imports and imported offsets (`IMPORTS`); None if no groups are imported."""
     queue_size: int
@@ -129,41 +141,6 @@ class MetricsSnapshot:
     flush: Timing
     lag: Timing
     own_lag: Timing
-
-
-TakeSnapshot: TypeAlias = Callable[[], Coroutine[object, object, MetricsSnapshot]]
-
-
-class BrokerCollector(Collector):
-    """Collects the metrics of a scrape, in a thread of the HTTP server."""
-
-    def __init__(
-        self, take: Callable[[], Coroutine[object, object, MetricsSnapshot]], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._take = take
-        self._loop = loop
-
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing.
-
-        Without this method the registry would collect when the collector is registered, in the thread of the event
-        loop, and would wait there for the event loop itself.
-        """
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        """Returns the metric families. Runs in the thread of the metrics server."""
-        coroutine = self._take()
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:  # the loop is closed: the broker stops
-            coroutine.close()
-            return []
-        try:
-            return families(future.result(SCRAPE_SECONDS))
-        except ScrapeTimeout:
-            future.cancel()
-            raise
 
 
 def families(snapshot: MetricsSnapshot) -> list[Metric]:
@@ -291,6 +268,7 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
             {(assignor,): count for assignor, count in snapshot.assignor_failures.items()},
         ),
         *_client_assignors(snapshot),
+        *_instance(snapshot),
         *_imports(snapshot),
         _gauge(
             f"{GROUPS}_event_queue_size",
@@ -337,6 +315,43 @@ def _client_assignors(snapshot: MetricsSnapshot) -> Iterable[Metric]:
         [],
         {(): snapshot.groups_waiting},
     )
+
+
+def _instance(snapshot: MetricsSnapshot) -> Iterable[Metric]:
+    figures = snapshot.instance
+    if figures is None:
+        return
+    prefix = "kcoord_instance"
+    yield _gauge(f"{prefix}_generation", "Generation of the instances' group.", [], {(): figures.generation})
+    yield _gauge(f"{prefix}_instances", "Live instances, as this one knows them.", [], {(): figures.instances})
+    yield _gauge(
+        f"{prefix}_owned_shards", "Shards of the group coordinator that this instance owns.", [], {(): figures.shards}
+    )
+    yield _gauge(
+        f"{prefix}_lease_ms",
+        "Time until this instance may own shards no longer, if the upstream confirms no further heartbeat.",
+        [],
+        {(): figures.lease_ms},
+    )
+    yield _counter(
+        f"{prefix}_lost_leases",
+        "Times that the lease has ended: the instance was cut off, or stood still, for a session.",
+        [],
+        {(): figures.lost_leases},
+    )
+    yield _counter(
+        f"{prefix}_fenced_writes",
+        "Writes that the upstream has rejected because another instance had claimed the shard. Their clients retried.",
+        [],
+        {(): figures.fenced_writes},
+    )
+    yield _histogram(
+        f"{prefix}_takeover_time_ms",
+        "Times from an assignment until all shards that it added are served.",
+        [],
+        {(): figures.takeovers},
+    )
+    yield _gauge(f"{prefix}_takeover_time_max_ms", "The longest takeover.", [], {(): figures.takeovers.largest_ms})
 
 
 def _imports(snapshot: MetricsSnapshot) -> Iterable[Metric]:
@@ -444,29 +459,3 @@ def _histogram(name: str, text: str, labels: Sequence[str], values: Mapping[tupl
             buckets.append((bound, float(total)))
         family.add_metric(key, buckets, timing.sum_ms)
     return family
-
-
-class MetricsServer:
-    """Serves the page at `/metrics`. Raises OSError if host and port cannot be bound."""
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        take: TakeSnapshot,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(BrokerCollector(take, loop))
-        ProcessCollector(registry=registry)
-        GCCollector(registry=registry)
-        self._server, self._thread = start_http_server(port, host, registry)
-        self.port = int(self._server.server_port)
-
-    def close(self) -> None:
-        """Stops accepting scrapes. Does not wait for a running scrape, since it may wait for the calling event loop."""
-        Thread(target=self._end, name="kcoord-metrics-end", daemon=True).start()
-
-    def _end(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()

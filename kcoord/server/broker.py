@@ -23,6 +23,7 @@ from kcoord.topics.store import TopicStore
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
+    from kcoord.metrics.exposition import InstanceFigures
     from kcoord.security.authorizer import Authorizer
     from kcoord.server.client_quotas import ClientQuotas
     from kcoord.server.observe.audit_log import AuditLog
@@ -83,6 +84,10 @@ class Broker:
         self.endpoints: dict[str, Listener] = {}
         self._environment = environment
         self.has_begun = False
+        self.why_not_ready: Callable[[], str | None] = _none
+        """Returns why a load balancer should send clients elsewhere; None if it should not."""
+        self.instance_figures: Callable[[], InstanceFigures | None] = _none
+        """Returns the figures of an instance in front of an upstream, for metrics; None for another broker."""
         self._tick_timer: asyncio.TimerHandle | None = None
         self._client_telemetry: ClientTelemetry | None = None
         self._exporter: TelemetryExporter | None = None
@@ -205,6 +210,10 @@ async def until(loop: asyncio.AbstractEventLoop, condition: Callable[[], bool], 
     deadline = loop.time() + seconds
     while not condition() and loop.time() < deadline:
         await asyncio.sleep(_CHECK_SECONDS)
+
+
+def _none() -> None:
+    """Returns None: a broker that is not in front of an upstream has no such state."""
 
 
 def _drop_metrics(metrics: bytes) -> None:

@@ -88,15 +88,17 @@ class InstanceGroup:
         holds = self._member.holds_lease(lease_clock_ms())
         if not holds and self._timer is not None:
             self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_later(0, self.check)
+            self._timer = asyncio.get_running_loop().call_later(0, self._tick)
         return holds
 
     def check(self) -> None:
-        """Closes the shards if the lease is over. Called before each request of a client, and by the timer."""
-        now_ms = lease_clock_ms()
-        if not self._member.holds_lease(now_ms) or self._member.next_ms <= now_ms:
-            self._member.tick(now_ms)
-            self._execute()
+        """Closes the shards if the lease is over. Called before each request of a client: no timer is as early."""
+        if not self._member.holds_lease(lease_clock_ms()):
+            self._tick()
+
+    def _tick(self) -> None:
+        self._member.tick(lease_clock_ms())
+        self._execute()
 
     def lease_left_ms(self) -> int:
         """Returns the time until the lease ends, 0 if there is none."""
@@ -162,7 +164,7 @@ class InstanceGroup:
         next_ms = self._member.next_ms
         if next_ms != float("inf"):
             delay_ms = max(next_ms - lease_clock_ms(), 0)
-            self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self.check)
+            self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick)
 
     async def _ask(self, request: Request) -> None:
         """Sends a request and passes the answer to the member."""

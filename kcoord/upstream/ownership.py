@@ -23,16 +23,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kcoord.metrics.measures import Histogram
-from kcoord.runtime.shard_map import Instance
+from kcoord.runtime.shard_map import NO_GENERATION, Instance
 from kcoord.runtime.upstream_membership import Assigned, Failed, LeaseOver, Outcome, Reclaim
 from kcoord.server.broker import Broker, until
 from kcoord.upstream.instance_group import InstanceGroup
 from kcoord.upstream.shard_log import UpstreamShardLog
 from kcoord.upstream.shared_log import SharedLog
 from kcoord_protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    # The metrics library takes a tenth of a second to import. An instance without metrics does not import it.
+    from kcoord.metrics.exposition import InstanceFigures
 
 DRAIN_SECONDS: Final = 1.0
 """The longest time that an orderly stop waits for appends in flight, before it gives the shards up."""
@@ -58,7 +62,10 @@ class Ownership:
         """Done when this process can be a member no longer."""
         self.takeovers = Histogram()
         """The times from an assignment until all shards that it added are served."""
+        self.lost_leases = 0
         group.on_outcome = self._apply
+        broker.why_not_ready = self.why_not_ready
+        broker.instance_figures = self.figures
         shared.on_instance = self._announced
         broker.groups.release_observers.append(self._own_shards)
 
@@ -89,6 +96,27 @@ class Ownership:
         if address is None and instance is not None and broker_id in instance.broker_ports:
             return instance.host, instance.broker_ports[broker_id]
         return address
+
+    def why_not_ready(self) -> str | None:
+        """Returns why this instance serves no groups; None if it does, or if other instances own all shards."""
+        if self._group.shard_map is None:
+            return "the upstream has not assigned shards to this instance yet"
+        return None if self._group.holds_lease() else "the upstream does not confirm this instance; it owns no shards"
+
+    def figures(self) -> InstanceFigures:
+        """Returns the figures for metrics."""
+        from kcoord.metrics.exposition import InstanceFigures, Timing
+
+        shard_map = self._group.shard_map
+        return InstanceFigures(
+            generation=NO_GENERATION if shard_map is None else shard_map.generation,
+            instances=0 if shard_map is None else len(shard_map.instances),
+            shards=len(self._own),
+            lease_ms=self._group.lease_left_ms(),
+            lost_leases=self.lost_leases,
+            fenced_writes=self._log.fenced_writes,
+            takeovers=Timing.of(self.takeovers),
+        )
 
     # Membership.
 
@@ -137,6 +165,7 @@ class Ownership:
                     "This instance owns no shards any more, and acknowledges nothing: %s. It joins the group %s again",
                     *(reason, self._group.id),
                 )
+                self.lost_leases += 1
                 self._own = ()
                 self._own_shards()
                 self._log.revoke("the lease of this instance is over")

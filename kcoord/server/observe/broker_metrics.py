@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcoord.metrics.exposition import AUTHENTICATIONS, MetricsServer, MetricsSnapshot, Timing
+from kcoord.metrics.exposition import AUTHENTICATIONS, MetricsSnapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
+from kcoord.metrics.server import MetricsServer
 from kcoord.server.api.api_table import DeferredResponse, Exchange
 from kcoord.server.broker import Broker
 from kcoord.server.net.listener import SocketListener
@@ -93,7 +94,7 @@ class BrokerMetrics:
 
         Raises OSError if the address is not available.
         """
-        self._server = MetricsServer(host, port, self.snapshot, self._loop)
+        self._server = MetricsServer(host, port, self.snapshot, self._broker.why_not_ready, self._loop)
         self.measures.lag.start()
         self.measures.recent.start()
         return self._server.port
@@ -165,6 +166,7 @@ class BrokerMetrics:
             client_computations=dict(counters.client_computations) if has_client_assignors else None,
             client_computation_ms=counters.client_computation_ms,
             groups_waiting=groups_waiting,
+            instance=self._broker.instance_figures(),
             imports=dict(counters.imports) if self._broker.config.kcoord_upstream_bootstrap_servers else None,
             queue_size=self._groups.shards.queue_size(self._now_ms())
             + sum(listener.connections.queued for listener in self._listeners),

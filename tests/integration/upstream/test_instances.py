@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -43,6 +45,7 @@ def instance(folder: Path, upstream: KcoordBroker, number: int) -> KcoordProcess
             "kcoord.upstream.ports": "0",
             "kcoord.upstream.metadata.max.age.ms": str(LOOK_MS),
             "kcoord.upstream.heartbeat.interval.ms": "3000",
+            "kcoord.metrics.port": "0",
         },
     )
 
@@ -129,6 +132,22 @@ async def test_configs_of_groups_hold_at_every_instance(instances: list[KcoordPr
     await set_group_config(second, "g", "6000")
     first.restart()
     assert await group_config(first, "g") == "6000"
+
+
+def test_metrics_and_readiness(instances: list[KcoordProcess]) -> None:
+    for process in instances:
+        pages = re.findall(r"Metrics are at (http://.*)/metrics", process.log)
+        with urlopen(f"{pages[-1]}/ready") as ready:
+            assert ready.read() == b"ready\n"
+        with urlopen(f"{pages[-1]}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        figures = dict(line.rsplit(" ", 1) for line in lines if line.startswith("kcoord_instance_"))
+        assert float(figures["kcoord_instance_owned_shards"]) == 4
+        assert float(figures["kcoord_instance_instances"]) == 2
+        assert float(figures["kcoord_instance_generation"]) >= 2
+        assert 0 < float(figures["kcoord_instance_lease_ms"]) <= 10_000
+        assert float(figures["kcoord_instance_takeover_time_ms_count"]) >= 1
+        assert float(figures["kcoord_instance_lost_leases_total"]) == 0
 
 
 def test_a_stop_is_noticed_before_the_next_heartbeat(instances: list[KcoordProcess]) -> None:

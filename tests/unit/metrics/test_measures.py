@@ -73,6 +73,7 @@ SNAPSHOT = MetricsSnapshot(
     client_computations={"installed": 1},
     client_computation_ms=1500,
     groups_waiting=0,
+    instance=None,
     imports=None,
     queue_size=7,
     idle_ratios=(0.75, 0.5),

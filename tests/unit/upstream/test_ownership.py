@@ -63,6 +63,10 @@ async def test_an_instance_that_loses_a_shard_closes_it() -> None:
         assert await describe(on_stage) == Errors.NONE
         await on_stage.rebalance(other(LESSER), last=TAKEN)
         assert await describe(on_stage) == Errors.NOT_COORDINATOR
+        assert on_stage.broker.why_not_ready() is None, "it names the owner"
+        figures = on_stage.broker.instance_figures()
+        assert figures is not None
+        assert (figures.shards, figures.instances, figures.generation) == (0, 2, 2)
         assert on_stage.broker.groups.shards.state(0) is ShardState.CLOSED
         await on_stage.rebalance()
         await on_stage.broker.groups.loaded()
@@ -105,6 +109,10 @@ async def test_a_request_after_the_end_of_the_lease_finds_all_shards_closed(monk
         assert await describe(on_stage) == Errors.NOT_COORDINATOR
         assert (await find(on_stage))[:2] == (Errors.COORDINATOR_NOT_AVAILABLE, -1)
         assert not on_stage.broker.groups.shard_ids
+        assert on_stage.broker.why_not_ready() == "the upstream does not confirm this instance; it owns no shards"
+        figures = on_stage.broker.instance_figures()
+        assert figures is not None
+        assert (figures.shards, figures.lease_ms, figures.lost_leases) == (0, 0, 1)
         # The upstream answers again: it has not given the shards to anyone.
         on_stage.group_of_all.error = None
         on_stage.group.hurry()

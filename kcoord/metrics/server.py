@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP server of a broker: metrics for Prometheus at `/metrics`, and the state for a load balancer at `/ready`.
+
+The server has its own threads. They ask the event loop, and wait for its answer. So `/ready` also fails if the event
+loop hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import TimeoutError as ScrapeTimeout
+from threading import Thread
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from kcoord.metrics.exposition import MetricsSnapshot, families
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+SCRAPE_SECONDS: Final = 10.0
+READY_SECONDS: Final = 1.0
+READY_PATH: Final = "/ready"
+
+TakeSnapshot: TypeAlias = Callable[[], Coroutine[object, object, MetricsSnapshot]]
+
+
+class BrokerCollector(Collector):
+    """Collects the metrics of a scrape, in a thread of the HTTP server."""
+
+    def __init__(
+        self, take: Callable[[], Coroutine[object, object, MetricsSnapshot]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._take = take
+        self._loop = loop
+
+    def describe(self) -> Iterable[Metric]:
+        """Returns nothing.
+
+        Without this method the registry would collect when the collector is registered, in the thread of the event
+        loop, and would wait there for the event loop itself.
+        """
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns the metric families. Runs in the thread of the metrics server."""
+        coroutine = self._take()
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed: the broker stops
+            coroutine.close()
+            return []
+        try:
+            return families(future.result(SCRAPE_SECONDS))
+        except ScrapeTimeout:
+            future.cancel()
+            raise
+
+
+class MetricsServer:
+    """Serves both pages. Raises OSError if host and port cannot be bound.
+
+    `why_not_ready` is called in the event loop, and returns None if the broker is ready.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        take: TakeSnapshot,
+        why_not_ready: Callable[[], str | None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(BrokerCollector(take, loop))
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+        self._why_not_ready = why_not_ready
+        self._loop = loop
+        self._server, self._thread = start_http_server(port, host, registry)
+        metrics = self._server.get_app()
+        assert metrics is not None
+        self._metrics = metrics
+        self._server.set_app(self._serve)
+        self.port = int(self._server.server_port)
+
+    def _serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != READY_PATH:
+            return self._metrics(environ, start_response)
+        reason = self._ask()
+        start_response("200 OK" if reason is None else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [f"{reason or 'ready'}\n".encode()]
+
+    def _ask(self) -> str | None:
+        """Returns why the broker is not ready, None if it is. Runs in a thread of the server."""
+
+        async def ask() -> str | None:
+            return self._why_not_ready()
+
+        coroutine = ask()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(READY_SECONDS)
+        except RuntimeError:
+            coroutine.close()
+            return "the broker stops"
+        except ScrapeTimeout:
+            return f"the event loop does not answer within {READY_SECONDS:g} s"
+
+    def close(self) -> None:
+        """Stops accepting scrapes. Does not wait for a running scrape, since it may wait for the calling event loop."""
+        Thread(target=self._end, name="kcoord-metrics-end", daemon=True).start()
+
+    def _end(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

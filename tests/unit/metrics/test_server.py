@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page for load balancers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from kcoord.metrics import server
+from kcoord.metrics.exposition import MetricsSnapshot
+from kcoord.metrics.server import MetricsServer
+
+
+class Pages:
+    """A server whose broker is ready, or not for a reason."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._server = MetricsServer("127.0.0.1", 0, self._take, self._why_not_ready, asyncio.get_running_loop())
+
+    async def _take(self) -> MetricsSnapshot:
+        raise AssertionError("nobody asks for metrics")
+
+    def _why_not_ready(self) -> str | None:
+        return self.reason
+
+    def close(self) -> None:
+        self._server.close()
+
+    def get(self) -> tuple[int, str]:
+        try:
+            with urlopen(f"http://127.0.0.1:{self._server.port}/ready") as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture
+async def pages() -> AsyncIterator[Pages]:
+    pages = Pages()
+    yield pages
+    pages.close()
+
+
+async def test_a_broker_is_ready_unless_it_has_a_reason(pages: Pages) -> None:
+    assert await asyncio.to_thread(pages.get) == (200, "ready\n")
+    pages.reason = "no shards"
+    assert await asyncio.to_thread(pages.get) == (503, "no shards\n")
+
+
+async def test_an_event_loop_that_hangs_is_not_ready(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READY_SECONDS", 0.05)
+    # The test blocks the event loop.
+    assert pages.get() == (503, "the event loop does not answer within 0.05 s\n")
