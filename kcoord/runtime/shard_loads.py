@@ -36,6 +36,8 @@ from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_log import Append, Load, OpenedLog, Release
 from kcoord.runtime.shard_snapshots import ShardSnapshots
 from kcoord.runtime.snapshot import Chunk
+from kcoord.runtime.standby import Standby
+from kcoord.runtime.upstream_reader import UpstreamReader
 from kcoord.runtime.waiting import Outbox, Ready, ShardState, ShardTimer, ShardTimers, Statistics, TimerQueue
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import KafkaError
@@ -111,7 +113,9 @@ class ShardLoads(Generic[M]):
         self._timers = ShardTimers(SET_TIMERS, self._timer_queue)
         self._outbox = Outbox()
         self._skipped: set[str] = set()
-        self.snapshots = ShardSnapshots(self._shards, serde)
+        self.standbys: dict[int, Standby[M]] = {}
+        """The machines of shards that this process does not own, if the log can follow them (`stand_by`)."""
+        self.snapshots = ShardSnapshots(self._shards, self.standbys, serde)
         self.shard_ids: Collection[int] = range(0)
         """The owned shards, in ascending order. Empty until the internal topic exists."""
         self.count = configured_shards
@@ -218,19 +222,31 @@ class ShardLoads(Generic[M]):
         machine = self._make_machine(shard_id)
         return Loader(shard_id, machine, self._serde, end_offset, self.statistics, self._skipped)
 
+    def stand_by(self, shard_id: int, reader: UpstreamReader) -> Standby[M]:
+        """Makes a standby of a shard, with an empty machine. It replaces an earlier one."""
+        loader = self._new_loader(shard_id, 0)
+        loader.read_offset = reader.position
+        standby = self.standbys[shard_id] = Standby(shard_id, loader, reader)
+        return standby
+
     def _activate(self, shard: ShardContext[M], loader: Loader[M], now_ms: int) -> None:
         if not shard.activate(loader.machine, loader.next_offset, now_ms):
             raise LoadError(f"shard {shard.shard_id}: the log was replayed, but its timers and tasks cannot be started")
 
     def opened(self, load: Load, opened: OpenedLog) -> None:
-        """Begins to replay a log that was claimed and opened."""
+        """Begins to replay a log that was claimed and opened, or continues with the machine of the shard's standby."""
+        standby = self.standbys.pop(load.shard_id) if opened.has_standby else None
         loading = self._answered(load)
         if loading is None:
             return
         try:
             self._shards[load.shard_id].begin_load()
             loading.opened = opened
-            loading.loader = self._new_loader(load.shard_id, opened.end_offset)
+            if standby is not None:
+                loading.loader = standby.loader
+                loading.loader.next_offset = opened.end_offset
+            else:
+                loading.loader = self._new_loader(load.shard_id, opened.end_offset)
             load.offset = opened.start_offset
             snapshot = opened.snapshot
             if snapshot is not None:

@@ -64,6 +64,8 @@ class OpenedLog:
     snapshot: Snapshot | None = None
     unread_bytes: int = 0
     """With a snapshot: the size of the log after it."""
+    has_standby: bool = False
+    """True if the shard has a standby that has replayed the log from its beginning to `start_offset`."""
 
 
 @dataclass(slots=True, eq=False)

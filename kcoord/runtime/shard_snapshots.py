@@ -11,21 +11,26 @@ the log could lose.
 
 If the shard is loaded again meanwhile, its machine is another object and the snapshot is dropped. A crash leaves the
 previous snapshot. Correctness never depends on a snapshot: if it is missing or unusable, the whole log is read.
+
+Standbys (`kcoord.runtime.standby`) get snapshots, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from kcoord.runtime.result import StateMachine
 from kcoord.runtime.serde import RecordSerde
 from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_log import OpenedLog, Save
 from kcoord.runtime.snapshot import Chunk, HasSnapshot, Snapshot, make_chunks
+from kcoord.runtime.standby import Standby
 
 M = TypeVar("M", bound=StateMachine)
+
+_Source: TypeAlias = ShardContext[M] | Standby[M]
 
 LEAST_GROWTH_BYTES: Final = 1 << 20
 """While the process runs, a shard whose log grew by less gets no snapshot."""
@@ -53,10 +58,13 @@ class _Taking(Generic[M]):
 class ShardSnapshots(Generic[M]):
     """Takes the snapshots of one shard set. The module docstring describes how."""
 
-    def __init__(self, shards: Mapping[int, ShardContext[M]], serde: RecordSerde) -> None:
+    def __init__(
+        self, shards: Mapping[int, ShardContext[M]], standbys: Mapping[int, Standby[M]], serde: RecordSerde
+    ) -> None:
         self.step_due_ms: int | None = None
         """The time of the next `step`; None if no snapshot is being taken or it is being saved."""
         self._shards = shards
+        self._standbys = standbys
         self._serde = serde
         self._postponed_bytes: dict[int, int] = {}
         self._size_bytes: dict[int, int] = {}
@@ -70,6 +78,16 @@ class ShardSnapshots(Generic[M]):
         else:
             self._size_bytes[shard_id] = opened.snapshot.size_bytes
             self._shards[shard_id].grown_bytes = opened.unread_bytes
+
+    def _source(self, shard_id: int) -> _Source[M] | None:
+        """Returns the standby of a shard or, if it has none, the shard itself."""
+        return self._standbys.get(shard_id) or self._shards.get(shard_id)
+
+    def _sources(self) -> Iterator[_Source[M]]:
+        yield from self._standbys.values()
+        for shard_id, shard in self._shards.items():
+            if shard_id not in self._standbys:
+                yield shard
 
     @property
     def is_taking(self) -> bool:
@@ -96,30 +114,33 @@ class ShardSnapshots(Generic[M]):
 
         A log has to grow by at least the size of the last snapshot, so that large snapshots are written less often.
         """
-        shard = max(self._shards.values(), key=lambda shard: shard.grown_bytes, default=None)
-        if shard is None:
+        source = max(self._sources(), key=lambda source: source.grown_bytes, default=None)
+        if source is None:
             return None
-        least = max(LEAST_GROWTH_BYTES, self._size_bytes.get(shard.shard_id, 0))
-        return shard.shard_id if shard.grown_bytes >= least else None
+        least = max(LEAST_GROWTH_BYTES, self._size_bytes.get(source.shard_id, 0))
+        return source.shard_id if source.grown_bytes >= least else None
 
     def take(self, shard_id: int, now_ms: int) -> bool:
         """Begins a snapshot of an active shard. Returns False if it cannot be made now or another is being taken."""
         if self._taking is not None:
             return False
+        source = self._source(shard_id)
+        if source is None:
+            return False
         # Even if this snapshot fails, other shards have precedence until this log has grown again.
-        self._postponed_bytes[shard_id] = self._unsaved_bytes(shard_id)
-        shard = self._shards[shard_id]
-        shard.grown_bytes = 0
+        self._postponed_bytes[shard_id] = self._unsaved_bytes(source)
+        source.grown_bytes = 0
         slices = self.slices(shard_id)
         if slices is None:
             return False
-        self._taking = _Taking(shard_id, shard.machine, slices, Snapshot(shard.next_offset, 0, now_ms, []))
+        self._taking = _Taking(shard_id, source.machine, slices, Snapshot(source.next_offset, 0, now_ms, []))
         self.step_due_ms = now_ms
         return True
 
     def slices(self, shard_id: int) -> Iterator[list[Chunk]] | None:
-        """Returns an iterator over the slices of an active shard's snapshot, or None if it cannot be made now."""
-        machine: object = self._shards[shard_id].machine
+        """Returns an iterator over the slices of a shard's snapshot, or None if it cannot be made now."""
+        source = self._source(shard_id)
+        machine: object = source.machine if source is not None else None
         parts = machine.snapshot() if isinstance(machine, HasSnapshot) else None
         return make_chunks(parts, self._serde) if parts is not None else None
 
@@ -129,8 +150,8 @@ class ShardSnapshots(Generic[M]):
         if taking is None:
             self.step_due_ms = None
             return None
-        shard = self._shards[taking.shard_id]
-        if shard.machine is not taking.machine:
+        source = self._source(taking.shard_id)
+        if source is None or source.machine is not taking.machine:
             self._end(now_ms)
             return None
         chunks = None if taking.is_whole else next(taking.slices, None)
@@ -140,14 +161,14 @@ class ShardSnapshots(Generic[M]):
             return None
         if not taking.is_whole:
             taking.is_whole = True
-            taking.snapshot.end_offset = shard.next_offset
-        if shard.durable_offset < taking.snapshot.end_offset:
+            taking.snapshot.end_offset = source.next_offset
+        if source.durable_offset < taking.snapshot.end_offset:
             self.step_due_ms = now_ms + _DURABLE_CHECK_MS
             return None
         snapshot = taking.snapshot
-        assert snapshot.offset <= snapshot.end_offset <= shard.durable_offset, (
+        assert snapshot.offset <= snapshot.end_offset <= source.durable_offset, (
             f"R-10: the snapshot of shard {taking.shard_id} has the state of the offsets {snapshot.offset} to "
-            f"{snapshot.end_offset}, but {shard.durable_offset} is the durable offset"
+            f"{snapshot.end_offset}, but {source.durable_offset} is the durable offset"
         )
         self.step_due_ms = None
         taking.save = Save(taking.shard_id, snapshot)
@@ -156,9 +177,10 @@ class ShardSnapshots(Generic[M]):
     def abandon(self, error: AssertionError) -> None:
         """Drops the snapshot that is being taken, and fails its shard, because an invariant is broken."""
         if self._taking is not None:
-            shard = self._shards[self._taking.shard_id]
+            source = self._source(self._taking.shard_id)
             self._taking = self.step_due_ms = None
-            shard.broken(error)
+            if source is not None:
+                source.broken(error)
 
     def saved(self, save: Save, now_ms: int, *, succeeded: bool) -> bool:
         """Ends a snapshot that was written, or could not be written.
@@ -168,7 +190,8 @@ class ShardSnapshots(Generic[M]):
         taking = self._taking
         if taking is None or taking.save is not save:
             return False
-        is_same = self._shards[save.shard_id].machine is taking.machine
+        source = self._source(save.shard_id)
+        is_same = source is not None and source.machine is taking.machine
         if succeeded and is_same:
             self._size_bytes[save.shard_id] = save.snapshot.size_bytes
             self._postponed_bytes.pop(save.shard_id, None)
@@ -180,8 +203,8 @@ class ShardSnapshots(Generic[M]):
         self.step_due_ms = None
         self._take_next(now_ms)
 
-    def _unsaved_bytes(self, shard_id: int) -> int:
-        return self._shards[shard_id].grown_bytes + self._postponed_bytes.get(shard_id, 0)
+    def _unsaved_bytes(self, source: _Source[M]) -> int:
+        return source.grown_bytes + self._postponed_bytes.get(source.shard_id, 0)
 
     def last(self, now_ms: int) -> Iterator[Save]:
         """Yields the snapshots for an orderly stop, those of the logs that have grown most first.
@@ -189,11 +212,10 @@ class ShardSnapshots(Generic[M]):
         Every snapshot is taken in one step. Shards that have grown by less than `LEAST_GROWTH_AT_STOP_BYTES` get none.
         """
         saving = self._taking.shard_id if self._taking is not None and self._taking.save is not None else None
-        for shard_id in sorted(self._shards, key=self._unsaved_bytes, reverse=True):
-            if self._unsaved_bytes(shard_id) < LEAST_GROWTH_AT_STOP_BYTES:
+        for source in sorted(self._sources(), key=self._unsaved_bytes, reverse=True):
+            if self._unsaved_bytes(source) < LEAST_GROWTH_AT_STOP_BYTES:
                 return
-            shard = self._shards[shard_id]
-            slices = self.slices(shard_id) if shard_id != saving else None
-            if slices is not None and not shard.is_behind:
+            slices = self.slices(source.shard_id) if source.shard_id != saving else None
+            if slices is not None and not source.is_behind:
                 chunks = [chunk for chunks_of_slice in slices for chunk in chunks_of_slice]
-                yield Save(shard_id, Snapshot(shard.next_offset, shard.next_offset, now_ms, chunks))
+                yield Save(source.shard_id, Snapshot(source.next_offset, source.next_offset, now_ms, chunks))

@@ -44,10 +44,10 @@ no other owner meanwhile.
 A new producer id does not fence the old one. A takeover gets a new id if the transactional id has expired, or if the
 epoch has run out. Then the new owner serves only after `foreign_id_wait_ms`, and after a second claim that it reads up
 to. To recognize this also after takeovers in quick succession, the first owner with an id that serves writes a settled
-record: owners with earlier ids have stopped. An owner waits if the log has claims of others, and no settled record with
-its own id. A claim at offset 0 counts as settled, because no other owner was before it. An owner whose epoch exceeds
-`LAST_EPOCH` gets a new id itself, before the epoch runs out. It asks for producer ids until the id changes, and appends
-under the old id meanwhile.
+record: owners with earlier ids have stopped. An owner waits if the log has batches of other owners, and no settled
+record with its own id. A claim at offset 0 counts as settled, because no other owner was before it. An owner whose
+epoch exceeds `LAST_EPOCH` gets a new id itself, before the epoch runs out. It asks for producer ids until the id
+changes, and appends under the old id meanwhile.
 
 Transactional batches in the partition are not of an owner, since claims do not fence them. They are not loaded.
 """
@@ -75,14 +75,11 @@ from kcoord.runtime.upstream_actions import (
     Unknown,
     Written,
 )
+from kcoord.runtime.upstream_reader import CLAIM_KEY, SETTLED_KEY, BatchId, DivergedError, UpstreamReader
 from kcoord_protocol.batch_header import stamp_producer
 from kcoord_protocol.errors import CorruptBatchError, Errors, KafkaError
-from kcoord_protocol.record_batch import BatchHeader, decode_entries, encode_batch_from_parts, walk_batches
+from kcoord_protocol.record_batch import encode_batch_from_parts, walk_batches
 
-CLAIM_KEY: Final = (30_000).to_bytes(2, "big")
-"""The key of all claims: a coordinator record type that Kafka does not have. Compaction keeps the last claim."""
-SETTLED_KEY: Final = (30_001).to_bytes(2, "big")
-"""The key of settled records. The producer id is that of the batch."""
 _VERSION: Final = (0).to_bytes(2, "big")
 LAST_EPOCH: Final = 30_000
 """With a later epoch an owner changes its producer id. The largest epoch of the protocol is 32,767."""
@@ -147,14 +144,11 @@ class UpstreamLog:
         self._deadline_ms = _NEVER
         self._last_error = "no answer"
         self._load: Load | None = None
-        self._position = 0
-        """The offset from which to fetch next."""
-        self._has_earlier_claim = False
-        self._settled_id = -1
-        """The producer id of the last settled record that was read or written."""
+        self.reader = UpstreamReader(0)
+        """What this instance knows of the log. Each load begins with a new reader, or with that of the standby."""
         self._waited_id = -1
         """The producer id for which this instance has waited. Owners with earlier ids have stopped."""
-        self._claim_offset = 0
+        self._claim: BatchId | None = None
         self._claimed_ms = 0
         self._append: Append | None = None
         self._waiting: list[tuple[bytes, int]] = []
@@ -173,17 +167,21 @@ class UpstreamLog:
 
     # Called for the shard set.
 
-    def open(self, load: Load, now_ms: int) -> None:
-        """Begins to claim the log. The outcome is `Opened`, `Held`, `LoadFailed` or `Fenced`."""
+    def open(self, load: Load, now_ms: int, reader: UpstreamReader | None = None) -> None:
+        """Begins to claim the log. The outcome is `Opened`, `Held`, `LoadFailed` or `Fenced`.
+
+        `reader` is that of a standby, whose state machine has everything below the reader's position.
+        """
         self._reset(UpstreamState.INITIALIZING)
         self._load = load
+        self.reader = reader or UpstreamReader(now_ms)
         self._deadline_ms = now_ms + self._write_timeout_ms
         self._send(InitProducerId())
 
     def read(self, load: Load) -> None:
         """Reads the next batches. The outcome is `Loaded`, `Held` or `LoadFailed`."""
         if load is self._load and self.state is UpstreamState.READING and self._request is None:
-            self._send(Fetch(self._position))
+            self._send(Fetch(self.reader.fetch_offset))
 
     def append(self, append: Append, now_ms: int) -> None:
         """Appends batches. The outcome is `Written`, `Unknown` or `Fenced`."""
@@ -266,12 +264,13 @@ class UpstreamLog:
         self._heard_ms = request.created_ms
         if self.state is UpstreamState.CLAIMING:
             assert self._load is not None
-            self._claim_offset = base_offset
+            self._claim = BatchId(base_offset, base_offset + 1, -1, self.producer_id, self.epoch, 0)
             self._claimed_ms = now_ms
             self._end_offset = base_offset + 1
             self._sequence = 1
             self._deadline_ms = _NEVER
             self.state = UpstreamState.READING
+            self.reader.distrust()
             self.actions.append(Opened(self._load, self._end_offset))
             return
         if base_offset != self._end_offset:
@@ -281,11 +280,12 @@ class UpstreamLog:
             )
             return
         self._end_offset += batch.count
+        self.reader.appended(BatchId(base_offset, self._end_offset, -1, self.producer_id, self.epoch, self._sequence))
         self._sequence = (self._sequence + batch.count) & _MAX_SEQUENCE
         if batch.is_claim:
             self._claimed_ms = now_ms
         elif batch.is_settled:
-            self._settled_id = self.producer_id
+            self.reader.settled_id = self.producer_id
         elif not self._waiting:
             append, self._append = self._append, None
             assert append is not None
@@ -295,47 +295,53 @@ class UpstreamLog:
 
     def fetched(self, request: Fetch, data: bytes, now_ms: int) -> None:
         """The upstream returned batches. The last one may be cut off, and the first ones may be below the offset."""
-        load = self._load
-        if request is not self._request or load is None:
+        load, claim = self._load, self._claim
+        if request is not self._request or load is None or claim is None:
             return
         self._request = None
         self._attempts = 0
-        position = self._position
+        reader = self.reader
+        before = reader.position, reader.is_verified
         try:
-            batches = self._take_batches(data)
+            batches = reader.take(data, now_ms, claim)
         except CorruptBatchError as error:
             self._give_up(f"a fetched batch is corrupt: {error}")
             return
-        if self._position <= self._claim_offset and self._position == position:
+        except DivergedError as error:
+            self._give_up(str(error))
+            return
+        is_end = reader.last is not None and reader.last.is_same(claim)
+        if not is_end and (reader.position, reader.is_verified) == before:
             if self._deadline_ms == _NEVER:
                 self._deadline_ms = now_ms + self._write_timeout_ms
-                self._last_error = f"no batches at offset {position}, the claim is at {self._claim_offset}"
-            self._send(Fetch(position))
+                self._last_error = f"no batches at offset {request.offset}, the claim is at {claim.base_offset}"
+            self._send(Fetch(reader.fetch_offset))
             return
         self._deadline_ms = _NEVER
-        is_end = self._position > self._claim_offset
         if not is_end:
             self.actions.append(Loaded(load, batches, is_end=False))
-        elif self._position != self._claim_offset + 1:
-            self._give_up(f"the claim at offset {self._claim_offset} is not in the log any more")
-        elif self._has_earlier_claim and self.producer_id not in (self._settled_id, self._waited_id):
+        elif reader.has_owner and self.producer_id not in (reader.settled_id, self._waited_id):
             self.state = UpstreamState.WAITING
         else:
             self.state = UpstreamState.OWNER
             self._load = None
+            reader.has_owner = True
             self.actions.append(Loaded(load, batches, is_end=True))
             self._continue(now_ms)
 
     def found_start(self, request: FindStart, offset: int, now_ms: int) -> None:
         """The first offset of the partition is `offset`."""
-        if request is not self._request:
+        if request is not self._request or self._claim is None:
             return
-        self._request = None
-        if self._position < offset <= self._claim_offset:
-            self._position = offset
+        try:
+            self.reader.begin_at(offset)
+        except DivergedError as error:
+            self._give_up(f"the log begins at offset {offset}: {error}")
+            return
+        if offset <= self._claim.base_offset:
             self._send(Fetch(offset))
         else:
-            self._give_up(f"the log begins at offset {offset} and does not have offset {self._position}")
+            self._give_up(f"the log begins at offset {offset}, and the claim was at {self._claim.base_offset}")
 
     def refused(self, request: Request, error: KafkaError, now_ms: int) -> None:
         """The upstream rejected a request, or its outcome is unknown."""
@@ -416,7 +422,7 @@ class UpstreamLog:
             return
         elif self._waiting:
             self._begin_batch(_OwnBatch(*self._waiting.pop(0)), now_ms)
-        elif self._settled_id != self.producer_id:
+        elif self.reader.settled_id != self.producer_id:
             self._deadline_ms = now_ms + self._write_timeout_ms
             self._begin_batch(_OwnBatch(self._record(SETTLED_KEY, now_ms), 1, is_settled=True), now_ms)
         elif self._append is None:
@@ -430,32 +436,6 @@ class UpstreamLog:
         batch = self._batch
         is_own = batch is None or batch.is_claim or batch.is_settled
         return self.state is UpstreamState.OWNER and not is_own and self._attempts == 0
-
-    # The log.
-
-    def _take_batches(self, data: bytes) -> list[tuple[BatchHeader, bytes]]:
-        """Moves the position behind the batches, up to the claim. Returns those that the shard set has to replay."""
-        batches: list[tuple[BatchHeader, bytes]] = []
-        for position, fields in walk_batches(data, verify=True):
-            header = BatchHeader(*fields)
-            if header.next_offset <= self._position:
-                continue
-            self._position = header.next_offset
-            if header.base_offset >= self._claim_offset:
-                break
-            if header.is_control or header.is_transactional:
-                continue
-            batch = bytes(data[position : position + header.size_bytes])
-            key = decode_entries(batch)[0][1] if header.records_count == 1 else None
-            if key == CLAIM_KEY:
-                self._has_earlier_claim = True
-                if header.base_offset == 0:
-                    self._settled_id = header.producer_id
-            elif key == SETTLED_KEY:
-                self._settled_id = header.producer_id
-            elif header.records_count:
-                batches.append((header, batch))
-        return batches
 
     # Ends.
 
@@ -478,10 +458,8 @@ class UpstreamLog:
         self.state = state
         self._load = self._append = None
         self._request = self._batch = self._renewal = self._next_id = None
-        self._has_earlier_claim = False
-        self._settled_id = -1
         self._waiting = []
-        self._attempts = self._position = 0
+        self._attempts = 0
         self._retry_ms = self._deadline_ms = _NEVER
         self._renewal_ms = 0
         self._last_error = "no answer"

@@ -7,7 +7,8 @@ import pytest
 
 from kcoord.runtime.shard_log import Append
 from kcoord.runtime.upstream_actions import InitProducerId, Produce
-from kcoord.runtime.upstream_log import CLAIM_KEY, LAST_EPOCH, RENEW_AFTER_MS, SETTLED_KEY, UpstreamLog, UpstreamState
+from kcoord.runtime.upstream_log import LAST_EPOCH, RENEW_AFTER_MS, UpstreamLog, UpstreamState
+from kcoord.runtime.upstream_reader import CLAIM_KEY, SETTLED_KEY
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.record_batch import decode_entries, decode_header, encode_batch_from_parts
 from tests.unit.runtime.upstream_partition import EPOCH_END
@@ -404,8 +405,8 @@ def test_a_log_that_begins_later_is_read_from_its_beginning(desk: Desk) -> None:
     desk.world.replicate()
     desk.owner.crash()
     partition = desk.world.partition
-    partition.start_offset = 2
-    partition.batches = [batch for batch in partition.batches if batch[0].base_offset >= 2]
+    partition.start_offset = 1
+    partition.batches = [batch for batch in partition.batches if batch[0].base_offset >= 1]
     desk.serve()
     assert desk.owner.state == {b"a": 7}
 

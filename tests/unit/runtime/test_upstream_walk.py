@@ -3,26 +3,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from kcoord.runtime.shard_log import Append
-from kcoord.runtime.upstream_actions import Fetch, Produce, Written
+from kcoord.runtime.shard_log import Append, Load
+from kcoord.runtime.upstream_actions import Fetch, Loaded, Produce, Written
 from kcoord.runtime.upstream_log import UpstreamLog, UpstreamState
+from kcoord.runtime.upstream_reader import BatchId, LogMark, UpstreamReader
 from kcoord_protocol.batch_header import stamp_producer
 from kcoord_protocol.record_batch import BatchHeader, decode_header
 from tests.unit.runtime.upstream_walk import Violation, World
 
-SEEDS = 200
-STEPS = 400
+SEEDS = 150
+STEPS = 600
 
 
 def test_two_owners_lose_nothing_that_was_acknowledged() -> None:
-    acknowledged = 0
+    acknowledged = taken_over = 0
     for seed in range(SEEDS):
         world = World(seed)
         world.walk(STEPS)
         acknowledged += world.served
-    assert acknowledged > 5 * SEEDS, "most walks acknowledge several appends"
+        taken_over += sum(instance.taken_over for instance in world.instances)
+    assert acknowledged > 4 * SEEDS, "most walks acknowledge several appends"
+    assert taken_over > SEEDS, "most walks have takeovers with a standby"
+
+
+def test_owners_serve_what_the_log_has_although_the_upstream_loses_some() -> None:
+    for seed in range(SEEDS):
+        World(seed, unclean=1).walk(STEPS)
 
 
 class NoClaim(UpstreamLog):
@@ -38,16 +48,20 @@ class NoClaim(UpstreamLog):
 
     def fetched(self, request: Fetch, data: bytes, now_ms: int) -> None:
         if request is self._request:
-            self._claim_offset = self._end_offset = -1
-            super().fetched(request, data, now_ms)
+            load, self._load = self._load, None
+            assert load is not None
+            self._end_offset = -1
+            self.state = UpstreamState.OWNER
+            self.actions.append(Loaded(load, self.reader.take(data, now_ms), is_end=True))
 
 
-class UnreadTail(UpstreamLog):
-    """Reads up to the first end of the log that it sees, and not up to its claim."""
+class UnreadTail(UpstreamReader):
+    """Reads up to the first end of the log that it sees, and not up to the claim. So a takeover loses the tail."""
 
-    def _take_batches(self, data: bytes) -> list[tuple[BatchHeader, bytes]]:
-        batches = super()._take_batches(data)
-        self._position = self._claim_offset + 1
+    def take(self, data: bytes, now_ms: int, claim: BatchId | None = None) -> Sequence[tuple[BatchHeader, bytes]]:
+        batches = super().take(data, now_ms, claim)
+        if claim is not None:
+            self.appended(claim)
         return batches
 
 
@@ -83,20 +97,84 @@ class AnyOffset(UpstreamLog):
         super().produced(request, base_offset, now_ms)
 
 
-class NoWait(UpstreamLog):
-    """Serves at once although the claim before its own has another producer id."""
+class NoWait(UpstreamReader):
+    """Sees no earlier claims, so an owner with another producer id does not wait."""
 
-    def _take_batches(self, data: bytes) -> list[tuple[BatchHeader, bytes]]:
-        batches = super()._take_batches(data)
-        self._has_earlier_claim = False
+    def take(self, data: bytes, now_ms: int, claim: BatchId | None = None) -> Sequence[tuple[BatchHeader, bytes]]:
+        batches = super().take(data, now_ms, claim)
+        self.has_owner = False
         return batches
 
 
-@pytest.mark.parametrize("fault", [NoClaim, UnreadTail, EarlyAnswer, NewSequence, AnyOffset, NoWait])
-def test_the_walks_find_a_planted_fault(fault: type[UpstreamLog]) -> None:
+class UnreadStandby(UpstreamLog):
+    """Serves with the state of the standby, and reads nothing up to the claim."""
+
+    def read(self, load: Load) -> None:
+        if self.reader.last is not None and self.state is UpstreamState.READING:
+            assert self._claim is not None
+            self.reader.appended(self._claim)
+            self.state = UpstreamState.OWNER
+            self._load = None
+            self.actions.append(Loaded(load, [], is_end=True))
+        else:
+            super().read(load)
+
+
+class TrustingReader(UpstreamReader):
+    """Continues after a failure without a look at what it has read, so a state outlives a truncation."""
+
+    def distrust(self) -> None:
+        return
+
+
+class TrustingRestart(TrustingReader):
+    """Continues from a snapshot, too, without a look at what the log has now. So the copy outlives a truncation."""
+
+    @classmethod
+    def restored(cls, position: int, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
+        reader = super().restored(position, mark, tombstones_kept_ms)
+        reader._check = None
+        return reader
+
+
+class EndOfSnapshot(UpstreamReader):
+    """Continues at the end of a snapshot, although the state is partly that of its beginning."""
+
+    @classmethod
+    def restored(cls, position: int, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
+        return super().restored(mark.last.next_offset, mark, tombstones_kept_ms)
+
+
+class LateReader(UpstreamReader):
+    """Reads a compacted log however long it was away."""
+
+    def __init__(self, now_ms: int, tombstones_kept_ms: int) -> None:
+        super().__init__(now_ms, 1 << 62)
+
+
+FAULTS: dict[type[UpstreamLog | UpstreamReader], dict[str, float]] = {
+    NoClaim: {},
+    EarlyAnswer: {},
+    NewSequence: {},
+    AnyOffset: {"unclean": 3},
+    UnreadStandby: {},
+    UnreadTail: {},
+    NoWait: {"expire": 3},
+    TrustingReader: {"unclean": 2, "follow": 80, "claim": 6},
+    TrustingRestart: {"unclean": 1, "restart": 8, "snapshot": 50, "put": 80},
+    EndOfSnapshot: {"snapshot": 30},
+    LateReader: {"compact": 40, "follow": 5, "time": 80},
+}
+"""Planted faults, with the weights of the steps that lead to their circumstances."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_walks_find_a_planted_fault(fault: type[UpstreamLog | UpstreamReader]) -> None:
+    log = fault if issubclass(fault, UpstreamLog) else UpstreamLog
+    reader = fault if issubclass(fault, UpstreamReader) else UpstreamReader
     for seed in range(5 * SEEDS):
         try:
-            World(seed, fault, expiries=3 if fault is NoWait else 0.2).walk(STEPS)
+            World(seed, log, reader, **FAULTS[fault]).walk(3 * STEPS)
         except Violation:
             return
     pytest.fail("no walk found the fault")

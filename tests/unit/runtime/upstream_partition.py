@@ -3,17 +3,21 @@
 
 Written from the behaviour of Apache Kafka 3.9.1, 4.3.1 and 4.4.0: epochs fence, the last five batches of a producer are
 deduplicated by sequence, a gap is rejected. With acks=all a batch counts when it is below the high watermark. A new
-leader does not have the batches above it.
+leader does not have the batches above it, or, if it was elected uncleanly, lacks some below it, too.
+
+Compaction removes what later batches replace. In this model, a tombstone has a value that begins with a minus sign. It
+is removed a while after what it deletes.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from random import Random
 
 from kcoord_protocol.batch_header import rewrite_header
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import BatchHeader, decode_header
+from kcoord_protocol.record_batch import BatchHeader, decode_entries, decode_header
 
 EPOCH_END = 32_766
 """An epoch that cannot be raised. The producer gets a new id instead."""
@@ -44,10 +48,18 @@ class Coordinator:
 
 
 class UpstreamPartition:
-    """One partition. `batches` are the ones of the present leader, in order."""
+    """One partition. `batches` are the ones of the present leader, in order, with one record each.
 
-    def __init__(self) -> None:
+    `written` also has those that compaction has removed.
+    """
+
+    def __init__(self, random: Random | None = None) -> None:
+        self.random = random or Random(0)
         self.batches: list[tuple[BatchHeader, bytes]] = []
+        self.written: list[tuple[BatchHeader, bytes]] = []
+        self.leader_epoch = 0
+        self._horizons: dict[int, int] = {}
+        """When the tombstones that compaction has seen may be removed, by offset."""
         self.high_watermark = 0
         self.start_offset = 0
         self.producers: dict[int, ProducerState] = {}
@@ -67,8 +79,10 @@ class UpstreamPartition:
             if repeated is not None:
                 return repeated
         batch = bytearray(data)
-        rewrite_header(batch, base_offset=self.end_offset)
-        self._take(decode_header(batch), bytes(batch))
+        rewrite_header(batch, base_offset=self.end_offset, partition_leader_epoch=self.leader_epoch)
+        header = decode_header(batch)
+        self._take(header, bytes(batch))
+        self.written.append((header, bytes(batch)))
         return self.batches[-1][0].base_offset
 
     def _check(self, header: BatchHeader) -> int | None:
@@ -106,12 +120,31 @@ class UpstreamPartition:
         self.truncate(self.high_watermark)
 
     def truncate(self, offset: int) -> None:
+        """Elects a replica that ends at `offset`."""
+        self.leader_epoch += 1
+        self._horizons = {at: horizon_ms for at, horizon_ms in self._horizons.items() if at < offset}
         kept = [batch for batch in self.batches if batch[0].next_offset <= offset]
         self.batches = []
         self.producers = {}
         for header, batch in kept:
             self._take(header, batch)
+        self.written = [batch for batch in self.written if batch[0].next_offset <= offset]
         self.high_watermark = min(self.high_watermark, self.end_offset)
+
+    def compact(self, now_ms: int, tombstones_kept_ms: int) -> None:
+        """Removes replaced batches below the high watermark, but none of the active segment: the last batches."""
+        below = [batch for batch in self.batches if batch[0].next_offset <= self.high_watermark]
+        closed = below[: -self.random.randint(1, 5)]
+        last = {decode_entries(data)[0][1]: header.base_offset for header, data in closed}
+        kept = []
+        for header, data in closed:
+            _, key, value = decode_entries(data)[0]
+            if last[key] == header.base_offset:
+                is_tombstone = value is not None and value.startswith(b"-")
+                horizon_ms = self._horizons.setdefault(header.base_offset, now_ms + tombstones_kept_ms)
+                if not is_tombstone or now_ms < horizon_ms:
+                    kept.append((header, data))
+        self.batches = kept + self.batches[len(closed) :]
 
     def fetch(self, offset: int, max_batches: int = 2) -> bytes:
         """Returns some batches below the high watermark. Raises KafkaError."""

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The position of an instance in the log of a shard in the upstream, and what it knows of the log before it. Pure.
+
+Theory of operation
+-------------------
+A reader gets fetched batches and returns those that the shard's state machine has to replay. It belongs to one state
+machine, from the first batch on. A standby reads as the log grows. A new owner reads up to its claim. For that it gets
+the reader of its standby, or a new one, which begins at the beginning of the log. Afterwards the owner knows the log
+from its own appends (`appended`).
+
+The state of the machine is worth something only if the log still has everything before the position. A leader that was
+elected uncleanly may lack some batches, and has others at their offsets. So after each failure of a fetch, with the
+first batch of another leader epoch, and before a takeover, the reader `distrusts` the log: it reads once more from the
+last batch that it knows. Leader epoch, producer and sequence number identify a batch, also after compaction. If that
+batch is the same, so is everything before it, because all replicas have their batches in the order of one leader.
+
+Compaction removes tombstones `delete.retention.ms` after it has removed what they delete. A reader that was not at the
+end of the log for that long may have missed one. It has missed nothing if it finds all offsets. So a gap in the offsets
+counts as divergence if the reader was not complete for half of that time.
+
+A reader that raised DivergedError is not used again, and neither is its state machine. All is read from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+from typing import Final, NamedTuple
+
+from kcoord_protocol.record_batch import BatchHeader, decode_entries, walk_batches
+
+CLAIM_KEY: Final = (30_000).to_bytes(2, "big")
+"""The key of all claims: a coordinator record type that Kafka does not have. Compaction keeps the last claim."""
+SETTLED_KEY: Final = (30_001).to_bytes(2, "big")
+"""The key of settled records. The producer id is that of the batch."""
+TOMBSTONES_KEPT_MS: Final = 86_400_000
+"""The default of `delete.retention.ms`."""
+_UNKNOWN_EPOCH: Final = -1
+
+
+class DivergedError(Exception):
+    """The log is not the one that was read before, or the reader may have missed deletions."""
+
+
+class BatchId(NamedTuple):
+    """Identifies a batch in the log of a partition. An owner does not know the leader epoch of its batches: -1."""
+
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+    @classmethod
+    def of(cls, header: BatchHeader) -> BatchId:
+        return cls(
+            header.base_offset,
+            header.next_offset,
+            header.partition_leader_epoch,
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+        )
+
+    def is_same(self, other: BatchId) -> bool:
+        """True if both are the same batch, as far as their leader epochs are known."""
+        if _UNKNOWN_EPOCH in (self.leader_epoch, other.leader_epoch):
+            other = other._replace(leader_epoch=self.leader_epoch)
+        return self == other
+
+
+_MARK: Final = Struct(">qqiqhiqq?")
+
+
+@dataclass(slots=True, frozen=True)
+class LogMark:
+    """What a reader knows of the log up to a batch, for a snapshot of the state at that batch."""
+
+    last: BatchId
+    complete_ms: int
+    settled_id: int
+    has_owner: bool
+
+    def encode(self) -> bytes:
+        return _MARK.pack(*self.last, self.complete_ms, self.settled_id, self.has_owner)
+
+    @classmethod
+    def decode(cls, data: bytes) -> LogMark:
+        """Returns the mark. Raises ValueError if the bytes are malformed."""
+        try:
+            *batch, complete_ms, settled_id, has_owner = _MARK.unpack(data)
+        except StructError as error:
+            raise ValueError(f"the mark of a log is malformed: {error}") from error
+        return cls(BatchId(*batch), complete_ms, settled_id, has_owner)
+
+
+class UpstreamReader:
+    """The position in the log of one shard. The module docstring describes the checks.
+
+    `tombstones_kept_ms` is `delete.retention.ms` of the topic.
+    """
+
+    def __init__(self, now_ms: int, tombstones_kept_ms: int = TOMBSTONES_KEPT_MS) -> None:
+        self.position = 0
+        """The offset from which to read next. Everything below it is replayed."""
+        self.last: BatchId | None = None
+        """The last batch below the position; None at the beginning of the log."""
+        self.complete_ms = now_ms
+        """At this time, everything that the log had was below the position."""
+        self.has_owner = False
+        """True if the log has a batch of an owner."""
+        self.settled_id = -1
+        """The producer id of the last settled record, or of a claim at offset 0."""
+        self.has_diverged = False
+        self._stale_after_ms = tombstones_kept_ms // 2
+        self._check: BatchId | None = None
+        """The batch that has to be in the log, until it was seen there."""
+        self._leader_epoch = _UNKNOWN_EPOCH
+
+    @classmethod
+    def restored(cls, position: int, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
+        """Returns a reader for the state of a snapshot, from whose offset `position` the log is replayed."""
+        reader = cls(mark.complete_ms, tombstones_kept_ms)
+        reader.position = position
+        reader.last = reader._check = mark.last
+        reader.settled_id, reader.has_owner = mark.settled_id, mark.has_owner
+        return reader
+
+    @property
+    def is_verified(self) -> bool:
+        """False until the log has shown that it is the one that was read before."""
+        return self._check is None
+
+    @property
+    def fetch_offset(self) -> int:
+        """The offset from which to fetch next."""
+        return self.position if self._check is None else min(self.position, self._check.base_offset)
+
+    def mark(self) -> LogMark | None:
+        """Returns what is known of the log, or None if nothing was read or the log has to be checked first."""
+        if self.last is None or self._check is not None:
+            return None
+        return LogMark(self.last, self.complete_ms, self.settled_id, self.has_owner)
+
+    def distrust(self) -> None:
+        """Makes the next fetch show that the log still has the last batch."""
+        if self._check is None:
+            self._check = self.last
+
+    def begin_at(self, offset: int) -> None:
+        """Begins at the first offset of the log. Raises DivergedError if something before it was read."""
+        if self.last is not None or offset <= self.position:
+            raise self._diverged(f"the log does not have offset {self.fetch_offset}")
+        self.position = offset
+
+    def appended(self, batch: BatchId) -> None:
+        """Notes a batch of the owner, which is at the end of the log."""
+        self.last = batch
+        self.position = batch.next_offset
+
+    def caught_up(self, high_watermark: int, now_ms: int) -> None:
+        """Notes the end of the log, and that everything below it is replayed, if it is."""
+        if self._check is None and self.position >= high_watermark:
+            self.complete_ms = now_ms
+
+    def take(self, data: bytes, now_ms: int, claim: BatchId | None = None) -> Sequence[tuple[BatchHeader, bytes]]:
+        """Moves the position behind fetched batches, at most behind the own claim. Returns those to replay.
+
+        The first batches may be below the position, and the last one may be cut off. Raises CorruptBatchError, and
+        DivergedError. Claims and settled records are not replayed, and transactional batches are void.
+        """
+        batches: list[tuple[BatchHeader, bytes]] = []
+        trusts_epochs = self._check is not None or self.last is None
+        for at, fields in walk_batches(data, verify=True):
+            header = BatchHeader(*fields)
+            if self._check is not None and header.next_offset >= self._check.next_offset:
+                self._compare(self._check, header)
+                self._check = None
+                self._leader_epoch = header.partition_leader_epoch
+            if header.next_offset <= self.position:
+                continue
+            if header.partition_leader_epoch != self._leader_epoch:
+                self._leader_epoch = header.partition_leader_epoch
+                if not trusts_epochs:
+                    self.distrust()
+                    break
+            self._check_gap(header, now_ms)
+            self.last = BatchId.of(header)
+            self.position = header.next_offset
+            if claim is not None and header.next_offset >= claim.next_offset:
+                self._compare(self._check or claim, header)
+                break
+            batch = bytes(data[at : at + header.size_bytes])
+            if self._is_replayed(header, batch):
+                batches.append((header, batch))
+        return batches
+
+    def _compare(self, expected: BatchId, header: BatchHeader) -> None:
+        batch = BatchId.of(header)
+        if not expected.is_same(batch):
+            raise self._diverged(f"the log has {batch} and not {expected}, which was in it before")
+
+    def _is_replayed(self, header: BatchHeader, batch: bytes) -> bool:
+        if header.is_control or header.is_transactional:
+            return False
+        self.has_owner = True
+        key = decode_entries(batch)[0][1] if header.records_count == 1 else None
+        if key == SETTLED_KEY or (key == CLAIM_KEY and header.base_offset == 0):
+            self.settled_id = header.producer_id
+        return header.records_count > 0 and key not in (CLAIM_KEY, SETTLED_KEY)
+
+    def _check_gap(self, header: BatchHeader, now_ms: int) -> None:
+        is_whole = header.base_offset <= self.position and header.records_count > header.last_offset_delta
+        if not is_whole and now_ms - self.complete_ms >= self._stale_after_ms:
+            raise self._diverged(
+                f"the log was compacted at offset {self.position}, and was last read to its end "
+                f"{now_ms - self.complete_ms} ms ago, so deletions may be missing"
+            )
+
+    def _diverged(self, reason: str) -> DivergedError:
+        self.has_diverged = True
+        return DivergedError(reason)
