@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames in a byte stream, and the headers of the requests and responses in them.
 
-A frame is an int32 length, then that many bytes. No memory is allocated for a length whose bytes have not arrived, and
-a frame is copied at most once. Most requests have a lower limit than the few APIs that carry records
-(`bulk_api_keys`), because a decoded request takes many times its bytes.
+A frame is an int32 length, then that many bytes. No memory is allocated for a length whose bytes have not arrived. The
+bytes of a frame are copied once, and those of its first piece twice. Most requests have a lower limit than the few APIs
+that carry records (`bulk_api_keys`), because a decoded request takes many times its bytes.
 
 The version of a header follows from the version of the API: flexible versions have a header with tagged fields. The
 response header of ApiVersions never has them, because its reader may not know the version of the response (KIP-511).
@@ -22,6 +22,7 @@ from kcoord_protocol.messages import RequestHeader
 
 LENGTH_BYTES: Final = 4
 _API_KEY_BYTES: Final = 2
+_SMALL_PIECE_BYTES: Final = 4096
 _length_at: Final = Struct(">i").unpack_from
 _api_key_at: Final = Struct(">h").unpack_from
 
@@ -33,7 +34,14 @@ class FrameReader:
     is checked as soon as the API key of a frame has arrived.
     """
 
-    __slots__ = ("_buffer", "_bulk_api_keys", "_max_frame_bytes", "_max_request_bytes", "_needed_bytes")
+    __slots__ = (
+        "_bulk_api_keys",
+        "_head",
+        "_max_frame_bytes",
+        "_max_request_bytes",
+        "_missing_bytes",
+        "_pieces",
+    )
 
     def __init__(
         self, max_frame_bytes: int, max_request_bytes: int | None = None, bulk_api_keys: Container[int] = ()
@@ -41,8 +49,11 @@ class FrameReader:
         self._max_frame_bytes = max_frame_bytes
         self._max_request_bytes = max_frame_bytes if max_request_bytes is None else max_request_bytes
         self._bulk_api_keys = bulk_api_keys
-        self._buffer = bytearray()
-        self._needed_bytes = 0
+        self._head = b""
+        """The bytes of a frame whose length cannot be checked yet."""
+        self._pieces: list[bytes | bytearray] = []
+        self._missing_bytes = 0
+        """The number of bytes after `_pieces` that complete a frame; 0 outside of a frame."""
 
     def allow(self, max_frame_bytes: int, max_request_bytes: int, bulk_api_keys: Container[int]) -> None:
         """Replaces the limits for frames whose length has not been checked yet."""
@@ -51,34 +62,48 @@ class FrameReader:
         self._bulk_api_keys = bulk_api_keys
 
     @property
-    def buffered_bytes(self) -> int:
-        """The number of bytes held of an incomplete frame."""
-        return len(self._buffer)
+    def has_unfinished_frame(self) -> bool:
+        """True if the bytes that were received end within a frame."""
+        return self._missing_bytes > 0 or bool(self._head)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Take received bytes and return the frames that are complete now, without their length prefix.
 
         After a FramingError the position in the stream is lost, and the connection must be closed.
         """
-        if self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._needed_bytes:
-                return []
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        elif type(data) is not bytes:
+        if type(data) is not bytes:
             data = bytes(data)
+        missing = self._missing_bytes
+        if missing:
+            if len(data) < missing:
+                self._keep(data)
+                return []
+            pieces, self._pieces, self._missing_bytes = self._pieces, [], 0
+            frames = [b"".join((*pieces, memoryview(data)[:missing]))]
+            return frames if len(data) == missing else self._cut(data, missing, frames)
+        if self._head:
+            data, self._head = self._head + data, b""
         elif len(data) >= LENGTH_BYTES:
             # Fast path: a client that waits for each response sends one whole frame at a time.
             (length,) = _length_at(data)
             if length == len(data) - LENGTH_BYTES and length <= self._max_request_bytes:
                 return [data[LENGTH_BYTES:]]
-        return self._cut(data)
+        return self._cut(data, 0, [])
 
-    def _cut(self, data: bytes) -> list[bytes]:
-        frames: list[bytes] = []
-        position, end = 0, len(data)
-        needed = LENGTH_BYTES
+    def _keep(self, data: bytes) -> None:
+        """Keeps a piece of a frame. Small pieces are joined, since each object takes memory of its own."""
+        self._missing_bytes -= len(data)
+        pieces = self._pieces
+        if len(data) >= _SMALL_PIECE_BYTES:
+            pieces.append(data)
+        elif pieces and type(pieces[-1]) is bytearray:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
+
+    def _cut(self, data: bytes, position: int, frames: list[bytes]) -> list[bytes]:
+        """Adds the whole frames from `position` on to `frames`, keeps the rest, and returns `frames`."""
+        end = len(data)
         while end - position >= LENGTH_BYTES:
             (length,) = _length_at(data, position)
             if not 0 <= length <= self._max_frame_bytes:
@@ -86,17 +111,15 @@ class FrameReader:
             body = position + LENGTH_BYTES
             if length > self._max_request_bytes:
                 if end - body < _API_KEY_BYTES:
-                    needed = LENGTH_BYTES + _API_KEY_BYTES
                     break
                 self._check_request(data, body, length, frames)
             if end - body < length:
-                needed = LENGTH_BYTES + length
-                break
+                self._missing_bytes = length
+                self._keep(data[body:])
+                return frames
             position = body + length
             frames.append(data[body:position])
-        if position < end:
-            self._buffer += data[position:] if position else data
-            self._needed_bytes = needed
+        self._head = data[position:]
         return frames
 
     def _check_request(self, data: bytes, body: int, length: int, frames: list[bytes]) -> None:

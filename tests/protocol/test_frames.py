@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -32,13 +34,40 @@ def test_frames_arrive_whole_however_they_are_cut(frames: list[bytes], cuts: lis
     for start, end in pairwise(edges):
         received += reader.feed(stream[start:end])
     assert received == frames
-    assert reader.buffered_bytes == 0
+    assert not reader.has_unfinished_frame
 
 
 def test_one_byte_at_a_time() -> None:
     reader = FrameReader(100)
     received = [frame for byte in b"\x00\x00\x00\x02hi" for frame in reader.feed(bytearray([byte]))]
     assert received == [b"hi"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_large_frames_arrive_whole_in_pieces_of_any_size(seed: int) -> None:
+    rng = random.Random(seed)
+    frames = [rng.randbytes(rng.choice((0, 1, 30, 5_000, 60_000))) for _ in range(20)]
+    stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+    reader = FrameReader(100_000)
+    received: list[bytes] = []
+    at = 0
+    while at < len(stream):
+        size = rng.choice((1, 3, 100, 4_095, 4_096, 70_000))
+        received += reader.feed(memoryview(stream)[at : at + size])
+        at += size
+        assert reader.has_unfinished_frame == (sum(len(frame) + 4 for frame in received) != min(at, len(stream)))
+    assert received == frames
+
+
+def test_single_bytes_of_a_frame_take_little_more_memory_than_the_frame() -> None:
+    reader = FrameReader(1_000_000)
+    reader.feed((500_000).to_bytes(4, "big"))
+    tracemalloc.start()
+    for _ in range(200_000):
+        reader.feed(b"x")
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 300_000
 
 
 @pytest.mark.parametrize("length", ["ffffffff", "00000065", "7fffffff"])

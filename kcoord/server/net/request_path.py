@@ -206,7 +206,7 @@ class RequestPath:
             self.process()
             self._refuse(f"{error}{guess_protocol(data)}")
             return len(error.frames)
-        self.has_unfinished_frame = self._reader.buffered_bytes > 0
+        self.has_unfinished_frame = self._reader.has_unfinished_frame
         self._frames.extend(frames)
         self.process()
         if self._output:
