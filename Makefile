@@ -16,6 +16,7 @@ BASE_IMAGE ?= python:3.13-slim-bookworm
 
 BIN := $(VENV)/bin
 RUN := $(VENV)/.run-stamp
+COMPILED := $(VENV)/.compiled-stamp
 DEV := $(VENV)/.dev-stamp
 FUZZ := $(VENV)/.fuzz-stamp
 DOCS := $(VENV)/.docs-stamp
@@ -43,7 +44,7 @@ needs = @test -e "$(SHARED)/$(1)" || { printf '%s\n' "make $@ reads $(1) in a fo
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
 
-run: $(RUN) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARGS="--override key=value ...")
+run: $(COMPILED) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARGS="--override key=value ...")
 	@$(COMPILE)
 	@exec env -u KCOORD_SHARED $(BIN)/kcoord serve $(ARGS)
 
@@ -146,11 +147,11 @@ bench: $(DEV) ## figures of docs/performance.md, about 15 minutes (ARGS="request
 	@$(COMPILE)
 	$(BIN)/python -m bench $(ARGS)
 
-bench-check: $(RUN) ## fail where a request costs far more CPU than it should, as a ratio to an echo; under a minute
+bench-check: $(COMPILED) ## fail where a request costs far more CPU than it should, as a ratio to an echo; under a minute
 	@$(COMPILE)
 	$(BIN)/python -m bench.check
 
-bench-peers: $(RUN) ## Kafka and kfake beside kcoord, half an hour or more (ARGS="--only kfake"; needs SHARED=../shared; without: make bench)
+bench-peers: $(COMPILED) ## Kafka and kfake beside kcoord, half an hour or more (ARGS="--only kfake"; needs SHARED=../shared; without: make bench)
 	$(call needs,bench/run-anchors.sh,make bench measures kcoord alone)
 	@$(COMPILE)
 	$(BIN)/python -m bench.peers $(ARGS)
@@ -173,12 +174,12 @@ lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
 	$(LOCK) --constraint requirements/dev.lock --extra spark-fast --extra delta --extra iceberg --output-file requirements/spark.lock
 	$(LOCK) --constraint requirements/dev.lock --extra fuzz --output-file requirements/fuzz.lock
 	$(LOCK) --constraint requirements/dev.lock --extra docs --output-file requirements/docs.lock
-	echo hatchling | $(subst pyproject.toml,-,$(LOCK)) --constraint requirements/dev.lock --output-file requirements/build.lock
+	printf '%s\n' hatchling mypy setuptools | $(subst pyproject.toml,-,$(LOCK)) --constraint requirements/dev.lock --output-file requirements/build.lock
 
 env: $(DEV) ## make the development environment only
 
 clean: ## remove the environment, caches and build results (not ./kcoord-data)
-	rm -rf $(VENV) $(MERMAID) build dist docs/site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .mutation_cache .hypothesis
+	rm -rf $(VENV) $(MERMAID) protocol/kcoord_protocol/compiled_record_check*.so build dist docs/site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .mutation_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -191,7 +192,12 @@ $(RUN): requirements/run.lock requirements/build.lock pyproject.toml | $(BIN)/py
 	$(COMPILE)
 	@touch $@
 
-$(DEV): requirements/dev.lock requirements/spark.lock $(RUN)
+# Without a C compiler the pure form is used.
+$(COMPILED): hatch_build.py protocol/kcoord_protocol/record_check.py $(RUN)
+	$(BIN)/python hatch_build.py
+	@touch $@
+
+$(DEV): requirements/dev.lock requirements/spark.lock $(COMPILED)
 	$(PIP) install --require-hashes -r requirements/dev.lock -r requirements/spark.lock
 	@touch $@
 

@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # Commands do not need it, and `serve` starts faster without.
+    from kcoord_protocol.compiled import IS_COMPILED
+
+    form = "with compiled checks of records" if IS_COMPILED else "pure Python"
     listing = "\n".join(f"  {name:<19}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="kcoord",
@@ -63,6 +67,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{listing}\n\n`kcoord COMMAND --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"kcoord {__version__}")
+    parser.add_argument("--version", action="version", version=f"kcoord {__version__}, {form}")
     parser.add_argument("command", metavar="COMMAND", choices=sorted(COMMANDS))
     return parser

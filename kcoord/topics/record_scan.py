@@ -2,6 +2,8 @@
 """Checks the uncompressed records of a batch that a producer sent: framing, keys, offset deltas and timestamps.
 
 Every length must fit its record exactly, since consumers trust it. CorruptBatchError names the place that does not.
+Nearly all batches are accepted by `kcoord_protocol.record_check` before. The others are read here, to name their
+faults.
 """
 
 from __future__ import annotations

@@ -18,19 +18,21 @@ from kcoord.topics.record_scan import ScanRules, largest_record_bytes, scan_reco
 from kcoord_protocol.batch_header import (
     ATTRIBUTES_POSITION,
     BATCH_OVERHEAD_BYTES,
+    COMPRESSION_BITS,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_POSITION,
     NO_TIMESTAMP,
     BatchHeader,
-    TimestampType,
     crc32c,
     decode_header,
 )
+from kcoord_protocol.compiled import check_records
 from kcoord_protocol.compression import Compression, decompress
 from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 from kcoord_protocol.record_batch import decode_records, encode_batch
+from kcoord_protocol.record_check import DOUBTFUL
 
 MAX_EXPANSION: Final = 64
 ALWAYS_ALLOWED_BYTES: Final = 16 * 1024 * 1024
@@ -40,12 +42,15 @@ Otherwise a small message could take all memory. Kafka has no such limit.
 """
 
 _SMALLEST_RECORD_SET_BYTES = 14
-_CODEC_MASK = 0x07
 _ZSTD_SINCE_PRODUCE_VERSION = 7
 _SHOWN_RECORD_ERRORS = 3
 
 _LENGTH = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
+_START = struct.Struct(">qii")
+"""The base offset, the length and the leader epoch."""
+_EARLIEST = -(2**63)
+_LATEST = 2**63 - 1
 _CRC_POSITION = 17
 _MAX_TIMESTAMP_POSITION = 35
 _CRC_AND_ATTRIBUTES = struct.Struct(">Ih")
@@ -144,7 +149,7 @@ def single_batch(records: bytes | None, api_version: int) -> bytes:
     if (
         api_version < _ZSTD_SINCE_PRODUCE_VERSION
         and size > ATTRIBUTES_POSITION + 1
-        and records[ATTRIBUTES_POSITION + 1] & _CODEC_MASK == Compression.ZSTD
+        and records[ATTRIBUTES_POSITION + 1] & COMPRESSION_BITS == Compression.ZSTD
     ):
         raise KafkaError(
             Errors.UNSUPPORTED_COMPRESSION_TYPE,
@@ -229,13 +234,10 @@ def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoc
     max_timestamp = _check_records(data, header, rules, now_ms)
     if rules.log_append_time:
         max_timestamp = now_ms
-    if rules.compression is None or rules.compression == header.compression:
-        stored = _stamp_in_place(data, header, base_offset, leader_epoch, max_timestamp, rules)
-    else:
-        stored = _stamp_in_place(
-            _recompress(data, header, rules), header, base_offset, leader_epoch, max_timestamp, rules
-        )
-        _check_size(len(stored), rules)
+    if rules.compression is not None and rules.compression != header.compression:
+        data = _recompress(data, header, rules)
+        _check_size(len(data), rules)
+    stored = _stamp(data, header, base_offset, leader_epoch, max_timestamp, rules)
     if len(stored) > rules.segment_bytes:
         raise KafkaError(
             Errors.RECORD_LIST_TOO_LARGE,
@@ -259,31 +261,34 @@ def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoc
 
 def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: int) -> int:
     """Checks the records; returns their largest timestamp."""
-    scan_rules = ScanRules(
-        needs_key=rules.compacted,
-        checks_timestamps=not rules.log_append_time,
-        earliest_ms=now_ms - rules.timestamp_before_max_ms,
-        latest_ms=now_ms + rules.timestamp_after_max_ms,
-        type_is_wrong=header.timestamp_type == TimestampType.LOG_APPEND_TIME and not rules.log_append_time,
-    )
+    earliest_ms, latest_ms, type_is_wrong = _EARLIEST, _LATEST, False
+    if not rules.log_append_time:
+        earliest_ms, latest_ms = now_ms - rules.timestamp_before_max_ms, now_ms + rules.timestamp_after_max_ms
+        type_is_wrong = bool(header.attributes & LOG_APPEND_TIME_BIT)
+    records, start, count, base_timestamp = data, BATCH_OVERHEAD_BYTES, header.records_count, header.base_timestamp
     try:
-        compression = header.compression
-        records = data[BATCH_OVERHEAD_BYTES:]
-        if compression is not Compression.NONE:
-            records = decompress(compression, records, rules.max_decompressed_bytes)
-        scan = scan_records(records, header.records_count, header.base_timestamp, scan_rules)
+        if header.attributes & COMPRESSION_BITS:
+            records, start = decompress(header.compression, data[start:], rules.max_decompressed_bytes), 0
+        largest = check_records(records, start, count, rules.compacted, base_timestamp, earliest_ms, latest_ms)
+        if largest == DOUBTFUL or type_is_wrong:
+            scan_rules = ScanRules(rules.compacted, not rules.log_append_time, earliest_ms, latest_ms, type_is_wrong)
+            scan = scan_records(records[start:], count, base_timestamp, scan_rules)
+            largest, errors = scan.max_timestamp, scan.errors
+        else:
+            errors = []
     except (DecodeError, ValueError) as error:
         raise KafkaError(Errors.INVALID_RECORD, f"The records of the batch cannot be read: {error}") from error
-    if len(records) > rules.max_record_bytes and compression is not Compression.NONE:
-        largest = largest_record_bytes(records, header.records_count)
-        if largest > rules.max_record_bytes:
+    if start == 0 and len(records) > rules.max_record_bytes:
+        record_bytes = largest_record_bytes(records, count)
+        if record_bytes > rules.max_record_bytes:
             text = (
-                f"A record of {largest} bytes is larger than max.decompressed.message.bytes={rules.max_record_bytes}."
+                f"A record of {record_bytes} bytes is larger than "
+                f"max.decompressed.message.bytes={rules.max_record_bytes}."
             )
             raise KafkaError(Errors.INVALID_RECORD, text)
-    if scan.errors:
-        _reject(scan.errors)
-    return scan.max_timestamp
+    if errors:
+        _reject(errors)
+    return largest
 
 
 def _reject(errors: list[tuple[int, Errors, str]]) -> None:
@@ -315,27 +320,27 @@ def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
     )
 
 
-def _stamp_in_place(
+def _stamp(
     data: bytes, header: BatchHeader, base_offset: int, leader_epoch: int, max_timestamp: int, rules: BatchRules
 ) -> bytes:
-    """Writes the fields that the broker sets.
+    """Returns the batch with the fields that the broker sets.
 
     The checksum begins at the attributes, so the offset and the leader epoch do not change it.
     """
-    stored = bytearray(data)
-    _OFFSET.pack_into(stored, 0, base_offset)
-    _LENGTH.pack_into(stored, LOG_OVERHEAD_BYTES, leader_epoch)
-    timestamp_changed = _OFFSET.unpack_from(stored, _MAX_TIMESTAMP_POSITION)[0] != max_timestamp
-    type_changed = rules.log_append_time != (header.timestamp_type == TimestampType.LOG_APPEND_TIME)
-    if timestamp_changed or type_changed or len(data) != header.size_bytes:
-        _stamp_timestamp(stored, max_timestamp, log_append_time=rules.log_append_time)
-    return bytes(stored)
+    start = _START.pack(base_offset, len(data) - LOG_OVERHEAD_BYTES, leader_epoch)
+    stored = b"".join((start, memoryview(data)[_START.size :]))
+    type_changed = rules.log_append_time != bool(header.attributes & LOG_APPEND_TIME_BIT)
+    if type_changed or len(data) != header.size_bytes or max_timestamp != header.max_timestamp:
+        stored = _stamp_timestamp(stored, max_timestamp, log_append_time=rules.log_append_time)
+    return stored
 
 
-def _stamp_timestamp(batch: bytearray, max_timestamp: int, *, log_append_time: bool) -> None:
+def _stamp_timestamp(data: bytes, max_timestamp: int, *, log_append_time: bool) -> bytes:
+    batch = bytearray(data)
     _OFFSET.pack_into(batch, _MAX_TIMESTAMP_POSITION, max_timestamp)
     _, attributes = _CRC_AND_ATTRIBUTES.unpack_from(batch, _CRC_POSITION)
     attributes = attributes | LOG_APPEND_TIME_BIT if log_append_time else attributes & ~LOG_APPEND_TIME_BIT
     _CRC_AND_ATTRIBUTES.pack_into(batch, _CRC_POSITION, 0, attributes)
     crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
     _CRC_AND_ATTRIBUTES.pack_into(batch, _CRC_POSITION, crc, attributes)
+    return bytes(batch)

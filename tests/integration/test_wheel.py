@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import kcoord
-from tests.support.shared import ROOT
+from tests.support.shared import ROOT, missing
 
 DISTRIBUTION = f"kcoord-{kcoord.__version__}.dist-info"
 
@@ -51,11 +52,12 @@ def test_broker(kcoord_broker):
 }
 
 
-def run(*command: object, folder: Path) -> str:
+def run(*command: object, folder: Path, **variables: str) -> str:
     """Runs a program outside of the checkout's environment and returns its output."""
     environment = {
         name: text for name, text in os.environ.items() if not name.startswith(("KCOORD_", "PYTHON", "PYTEST_"))
     }
+    environment |= variables
     done = subprocess.run(
         [str(part) for part in command], cwd=folder, env=environment, text=True, capture_output=True, timeout=120
     )
@@ -63,11 +65,11 @@ def run(*command: object, folder: Path) -> str:
     return done.stdout
 
 
-def build_wheel(source: Path, target: Path) -> Path:
-    """Builds a wheel with the hatchling of the tests' environment."""
+def build_wheel(source: Path, target: Path, **variables: str) -> Path:
+    """Builds a wheel with the hatchling of the tests' environment. `variables` of the environment choose its kind."""
     quiet = ("--quiet", "--disable-pip-version-check", "--no-index")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", target)
-    run(sys.executable, "-m", "pip", "wheel", *quiet, *options, source, folder=target)
+    run(sys.executable, "-m", "pip", "wheel", *quiet, *options, source, folder=target, **variables)
     (wheel,) = target.glob("*.whl")
     return wheel
 
@@ -81,7 +83,7 @@ def digests_of_folder(folder: Path, prefix: str) -> dict[str, str]:
     return {
         f"{prefix}/{path.relative_to(folder).as_posix()}": hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
 
 
@@ -131,6 +133,30 @@ def test_the_wheel_contains_exactly_two_packages(wheel: Path) -> None:
     assert {name: digest for name, digest in files.items() if not name.startswith(DISTRIBUTION)} == expected
     assert {"kcoord/config/keys.txt", "kcoord/py.typed", "kcoord_protocol/py.typed"} <= expected.keys()
     assert "kcoord_protocol/_schemas/requests/ConsumerGroupHeartbeatRequest.json" in expected
+
+
+def test_a_platform_wheel_is_the_pure_wheel_with_the_compiled_module(wheel: Path, tmp_path: Path) -> None:
+    if shutil.which(str(sysconfig.get_config_var("CC")).split()[0]) is None:
+        missing("there is no C compiler")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    platform_wheel = build_wheel(ROOT, tmp_path, KCOORD_COMPILE="1")
+    assert not platform_wheel.name.endswith("-any.whl")
+    pure, compiled = digests(wheel), digests(platform_wheel)
+    more = {name for name in compiled if name.endswith(str(sysconfig.get_config_var("EXT_SUFFIX")))}
+    assert {name.split(".")[0] for name in more} == {
+        "kcoord_protocol/compiled_record_check",
+        "kcoord_protocol/compiled_record_check__mypyc",
+    }
+    changed = {name for name in compiled.keys() - more if pure.get(name) != compiled[name]}
+    assert changed == {f"{DISTRIBUTION}/{name}" for name in ("RECORD", "WHEEL")}
+    assert pure.keys() == compiled.keys() - more
+    for built, form in ((wheel, "pure Python"), (platform_wheel, "with compiled checks of records")):
+        folder = tmp_path / form
+        with zipfile.ZipFile(built) as archive:
+            archive.extractall(folder)
+        # Neither the compiled module nor the commands need a library of the environment here.
+        version = run(sys.executable, "-S", "-m", "kcoord", "--version", folder=folder)
+        assert version == f"kcoord {kcoord.__version__}, {form}\n"
 
 
 def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+# The extension module that hatch_build.py compiles from record_check.py.
+
+from kcoord_protocol.record_check import DOUBTFUL as DOUBTFUL
+from kcoord_protocol.record_check import check_records as check_records
+
+SOURCE_SHA256: str
+"""The digest of the file that was compiled."""
