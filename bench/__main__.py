@@ -12,6 +12,7 @@ from bench import (
     classic,
     client_assignors,
     compaction,
+    data,
     gateway,
     memory,
     mixed,
@@ -41,6 +42,7 @@ def lake(report: Report) -> None:
 MEASUREMENTS = {
     "startup": startup.main,
     "requests": requests.main,
+    "data": data.main,
     "tls": tls.main,
     "gateway": gateway.main,
     "storm": storm.main,

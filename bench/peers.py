@@ -4,6 +4,7 @@
 Starts kcoord with Kafka's default assignment interval, and for the join storm without an interval. Runs
 `bench/run-anchors.sh` against both and prints its table. `--only` and `--scenarios` are options of the script, and its
 environment variables (SECONDS_PER, WARMUP, MAXM, REC_GROUPS, ...) apply. This needs Go, and a JDK and Maven for Kafka.
+The scenarios `produce` and `consume` use Kafka's own perf tools instead of the script (`bench.data_plane`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench import data_plane
+from bench.report import Report
 from bench.wire import Broker
 
 OS = "kcoord.log.flush.policy=os"
 NO_INTERVAL = ("group.consumer.assignment.interval.ms=0", "group.consumer.min.assignment.interval.ms=0")
 SCENARIOS = (
     "echo startup heartbeat commit simple_commit fetch metadata describe_topic_partitions classic join_storm mixed "
-    "fetch_all recovery"
+    "fetch_all recovery produce consume"
 )
 
 
@@ -36,8 +39,12 @@ def main() -> int:
     )
     parser.add_argument("--scenarios", default=SCENARIOS, help="scenarios of the script, in one argument")
     arguments = parser.parse_args()
-    script = Path(os.environ.get("KCOORD_SHARED", "../shared")) / "bench" / "run-anchors.sh"
-    tools = ["go", "java", "mvn"] if "kafka" in arguments.only.split() else ["go"]
+    shared = Path(os.environ.get("KCOORD_SHARED", "../shared"))
+    script = shared / "bench" / "run-anchors.sh"
+    peers, scenarios = arguments.only.split(), arguments.scenarios.split()
+    data_scenarios = [scenario for scenario in scenarios if scenario in data_plane.SCENARIOS]
+    scenarios = [scenario for scenario in scenarios if scenario not in data_scenarios]
+    tools = ["go", "java", "mvn"] if "kafka" in peers or data_scenarios else ["go"]
     missing = [tool for tool in tools if shutil.which(tool) is None] + ([] if script.exists() else [str(script)])
     if missing:
         print(f"bench-peers: not found: {', '.join(missing)}", file=sys.stderr)
@@ -45,9 +52,15 @@ def main() -> int:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     work = Path(os.environ.setdefault("WORKDIR", str(Path(tempfile.gettempdir()) / "kcoord-bench")))
-    (work / "results.jsonl").unlink(missing_ok=True)
-    code = measure(script, arguments.only, arguments.scenarios.split())
-    subprocess.run([sys.executable, script.parent / "table.py", work / "results.jsonl"], check=False)
+    work.mkdir(parents=True, exist_ok=True)
+    code = 0
+    if scenarios:
+        (work / "results.jsonl").unlink(missing_ok=True)
+        code = measure(script, arguments.only, scenarios)
+        subprocess.run([sys.executable, script.parent / "table.py", work / "results.jsonl"], check=False)
+    if data_scenarios:
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            data_plane.main(shared.resolve(), Path(folder), peers, data_scenarios, Report())
     return code
 
 

@@ -142,10 +142,10 @@ class Server:
 
 
 class Broker(Server):
-    """`kcoord serve` with its data under `folder`."""
+    """`kcoord serve` with its data under `folder`. `module`: bench.pure for the pure form of a compiled checkout."""
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
-        arguments = ["kcoord", "serve"]
+    def __init__(self, folder: Path, *overrides: str, module: str = "kcoord") -> None:
+        arguments = [module, "serve"]
         for setting in ("listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={folder}", *overrides):
             arguments += ["--override", setting]
         super().__init__(arguments)
