@@ -208,8 +208,11 @@ class Ledger:
     def _cut(
         self, place: Place, first_offset: int, power_losses: int, evidence: str, broken: str = _NEVER_LOST
     ) -> None:
-        for offset in sorted(offset for offset in self._partitions[place].entries if offset >= first_offset):
-            self._lose(place, offset, power_losses, evidence, broken)
+        """Removes the entries from `first_offset` on, except those beyond it that are as new as the evidence."""
+        entries = self._partitions[place].entries
+        for offset in sorted(offset for offset in entries if offset >= first_offset):
+            if offset == first_offset or entries[offset].power_losses < power_losses:
+                self._lose(place, offset, power_losses, evidence, broken)
 
     def _lose(self, place: Place, offset: int, power_losses: int, evidence: str, broken: str = _NEVER_LOST) -> None:
         """Removes an entry that `evidence` contradicts. Raises ViolationError if no power loss explains it.

@@ -277,6 +277,18 @@ def test_a_response_may_be_older_than_the_entries_of_the_ledger() -> None:
         book.ledger.ends_at(CACHED, 0, book.ledger.glance())
 
 
+def test_records_that_were_read_after_a_power_loss_stay_when_an_earlier_loss_shows() -> None:
+    """A reader that was beyond the records that a power loss took reads newer ones before anything shows the loss."""
+    book = Book()
+    book.acknowledge(CACHED, b"c0", b"c1", b"c2")
+    book.power_losses += 1
+    book.read(CACHED, b"c4", first_offset=1)
+    book.acknowledge(CACHED, b"c3")
+    book.read(CACHED, b"c3", b"c4")
+    with pytest.raises(ViolationError, match=r"^L-1 "):
+        book.read(CACHED, b"c5", first_offset=1)
+
+
 def test_a_committed_reader_gets_all_of_a_transaction_or_nothing() -> None:
     transaction = Transaction()
     book = Book(transaction)
