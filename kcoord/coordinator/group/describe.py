@@ -8,7 +8,7 @@ from typing import Final
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.client_assignors import select
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember, TargetMetadata
+from kcoord.coordinator.group.consumer.group import NO_METADATA, ConsumerGroup, ConsumerGroupMember, TargetMetadata
 from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.metadata.image import MetadataImage
 from kcoord_protocol.errors import Errors
@@ -19,10 +19,16 @@ MEMBER_TYPE_CONSUMER: Final = 1
 
 
 def consumer_group(
-    groups: Mapping[str, Group], group_id: str, image: MetadataImage, assignors: Sequence[str]
+    groups: Mapping[str, Group],
+    group_id: str,
+    image: MetadataImage,
+    assignors: Sequence[str],
+    *,
+    has_client_assignors: bool,
 ) -> ConsumerGroupDescribeResponse.DescribedGroup:
     """Describes a consumer group; GROUP_ID_NOT_FOUND for any other group.
 
+    Without `has_client_assignors` it shows nothing of client-side assignors, although the log may have them.
     Members are in descending order of their ids. The protocol has no order, but Kafka's own request test expects this.
     """
     if not group_id:
@@ -33,7 +39,7 @@ def consumer_group(
         return ConsumerGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text
         )
-    selection = select(group.offers()) if group.has_client_assignors else None
+    selection = select(group.offers()) if has_client_assignors and group.has_client_assignors else None
     assignor = group.preferred_server_assignor(assignors) if selection is None else selection.name
     computation = group.client_computation
     asked = computation.asked if computation is not None else None
@@ -47,7 +53,10 @@ def consumer_group(
         assignment_epoch=group.assignment_epoch,
         assignor_name=assignor,
         group_creation_time_ms=group.creation_time_ms,
-        members=[_member(group, member, image) for _, member in sorted(group.members.items(), reverse=True)],
+        members=[
+            _member(group, member, image, has_client_assignors=has_client_assignors)
+            for _, member in sorted(group.members.items(), reverse=True)
+        ],
         assignor_side=0 if selection is None else 1,
         computing_member_id="" if asked is None else asked.member_id,
         computing_until_ms=-1 if asked is None else asked.deadline_ms,
@@ -57,8 +66,11 @@ def consumer_group(
 
 
 def _member(
-    group: ConsumerGroup, member: ConsumerGroupMember, image: MetadataImage
+    group: ConsumerGroup, member: ConsumerGroupMember, image: MetadataImage, *, has_client_assignors: bool
 ) -> ConsumerGroupDescribeResponse.Member:
+    metadata = target_metadata = NO_METADATA
+    if has_client_assignors:
+        metadata, target_metadata = member.metadata, group.target_metadata_of(member.member_id)
     return ConsumerGroupDescribeResponse.Member(
         member_id=member.member_id,
         instance_id=member.instance_id,
@@ -68,10 +80,8 @@ def _member(
         client_host=member.client_host,
         subscribed_topic_names=list(member.subscribed_topic_names),
         subscribed_topic_regex=member.subscribed_topic_regex or "",
-        assignment=_assignment(_owned(member), member.metadata, image),
-        target_assignment=_assignment(
-            group.target_assignment_of(member.member_id), group.target_metadata_of(member.member_id), image
-        ),
+        assignment=_assignment(_owned(member), metadata, image),
+        target_assignment=_assignment(group.target_assignment_of(member.member_id), target_metadata, image),
         client_assignors=[
             ConsumerGroupDescribeResponse.ClientAssignor(
                 name=assignor.name,
@@ -81,7 +91,7 @@ def _member(
                 metadata_version=assignor.metadata_version,
                 metadata_bytes=assignor.metadata,
             )
-            for assignor in member.client_assignors
+            for assignor in (member.client_assignors if has_client_assignors else ())
         ],
         member_type=MEMBER_TYPE_CONSUMER if member.classic is None else MEMBER_TYPE_CLASSIC,
     )

@@ -281,9 +281,18 @@ class GroupCoordinatorShard:
         self, context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[list[ConsumerGroupDescribeResponse.DescribedGroup]]:
         """One described group per id, in that order; GROUP_ID_NOT_FOUND for an id without a consumer group."""
-        assignors = self._config.consumer_assignors
+        config = self._config
         return CoordinatorResult(
-            [describe.consumer_group(self._groups, group_id, self._image, assignors) for group_id in group_ids]
+            [
+                describe.consumer_group(
+                    self._groups,
+                    group_id,
+                    self._image,
+                    config.consumer_assignors,
+                    has_client_assignors=config.kcoord_client_assignors_enable,
+                )
+                for group_id in group_ids
+            ]
         )
 
     def list_groups(

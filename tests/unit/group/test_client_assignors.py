@@ -335,6 +335,24 @@ def test_members_that_have_offers_in_the_log_lose_them_if_the_key_is_switched_of
     assert context.group.assignment_epoch == context.group.group_epoch
 
 
+def test_descriptions_without_the_key_have_nothing_of_what_the_log_has() -> None:
+    context = with_two_members()
+    context.update_metadata({"t": 5})
+    context.beat("A")
+    context.compute("A", {"A": {"t": [0, 1, 2, 3, 4]}}, error=3, metadata=b"m")
+    context.beat("A")
+    context.config.kcoord_client_assignors_enable = False
+    context.restart()
+    described = context.describe("g")
+    assert (described.assignor_name, described.assignor_side) == ("uniform", 0)
+    none = ConsumerGroupDescribeResponse.Assignment()
+    for member in described.members:
+        assert not member.client_assignors
+        for assignment in (member.assignment, member.target_assignment):
+            shown = (assignment.error, assignment.metadata_version, assignment.metadata_bytes)
+            assert shown == (none.error, none.metadata_version, none.metadata_bytes)
+
+
 def test_the_asked_member_is_told_until_it_has_installed_and_others_are_not() -> None:
     context = with_two_members()
     context.update_metadata({"t": 6})
