@@ -476,6 +476,25 @@ def test_requests_that_do_not_fit_are_refused_in_this_order() -> None:
     assert error_of(prepare(member="B", epoch=context.group.members["B"].member_epoch)) is Errors.UNKNOWN_MEMBER_ID
 
 
+def test_a_member_that_cannot_use_the_assignor_chosen_meanwhile_gets_no_snapshot() -> None:
+    context = ClientContext()
+    context.enter("A", offered("y"), offered("x"))
+    context.compute("A", {"A": {"t": [0, 1, 2, 3]}})
+    context.beat("A")
+    context.enter("Z", offered("x"))
+    assert context.beat("A").should_compute_assignment
+    context.enter("B", offered("y", 0, 2, 2), offered("x"))
+    # All members have y now, but A does not read the metadata of B.
+    context.heartbeat("g", "Z", -1)
+    with pytest.raises(KafkaError) as refused:
+        context.prepare("A")
+    assert refused.value.error is Errors.UNKNOWN_MEMBER_ID
+    assert context.shard.counters.client_computations["gone"] == 1
+    assert not context.beat("A").should_compute_assignment
+    assert context.beat("B").should_compute_assignment
+    assert context.prepare("B").assignor_name == "y"
+
+
 def test_an_assignment_without_its_prepared_epoch_is_invalid_and_the_computation_goes_on() -> None:
     context = with_two_members()
     context.update_metadata({"t": 5})

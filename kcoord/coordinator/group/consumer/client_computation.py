@@ -265,6 +265,12 @@ def prepare(
         group.client_computation = None
         counters.client_computations["superseded"] += 1
         raise _not_asked(group, request.member_id)
+    if not selection.can_compute(offer_of(group.members[request.member_id])):
+        # A member has left, and so the group uses another assignor.
+        assert group.client_computation is not None
+        group.client_computation.asked = None
+        counters.client_computations["gone"] += 1
+        raise _not_asked(group, request.member_id)
     asked.assignor = selection.name
     snapshot = asked.snapshot = target_input(group, group.group_epoch, selection.name, image)
     work = PrepareAssignment(group.group_id, context.token, snapshot)
