@@ -63,6 +63,7 @@ def sample_snapshot() -> MetricsSnapshot:
         assignor_failures={"lag-aware": 0},
         client_computations={"installed": 1},
         client_computation_ms=1500,
+        client_assignor_fallbacks=2,
         groups_waiting=0,
         instance=InstanceFigures(1, 2, 25, 9000, 0, 0, timing),
         imports={"imported": 1, "offsets": 3},

@@ -17,6 +17,8 @@ from kcoord.client.types import TopicPartition
 LEFT_FOR_A_WHILE: Final = -2
 """The epoch of a static member that has left and may come back (KIP-848 Static Membership)."""
 
+_FALLBACK_ERROR: Final = -2
+"""The error of an assignment that the broker computed because of kcoord.client.assignor.fallback=server."""
 _CONSUMER: Final = "Consumer"
 _CLASSIC_WAITS: Final = {
     "PreparingRebalance": "members that have not joined again yet; the rebalance timeout bounds that",
@@ -52,7 +54,8 @@ def explain(group: ConsumerGroupDescription, settings: InsightSettings) -> Itera
     for member in group.members:
         if member.assignment_metadata.error:
             error = member.assignment_metadata.error
-            yield GroupInsight("assignment error", f"{name_of(member)} got error {error} with its assignment")
+            cause = ": the broker computed it, because all members failed to" if error == _FALLBACK_ERROR else ""
+            yield GroupInsight("assignment error", f"{name_of(member)} got error {error} with its assignment{cause}")
         if group.group_type == _CONSUMER and member.upgraded is False:
             yield GroupInsight("protocol", f"{name_of(member)} still uses the classic protocol")
 

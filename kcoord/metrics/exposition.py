@@ -124,6 +124,8 @@ class MetricsSnapshot:
     """Computations of target assignments by members, by outcome; None without client-side assignors."""
     client_computation_ms: int
     """The sum of the times of those that were installed."""
+    client_assignor_fallbacks: int
+    """Target assignments that were left to the broker, because all members had failed."""
     groups_waiting: int
     """Groups in which a member computes a target assignment now."""
     instance: InstanceFigures | None
@@ -308,6 +310,12 @@ def _client_assignors(snapshot: MetricsSnapshot) -> Iterable[Metric]:
         "Times from asking a member for a target assignment until it has installed it.",
         count_value=count,
         sum_value=snapshot.client_computation_ms / 1000,
+    )
+    yield _counter(
+        "kcoord_client_assignor_fallbacks",
+        "Target assignments left to the broker, because all members failed (kcoord.client.assignor.fallback=server).",
+        [],
+        {(): snapshot.client_assignor_fallbacks},
     )
     yield _gauge(
         "kcoord_client_assignor_groups_waiting",

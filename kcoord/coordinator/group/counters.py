@@ -30,7 +30,9 @@ class GroupCounters:
     """Assignor -> target assignments that an assignor of one's own did not compute."""
     client_computations: Counter[str] = field(default_factory=Counter)
     """Outcome -> computations of a target by a member (`consumer.client_computation`)."""
-    imports: Counter[str] = field(default_factory=Counter)
-    """Groups that came from another coordinator (`imported`), their `offsets`, and `failed` attempts."""
+    client_assignor_fallbacks: int = 0
+    """Targets that a server-side assignor computes because all able members have failed to."""
     client_computation_ms: int = 0
     """The sum of the times from asking a member until it has installed its target."""
+    imports: Counter[str] = field(default_factory=Counter)
+    """Groups that came from another coordinator (`imported`), their `offsets`, and `failed` attempts."""

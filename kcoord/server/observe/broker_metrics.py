@@ -165,6 +165,7 @@ class BrokerMetrics:
             assignor_failures=dict(counters.assignor_failures),
             client_computations=dict(counters.client_computations) if has_client_assignors else None,
             client_computation_ms=counters.client_computation_ms,
+            client_assignor_fallbacks=counters.client_assignor_fallbacks,
             groups_waiting=groups_waiting,
             instance=self._broker.instance_figures(),
             imports=dict(counters.imports) if self._broker.config.kcoord_upstream_bootstrap_servers else None,

@@ -143,6 +143,9 @@ class TestClientSideAssignors:
     def test_an_error_of_an_assignment(self) -> None:
         failing = replace(offering("a", OFFERED), assignment_metadata=AssignmentMetadata(3))
         assert ("assignment error", "a (app on /h) got error 3 with its assignment") in explained(group(failing))
+        failing = replace(failing, assignment_metadata=AssignmentMetadata(-2))
+        text = "a (app on /h) got error -2 with its assignment: the broker computed it, because all members failed to"
+        assert ("assignment error", text) in explained(group(failing))
 
     def test_a_change_of_metadata_is_a_cause(self) -> None:
         before = group(offering("a", OFFERED))

@@ -18,7 +18,7 @@ from kcoord.coordinator.group.consumer.client_assignors import (
     check_joining,
     select,
 )
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, offer_of
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, FailedComputations, offer_of
 from kcoord.coordinator.group.group import GroupTimer
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -612,6 +612,15 @@ def test_a_member_that_fails_is_not_asked_again_in_the_round_and_rounds_are_furt
     assert context.group.members.keys() == {"A", "B"}
 
 
+def test_the_number_of_failures_has_a_limit_that_fits_into_descriptions() -> None:
+    context = with_two_members()
+    context.update_metadata({"t": 5})
+    context.beat("A")
+    context.group.failed_computations = FailedComputations("x", 1_000, "", 0)
+    context.install("A", context.prepare("A").group_epoch, {}, error=-1)
+    assert context.describe("g").failed_computations == 1_000
+
+
 def test_the_late_install_of_a_member_is_refused_and_it_stays_in_the_group() -> None:
     context = with_two_members()
     context.update_metadata({"t": 5})
@@ -737,8 +746,10 @@ def test_with_the_fallback_the_broker_computes_after_a_round_and_says_so() -> No
     assert answer.assignment.error == -2
     assert context.group.assignment_epoch == context.group.group_epoch
     assert sorted(p for topics in context.targets().values() for p in topics["t"]) == [0, 1, 2, 3, 4, 5]
+    assert context.shard.counters.client_assignor_fallbacks == 1
     context.update_metadata({"t": 7})
     assert context.beat("B").should_compute_assignment
+    assert context.describe("g").failed_computations == 0
 
 
 def test_after_a_failover_a_member_is_asked_again() -> None:

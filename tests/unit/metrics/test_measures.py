@@ -72,6 +72,7 @@ SNAPSHOT = MetricsSnapshot(
     assignor_failures={},
     client_computations={"installed": 1},
     client_computation_ms=1500,
+    client_assignor_fallbacks=2,
     groups_waiting=0,
     instance=None,
     imports=None,
@@ -120,6 +121,12 @@ def test_prometheus_can_parse_the_page_and_finds_the_values_of_the_snapshot() ->
     assert samples["kafka_server_plugins_authorization_request_rate_per_minute", authorizer] == 300
     assert samples["kafka_server_plugins_authorization_allowed_rate_per_minute", authorizer] == 270
     assert samples["kafka_server_plugins_authorization_denied_rate_per_minute", authorizer] == 30
+    assert samples["kcoord_client_assignor_computations_total", ("installed",)] == 1
+    assert samples["kcoord_client_assignor_computations_total", ("timeout",)] == 0
+    assert samples["kcoord_client_assignor_seconds_count", ()] == 1
+    assert samples["kcoord_client_assignor_seconds_sum", ()] == 1.5
+    assert samples["kcoord_client_assignor_fallbacks_total", ()] == 2
+    assert samples["kcoord_client_assignor_groups_waiting", ()] == 0
     assert samples["kcoord_audit_entries_total", ()] == 11
     assert samples["kcoord_audit_lost_entries_total", ()] == 1
     assert samples["kafka_log_flush_rate_and_time_ms_count", ()] == 0

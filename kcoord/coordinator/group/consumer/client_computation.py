@@ -50,6 +50,7 @@ from kcoord.coordinator.group.consumer.client_assignors import (
     select,
 )
 from kcoord.coordinator.group.consumer.group import (
+    MAX_FAILURES,
     Assignment,
     ConsumerGroup,
     ConsumerGroupMember,
@@ -140,6 +141,7 @@ def decide(
         computation.failed.clear()
         computation.rounds += 1
         if falls_back:
+            counters.client_assignor_fallbacks += 1
             return ComputedBy.FALLBACK
         computation.not_before_ms = now_ms + pause_ms(computation.rounds)
         return ComputedBy.OTHER_MEMBER
@@ -185,7 +187,9 @@ def _fail(
     failed = group.failed_computations
     count = failed.count + 1 if failed is not None and failed.assignor == asked.assignor else 1
     text = shortened(f"member {asked.member_id}: {reason}")
-    group.failed_computations = FailedComputations(asked.assignor, count, text, computation.not_before_ms)
+    group.failed_computations = FailedComputations(
+        asked.assignor, min(count, MAX_FAILURES), text, computation.not_before_ms
+    )
 
 
 def _find_asked(
@@ -438,7 +442,6 @@ def _installed(
         raise KafkaError(Errors.INVALID_ASSIGNMENT, f"The assignment is invalid: {outcome}.")
     counters.client_computations["error" if work.request.error else "installed"] += 1
     counters.client_computation_ms += now_ms - asked.since_ms
-    group.failed_computations = None
     result = install(group, outcome, now_ms)
     result.timers.append(Cancel(_timer(group)))
     return result

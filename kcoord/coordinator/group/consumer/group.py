@@ -166,7 +166,8 @@ class ConsumerGroupMember:
 
 _FIRST_PAUSE_MS: Final = 2_000
 _LONGEST_PAUSE_MS: Final = 60_000
-_MAX_FAILURES: Final = 1_000
+MAX_FAILURES: Final = 1_000
+"""The highest number of failures in a row that is counted."""
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 
@@ -254,13 +255,13 @@ class FailedComputations:
         """Counts one more failure. The pause doubles with each failure of the same assignor."""
         count = 1
         if earlier is not None and earlier.assignor == assignor:
-            count = min(earlier.count + 1, _MAX_FAILURES)
+            count = min(earlier.count + 1, MAX_FAILURES)
         return cls(assignor, count, reason, now_ms + pause_ms(count))
 
 
 def pause_ms(failures: int) -> int:
     """Returns the pause after the n-th failure in a row: 2 s, then twice as long each time, at most a minute."""
-    return min(_FIRST_PAUSE_MS << min(failures - 1, _MAX_FAILURES), _LONGEST_PAUSE_MS)
+    return min(_FIRST_PAUSE_MS << min(failures - 1, MAX_FAILURES), _LONGEST_PAUSE_MS)
 
 
 class ConsumerGroup:
@@ -606,7 +607,8 @@ class ConsumerGroup:
             self.target_metadata.update(metadata)
 
     def end_computation(self, assignment_epoch: int) -> None:
-        """Ends a computation by members that began at or before the epoch of a new target."""
+        """Ends a computation by members that began at or before the epoch of a new target, and forgets failures."""
+        self.failed_computations = None
         if self.client_computation is not None and self.client_computation.group_epoch <= assignment_epoch:
             self.client_computation = None
 
