@@ -31,7 +31,10 @@ class Member:
 
 @dataclass(slots=True, frozen=True)
 class Group:
-    """A group. `epoch`, `target_epoch` and `creation_time_ms` are None for classic groups."""
+    """A group. `epoch`, `target_epoch` and `creation_time_ms` are None for classic groups.
+
+    `computing_member` is the id of the member that computes the next target assignment with a client-side assignor.
+    """
 
     group_id: str
     type: str = ""
@@ -41,6 +44,7 @@ class Group:
     epoch: int | None = None
     target_epoch: int | None = None
     creation_time_ms: int | None = None
+    computing_member: str | None = None
     members: list[Member] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
@@ -76,6 +80,7 @@ def group_from_description(description: ConsumerGroupDescription) -> Group:
         description.group_epoch,
         description.target_assignment_epoch,
         description.group_creation_time_ms,
+        description.computing_member_id,
         [_member(member) for member in sorted(description.members, key=lambda member: member.member_id)],
     )
 
