@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from kcoord.client import (
     TopicPartition,
     UnsupportedVersionException,
 )
+from kcoord.runtime.serde import partition_for
 from tests.docs.terminal import blocks_of
 from tests.integration.client.conftest import StartBroker
 from tests.integration.client.helpers import (
@@ -41,6 +43,7 @@ from tests.integration.client.helpers import (
     eventually,
     produce,
 )
+from tests.integration.test_reassignment import reassign
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.shared import ROOT
 
@@ -281,6 +284,72 @@ class TestComputing:
             assignor.hold = None
             await group.until_owned(PARTITIONS)
             await until_settled(admin, name, 1)
+
+    async def test_the_coordinator_moves_to_another_worker_while_a_member_computes(
+        self, start_broker: StartBroker, name: str
+    ) -> None:
+        broker = start_broker(
+            kcoord_client_assignors_enable="true", group_coordinator_threads="2", offsets_topic_num_partitions="2"
+        )
+        async with AdminClient(bootstrap_servers=broker.address) as admin, group_of(broker, admin, name) as group:
+            shard, nodes = partition_for(name, 2), [node.node_id for node in (await admin.describe_cluster()).nodes]
+            assignors = [Noting(), Noting()]
+            for assignor in assignors:
+                await group.join(assignor)
+            await group.until_owned(6, 6)
+            before = await until_settled(admin, name, 2)
+            hold = threading.Event()
+            for assignor in assignors:
+                assignor.hold = hold
+            group.members[0].consumer.request_reassignment()
+            computed = sum(len(assignor.specs) for assignor in assignors)
+            await eventually(lambda: sum(len(assignor.specs) for assignor in assignors) > computed, "a computation")
+            (target,) = {*nodes} - {before.coordinator.node_id}
+            assert reassign(broker.port, "__consumer_offsets", {shard: [target]}) == {shard: 0}
+            hold.set()
+            after = await until_settled(admin, name, 2)
+            assert after.coordinator.node_id == target
+            assert after.group_epoch == (before.group_epoch or 0) + 1
+            assert after.is_assigned_by_member and after.failed_computations == 0
+            assert {member.target_metadata.data for member in after.members} == {f"epoch {after.group_epoch}".encode()}
+            await group.until_owned(6, 6)
+            assert all(event != "lost" for member in group.members for event, _ in member.events.events)
+
+    async def test_metadata_survives_compaction_and_a_kill(self, start_broker: StartBroker, name: str) -> None:
+        """The group is the same after the start as before, and no member computes again."""
+        broker = start_broker(
+            kcoord_client_assignors_enable="true",
+            offsets_topic_num_partitions="1",
+            offsets_topic_segment_bytes="2000",
+            log_cleaner_backoff_ms="50",
+            group_consumer_session_timeout_ms="10000",
+        )
+        async with AdminClient(bootstrap_servers=broker.address) as admin, group_of(broker, admin, name) as group:
+            assignors = [Noting(1), Noting(2)]
+            for assignor in assignors:
+                await group.join(assignor)
+            await group.until_owned(4, 8)
+            checkpoint = broker.data / "cleaner-offset-checkpoint"
+            for weight in (1, 2):
+                assignors[0].weight = 2 * weight
+                group.members[0].consumer.update_assignor_metadata()
+                await group.until_owned(*((6, 6), (8, 4))[weight - 1])
+            before = await until_settled(admin, name, 2)
+            offset = TopicPartition(name, 0)
+
+            async def is_cleaned() -> bool:
+                """Other groups fill the log, so that its cleaner reaches the records of this one."""
+                await admin.alter_consumer_group_offsets("other", {offset: 1})
+                return checkpoint.exists() and "__consumer_offsets 0" in checkpoint.read_text()
+
+            await eventually(is_cleaned, "a cleaned log")
+            computed = [len(assignor.specs) for assignor in assignors]
+            broker.restart(signal.SIGKILL)
+            after = await until_settled(admin, name, 2)
+            assert after == before
+            await asyncio.sleep(1)  # Some heartbeats pass.
+            assert await until_settled(admin, name, 2) == before
+            assert [len(assignor.specs) for assignor in assignors] == computed
 
 
 class TestFailures:
