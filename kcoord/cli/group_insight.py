@@ -90,8 +90,11 @@ def _assignor(group: ConsumerGroupDescription, settings: InsightSettings) -> str
         return f"{group.assignor}: all members support it, and most prefer it (partition.assignment.strategy)"
     if group.is_assigned_by_member:
         return f"{group.assignor}: runs in the members, all of which offer it, and most prefer it"
-    if settings.assignors and settings.assignors[0] != group.assignor:
+    names = settings.assignors or [group.assignor]
+    if group.assignor in names[1:]:
         return f"{group.assignor}: most members with group.remote.assignor have it"
+    if group.assignor != names[0]:
+        return f"{group.assignor}: the broker's, one of group.consumer.assignors={','.join(names)}"
     return f"{group.assignor}: the broker's default, the first of group.consumer.assignors"
 
 

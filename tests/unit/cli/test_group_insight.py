@@ -68,6 +68,13 @@ def test_an_assignor_that_the_members_have_chosen() -> None:
     assert texts["assignor"].startswith("range: most members with group.remote.assignor have it")
 
 
+def test_an_assignor_that_the_config_names_otherwise() -> None:
+    """An assignor of one's own has a name of its own, and Kafka's class names stand for the built-in ones."""
+    settings = InsightSettings(["mine:Sticky", "uniform"], 45_000)
+    texts = dict(explained(group(assignor="sticky"), settings))
+    assert texts["assignor"] == "sticky: the broker's, one of group.consumer.assignors=mine:Sticky,uniform"
+
+
 def test_static_members() -> None:
     statements = explained(
         group(member("a", (0,), (0,), epoch=-2, instance="i"), member("b", (1,), (1,), instance="j")),
