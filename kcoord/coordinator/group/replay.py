@@ -237,7 +237,9 @@ class GroupReplay:
             group.assignment_timestamp_ms = value.assignment_timestamp
             group.target_assignor = value.assignor
             group.assigned_by = value.assigned_by
-            group.end_computation(value.assignment_epoch)
+            gone = group.end_computation(value.assignment_epoch)
+            if gone:
+                self.counters.client_computations["gone"] += gone
         elif (present := self._present(key.group_id)) is not None:
             present.assignment_epoch = 0
             present.assignment_timestamp_ms = 0

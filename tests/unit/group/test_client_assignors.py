@@ -698,6 +698,27 @@ def test_a_member_that_returns_has_not_failed() -> None:
     assert context.beat("A").should_compute_assignment
 
 
+@pytest.mark.parametrize("release", ["4.3", "4.4"])
+def test_an_empty_group_forgets_pauses_and_counts_the_computation_of_its_last_member(release: str) -> None:
+    context = ClientContext(configs={"kcoord.release": release})
+    context.restart()  # Only a loaded shard counts what it replays.
+    assert context.enter("A", offered()).should_compute_assignment
+    for _ in range(2):
+        while not context.beat("A").should_compute_assignment:
+            context.sleep(1_000)
+        context.install("A", context.prepare("A").group_epoch, {}, error=-1)
+    assert not context.beat("A").should_compute_assignment
+    context.sleep(4_000)
+    assert context.beat("A").should_compute_assignment
+    context.install("A", context.prepare("A").group_epoch, {}, error=-1)
+    context.beat("A")
+    context.heartbeat("g", "A", -1)
+    assert context.enter("B", offered()).should_compute_assignment
+    context.heartbeat("g", "B", -1)
+    context.enter("C", offered())
+    assert context.shard.counters.client_computations == {"failed": 3, "gone": 1}
+
+
 def test_a_member_that_missed_the_response_with_a_new_epoch_gets_its_metadata() -> None:
     context = with_two_members()
     epoch = context.group.assignment_epoch

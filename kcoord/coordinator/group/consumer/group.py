@@ -467,6 +467,9 @@ class ConsumerGroup:
             return
         if self.client_computation is not None:
             self.client_computation.forget(member_id)
+            if not self.members:
+                # The pause was for the members that failed.
+                self.client_computation.rounds = self.client_computation.not_before_ms = 0
         self._count_subscriptions(member, None)
         self._count_stable(member, None)
         self._move_ownership(member, None)
@@ -606,11 +609,17 @@ class ConsumerGroup:
                 self.target_metadata.pop(member_id, None)
             self.target_metadata.update(metadata)
 
-    def end_computation(self, assignment_epoch: int) -> None:
-        """Ends a computation by members that began at or before the epoch of a new target, and forgets failures."""
+    def end_computation(self, assignment_epoch: int) -> int:
+        """Ends a computation by members that began at or before the epoch of a new target, and forgets failures.
+
+        Returns how many asked members have left during the computation and are not counted yet.
+        """
         self.failed_computations = None
-        if self.client_computation is not None and self.client_computation.group_epoch <= assignment_epoch:
-            self.client_computation = None
+        computation = self.client_computation
+        if computation is None or computation.group_epoch > assignment_epoch:
+            return 0
+        self.client_computation = None
+        return computation.gone
 
     def target_metadata_of(self, member_id: str) -> TargetMetadata:
         return self.target_metadata.get(member_id, NO_METADATA)
