@@ -28,7 +28,7 @@ from kcoord.upstream.instance_metadata import InstanceMetadata
 from kcoord.upstream.own_topics import OWN_TOPICS
 from kcoord.upstream.ownership import Ownership
 from kcoord.upstream.versions import common_versions, port_tables
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
 from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
@@ -104,6 +104,8 @@ class Gateway:
         self, broker: Broker, context: RequestContext, request: FindCoordinatorRequest
     ) -> FindCoordinatorResponse:
         """Answers FindCoordinator for groups: every instance names the owner of the group's shard."""
+        if request.key_type != find_coordinator.GROUP:
+            raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
 
         def coordinator(group_id: str) -> tuple[int, str, int] | None:
             instance = self.ownership.coordinator(broker.groups.shard_of(group_id))

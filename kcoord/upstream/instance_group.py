@@ -36,7 +36,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 RECORD_VERSION: Final = 1
 """The highest version of the records in the upstream that this release reads."""
-LEAVE_SECONDS: Final = 1.0
+LEAVE_SECONDS: Final = 0.5
 _NS_PER_MS: Final = 1_000_000
 
 _logger = logging.getLogger(__name__)

@@ -58,6 +58,14 @@ async def test_every_port_names_the_owner_of_a_group() -> None:
             assert await find(on_stage, port) == (0, LESSER, "host99", 9099)
 
 
+async def test_there_are_no_coordinators_of_share_groups() -> None:
+    async with stage() as on_stage:
+        dialogue = on_stage.connect(None)
+        await dialogue.send(dialogue.frame(FindCoordinatorRequest(key_type=2, coordinator_keys=["g:t:0"]), 6))
+        (answer,) = decoded(dialogue.received[-1], FindCoordinatorResponse, 6).coordinators
+        assert answer.error_code == Errors.INVALID_REQUEST
+
+
 async def test_an_instance_that_loses_a_shard_closes_it() -> None:
     async with stage() as on_stage:
         assert await describe(on_stage) == Errors.NONE

@@ -41,8 +41,6 @@ def answer(
     request: FindCoordinatorRequest, version: int, group_coordinator: Callable[[str], tuple[int, str, int] | None]
 ) -> FindCoordinatorResponse:
     """Answers a request about groups. `group_coordinator` returns node id, host and port, None if there is none."""
-    if request.key_type != GROUP:
-        raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
     coordinators = []
     for key in _keys(request, version):
         address = group_coordinator(key)
