@@ -248,13 +248,13 @@ async def _only_upstream(sides: Sides, groups: Sequence[GroupListing]) -> list[R
         results = await ask_for_import(sides, ids, dry_run=True)
         for group in portion:
             own = offsets[group.group_id]
-            known = {} if isinstance(own, KafkaError) else own
+            readable = {} if isinstance(own, KafkaError) else own
             rows.append(
                 {
                     "group": group.group_id,
                     "state": group.state,
-                    "offsets": len(known),
-                    "lag": await _lag(sides, known),
+                    "offsets": len(readable),
+                    "lag": await _lag(sides, readable),
                     "import": results[group.group_id].text,
                 }
             )

@@ -82,6 +82,8 @@ class BrokerAttributes:
     kcoord_response_buffer_max_bytes: int
     kcoord_sasl_login_timeout_ms: int
     kcoord_ssl_handshake_timeout_ms: int
+    kcoord_upstream_acls_max_age_ms: int
+    kcoord_upstream_authentication: str
     kcoord_upstream_bootstrap_servers: list[str]
     kcoord_upstream_group_id: str
     kcoord_upstream_heartbeat_interval_ms: int

@@ -21,6 +21,8 @@ from kcoord.config.scram_users import ScramUser, parse_bootstrap_scram
 _OF_ONE_WORKER = re.compile(r"kcoord\.worker\.(?P<number>\d{1,4})\.(?P<key>.+)")
 """A key for one of several workers, counted from 0. It takes precedence over the key for all workers."""
 
+PASS_THROUGH = "pass-through"
+"""The value of kcoord.upstream.authentication with which the upstream decides about the logins of clients."""
 UPSTREAM_KEY = "kcoord.upstream.bootstrap.servers"
 NODE_ID_BEFORE_UPSTREAM = 1_000_000
 """The default of node.id if UPSTREAM_KEY is set. No broker of the upstream can have the same id."""
@@ -95,6 +97,11 @@ class BrokerSettings(BrokerAttributes):
             setattr(self, BROKER_KEYS[name].attribute, value)
         names = self._assignor_names
         self.consumer_assignors = [names.get(name, name) for name in self.group_consumer_assignors]
+
+    @property
+    def passes_logins(self) -> bool:
+        """Whether the upstream decides about the logins of clients."""
+        return self.kcoord_upstream_authentication == PASS_THROUGH
 
     @property
     def own_assignors(self) -> list[str]:

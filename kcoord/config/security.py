@@ -38,7 +38,7 @@ def check_security(config: BrokerSettings) -> None:
     parse_super_users(config.super_users)
     parse_listener_principals(config.kcoord_listener_principals, config.open_listeners)
     for listener in config.open_listeners:
-        if listener.security_protocol.has_sasl:
+        if listener.security_protocol.has_sasl and not config.passes_logins:
             _check_sasl(config, listener)
     if config.ssl_engine_factory_class:
         raise ConfigError(

@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcoord.config.broker_settings import UPSTREAM_KEY, BrokerSettings
+from kcoord.config.broker_settings import PASS_THROUGH, UPSTREAM_KEY, BrokerSettings
 from kcoord.config.key import ConfigError
+from kcoord.config.listeners import Listener
 from kcoord.config.workers import LARGEST_PORT, PORTS_KEY, THREADS_KEY, worker_count
 
 UPSTREAM_PREFIX: Final = "kcoord.upstream."
 UPSTREAM_PORTS: Final = "kcoord.upstream.ports"
 HEARTBEATS_PER_SESSION: Final = 3
+AUTHENTICATION: Final = "kcoord.upstream.authentication"
+_OF_OWN_LOGINS: Final = ("connections.max.reauth.ms", "sasl.enabled.mechanisms", "sasl.jaas.config")
 _SECURITY: Final = ("security.protocol", "sasl.", "ssl.")
 
 
@@ -83,6 +86,10 @@ def upstream_security(config: BrokerSettings) -> dict[str, str]:
 def check_upstream(config: BrokerSettings) -> None:
     """Raises ConfigError if settings do not fit to a broker in front of an existing cluster."""
     if not config.kcoord_upstream_bootstrap_servers:
+        if config.kcoord_upstream_authentication == PASS_THROUGH:
+            raise ConfigError(
+                f"Invalid value {PASS_THROUGH} for configuration {AUTHENTICATION}: set {UPSTREAM_KEY}, too"
+            )
         return
     for address in config.kcoord_upstream_bootstrap_servers:
         host, _, port = address.rpartition(":")
@@ -107,12 +114,36 @@ def check_upstream(config: BrokerSettings) -> None:
             f"Invalid value {heartbeat_ms} for configuration {UPSTREAM_PREFIX}heartbeat.interval.ms: it must be at "
             f"most a third of {UPSTREAM_PREFIX}session.timeout.ms ({session_ms})"
         )
+    if config.passes_logins:
+        _check_pass_through(config, listener)
     for name, reason in _unusable(config):
         raise _unsupported(name, "[hidden]" if "secret" in name else str(config.value(name)), reason)
 
 
+def _check_pass_through(config: BrokerSettings, listener: Listener) -> None:
+    """Raises ConfigError if the logins of clients cannot be passed on."""
+    protocol = config.kcoord_upstream_security_protocol
+    if not protocol.upper().startswith("SASL_"):
+        raise ConfigError(
+            f"Invalid value {protocol} for configuration {UPSTREAM_PREFIX}security.protocol: it must be SASL_PLAINTEXT "
+            f"or SASL_SSL, because {AUTHENTICATION}={PASS_THROUGH} passes the logins of clients on"
+        )
+    if not listener.security_protocol.has_sasl:
+        raise ConfigError(
+            f"Invalid value {listener} for configuration listeners: its security protocol must be SASL_PLAINTEXT or "
+            f"SASL_SSL, because {AUTHENTICATION}={PASS_THROUGH} passes the logins of clients on"
+        )
+    for name in sorted(config.explicit):
+        if not name.startswith(UPSTREAM_PREFIX) and name.endswith(_OF_OWN_LOGINS):
+            shown = "[hidden]" if name.endswith("config") else config.explicit[name]
+            raise ConfigError(
+                f"Invalid value {shown} for configuration {name}: with {AUTHENTICATION}={PASS_THROUGH} the upstream "
+                "decides about logins; leave it out"
+            )
+
+
 def _unusable(config: BrokerSettings) -> Iterator[tuple[str, str]]:
-    if config.authorizer_class_name:
+    if config.authorizer_class_name and not config.passes_logins:
         yield "authorizer.class.name", "requests for topics have the rights of kcoord's own principal in the upstream"
     if config.delegation_token_secret_key:
         yield "delegation.token.secret.key", "there are no delegation tokens"

@@ -47,10 +47,7 @@ class PlainExchange:
 
     def respond(self, message: bytes) -> bytes:
         """Returns the empty answer to a right password; raises Rejection."""
-        tokens = message.decode("utf-8", "replace").split("\0")
-        if len(tokens) != _TOKENS:
-            raise _rejection(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(tokens)}")
-        authorization_id, user, password = tokens
+        authorization_id, user, password = parse_plain(message)
         if not user:
             raise _rejection("Authentication failed: username not specified")
         if not password:
@@ -61,6 +58,15 @@ class PlainExchange:
             raise _rejection(OTHER_AUTHORIZATION_ID)
         self.user, self.is_complete = user, True
         return b""
+
+
+def parse_plain(message: bytes) -> tuple[str, str, str]:
+    """Returns authorization id, user and password; raises Rejection."""
+    tokens = message.decode("utf-8", "replace").split("\0")
+    if len(tokens) != _TOKENS:
+        raise _rejection(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(tokens)}")
+    authorization_id, user, password = tokens
+    return authorization_id, user, password
 
 
 def _rejection(text: str) -> Rejection:

@@ -142,9 +142,7 @@ class ScramServerExchange:
         return answer
 
     def _first(self, message: bytes) -> bytes:
-        match = _CLIENT_FIRST.fullmatch(_text(message))
-        if match is None:
-            raise Rejection("the first message is not a client-first-message without channel binding")
+        match = _client_first(message)
         name = _user(match["name"])
         self.is_token_login = _is_token_login(match["extensions"])
         credential = self._token_credential(name) if self.is_token_login else self._lookup(self._mechanism, name)
@@ -190,6 +188,22 @@ class ScramServerExchange:
         if self._is_decoy or not is_right:
             raise Rejection("the user does not exist, or the password is wrong")
         return b"v=" + base64.b64encode(signature)
+
+
+def claimed_user(message: bytes) -> tuple[str, str, bool]:
+    """Returns authorization id and user of a client's first message, and whether the user is a delegation token.
+
+    Raises Rejection if it is no such message. Nothing shows yet that the client is this user.
+    """
+    match = _client_first(message)
+    return _user(match["authzid"] or ""), _user(match["name"]), _is_token_login(match["extensions"])
+
+
+def _client_first(message: bytes) -> re.Match[str]:
+    match = _CLIENT_FIRST.fullmatch(_text(message))
+    if match is None:
+        raise Rejection("the first message is not a client-first-message without channel binding")
+    return match
 
 
 def _text(message: bytes) -> str:

@@ -13,7 +13,8 @@ task at a time calls `look`, which asks three kinds of questions:
 A broker that does not answer keeps its address and versions until it does. A broker that the last Metadata response
 lacks is not in `nodes`.
 
-`open_connection` opens a connection for a client. All connections log in as kcoord's own principal.
+`open_connection` opens a connection for a client. All connections log in as kcoord's own principal, unless the client
+logs in itself (`kcoord.upstream.authentication=pass-through`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kcoord.client.cluster import Cluster
 from kcoord.client.config import CommonConfig
 from kcoord.client.connection import Connection, ExpectedBroker, open_connection
 from kcoord.client.errors import ClientException
-from kcoord.client.security_properties import security_of
+from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, security_of
 from kcoord.client.types import Node
 from kcoord.config import BrokerConfig
 from kcoord.config.broker_settings import UPSTREAM_KEY
@@ -78,14 +79,16 @@ class UpstreamCluster:
 
     def __init__(self, config: BrokerConfig) -> None:
         self._servers = ",".join(config.kcoord_upstream_bootstrap_servers)
+        security = upstream_security(config)
         try:
+            self._transport_security: Final = security_of(_without_login(security))
             self.settings: Final = CommonConfig(
                 bootstrap_servers=config.kcoord_upstream_bootstrap_servers,
                 client_id=f"kcoord-{config.node_id}",
                 kip_1327_revision="off",
                 request_timeout_ms=config.kcoord_upstream_request_timeout_ms,
                 socket_connection_setup_timeout_ms=config.kcoord_upstream_socket_connection_setup_timeout_ms,
-                security=security_of(upstream_security(config)),
+                security=security_of(security),
             )
         except ClientException as error:
             raise StartError(f"{UPSTREAM_PREFIX}{error}") from None
@@ -192,8 +195,8 @@ class UpstreamCluster:
         )
         return await connection.call(request, MetadataResponse, highest=HIGHEST_VERSION)
 
-    async def open_connection(self, node_id: int) -> Connection:
-        """Opens a connection to a broker for one client. Raises KafkaError."""
+    async def open_connection(self, node_id: int, *, logs_in: bool) -> Connection:
+        """Opens a connection to a broker for one client, which kcoord logs in if `logs_in`. Raises KafkaError."""
         node = self.nodes.get(node_id)
         if node is None:
             raise KafkaError(Errors.BROKER_NOT_AVAILABLE, f"broker {node_id} of the upstream is not in service")
@@ -205,13 +208,20 @@ class UpstreamCluster:
             request_timeout_ms=settings.request_timeout_ms,
             connect_timeout_ms=settings.socket_connection_setup_timeout_ms,
             max_frame_bytes=settings.receive_message_max_bytes,
-            security=settings.security,
+            security=settings.security if logs_in else self._transport_security,
             expected=ExpectedBroker(self.cluster_id, node_id),
         )
 
     async def close(self) -> None:
         """Closes kcoord's own connections."""
         await self.connections.close()
+
+
+def _without_login(properties: Mapping[str, str]) -> dict[str, str]:
+    """Returns security properties without SASL: TLS or nothing."""
+    protocol = properties.get(SECURITY_PROTOCOL, PLAINTEXT).upper()
+    kept = {name: value for name, value in properties.items() if not name.startswith("sasl.")}
+    return kept | {SECURITY_PROTOCOL: protocol.removeprefix("SASL_")}
 
 
 def sorted_partitions(

@@ -22,15 +22,21 @@ from kcoord.runtime.shard_map import Instance
 from kcoord.server.api.api_table import ApiTable, RequestContext
 from kcoord.server.api.handlers import find_coordinator
 from kcoord.server.broker import Broker
+from kcoord.upstream.acls import UpstreamAcls
 from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
 from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.instance_metadata import InstanceMetadata
 from kcoord.upstream.own_topics import OWN_TOPICS
 from kcoord.upstream.ownership import Ownership
-from kcoord.upstream.versions import common_versions, port_tables
+from kcoord.upstream.versions import GroupSide, common_versions, port_tables
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
-from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
+from kcoord_protocol.messages import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
 
 KNOWN_SECONDS: Final = 2.0
 """The longest time that a response waits until the image has the topics that it names."""
@@ -51,6 +57,7 @@ class Gateway:
         ownership: Ownership,
         imports: GroupImports,
         metadata: InstanceMetadata,
+        acls: UpstreamAcls | None = None,
     ) -> None:
         self.broker = broker
         self.metadata = metadata
@@ -60,6 +67,10 @@ class Gateway:
         broker.groups.must_ask_first = imports.is_due
         self.ports: dict[int, int] = {}
         """The ports of this instance, by the node ids of the upstream's brokers."""
+        self.acls = acls
+        """The ACLs of the upstream that decide about groups; None if clients log in at kcoord."""
+        self.passes_logins = broker.config.passes_logins
+        """Whether clients log in at the upstream, each with its own connection."""
         self.on_brokers: Callable[[], Awaitable[None]] | None = None
         """Called after each look, to open the ports of new brokers."""
         self._tables: dict[int | None, ApiTable] = {}
@@ -90,13 +101,18 @@ class Gateway:
             return versions[node_id]
         return common_versions([versions[node_id] for node_id in self.ports if node_id in versions])
 
+    def login_version(self, node_id: int | None, request: SaslHandshakeRequest | SaslAuthenticateRequest) -> int:
+        """Returns the version in which a request of a login is passed on: the highest that both sides have."""
+        theirs, ours = self.versions_of(node_id).ranges.get(request.api_key, range(1)), type(request).valid_versions
+        return min(theirs.stop, ours.stop) - 1
+
     def table(self, node_id: int | None) -> ApiTable:
         """Returns the APIs that are answered here, for the port of a broker of the upstream or (None) for kcoord's."""
         if node_id not in self._tables:
             config = self.broker.config
-            tables = port_tables(
-                config, node_id, lambda: self.versions_of(node_id), self.find_coordinator, self._imports
-            )
+            check = None if self.acls is None else self.acls.check
+            groups = GroupSide(self.find_coordinator, self._imports, check)
+            tables = port_tables(config, node_id, lambda: self.versions_of(node_id), groups)
             self._tables[node_id] = tables[config.kip1327_form("")]
         return self._tables[node_id]
 
@@ -111,7 +127,7 @@ class Gateway:
             instance = self.ownership.coordinator(broker.groups.shard_of(group_id))
             return (instance.node_id, instance.host, instance.port) if instance is not None else None
 
-        return find_coordinator.answer(request, context.api_version, coordinator)
+        return find_coordinator.answer(context, request, coordinator)
 
     def creation_time_ms(self, topic_id: bytes, partition_id: int) -> int:
         """Returns the time at which a partition was first seen (KIP-1327), -1 if it was not."""
@@ -137,7 +153,11 @@ class Gateway:
                     await asyncio.sleep(_NEXT_LOOK_SECONDS)
                     await self.look()
         except TimeoutError:
-            _logger.warning("The upstream does not show topics %s yet", ", ".join(sorted(names)))
+            _logger.warning(
+                "The upstream does not show topics %s to kcoord yet, so no group can consume them. If that lasts, "
+                "kcoord's user lacks the right Describe on them",
+                ", ".join(sorted(name for name in names if self.lacks([name]))),
+            )
 
     def shared_changed(self) -> None:
         """Follows what another instance has added to the log that all share."""

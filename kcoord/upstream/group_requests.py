@@ -16,6 +16,7 @@ from kcoord.client.config import CommonConfig
 from kcoord.client.results import error_of
 from kcoord.client.types import Node
 from kcoord.runtime.upstream_membership import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from kcoord.upstream.rights import naming_right
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     HeartbeatRequest,
@@ -142,7 +143,7 @@ class GroupRequests:
             async with asyncio.timeout(timeout_ms / 1000):
                 node = (await self._cluster.find_coordinators(kind, [self._group_id]))[self._group_id]
                 if not isinstance(node, Node):
-                    raise node
+                    raise naming_right(node, "Read", f"group {self._group_id}")
                 connection = await self._cluster.connection(node.node_id, purpose)
                 try:
                     answer = await connection.call(message, response, lowest=lowest, timeout_ms=timeout_ms)
@@ -152,7 +153,7 @@ class GroupRequests:
                     raise
             error = error_of(answer.error_code)
             if error is not Errors.NONE:
-                raise KafkaError(error)
+                raise naming_right(KafkaError(error), "Read", f"group {self._group_id}")
         except TimeoutError:
             self._cluster.forget_coordinator(kind, self._group_id)
             raise KafkaError(Errors.REQUEST_TIMED_OUT, f"no answer within {timeout_ms} ms") from None

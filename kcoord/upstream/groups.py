@@ -16,6 +16,7 @@ from kcoord.client.admin.groups import describe_groups, list_groups
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.offset_messages import GroupOffsets
 from kcoord.coordinator.group.imports import ImportedOffset
+from kcoord.upstream.rights import naming_right
 from kcoord_protocol.errors import Errors, KafkaError
 
 FETCH_MS: Final = 5_000
@@ -79,7 +80,7 @@ async def _fetch(cluster: Cluster, deadline: Deadline, group_id: str) -> GroupOf
 def _explained(error: KafkaError, group_id: str) -> KafkaError:
     """Returns an error that names the group, and the missing right if that is the reason."""
     if error.error is Errors.GROUP_AUTHORIZATION_FAILED:
-        return KafkaError(error.error, f"kcoord's user in the upstream lacks the right Describe on group {group_id}")
+        return naming_right(error, "Describe", f"group {group_id}")
     if error.error is Errors.UNSTABLE_OFFSET_COMMIT:
         return KafkaError(error.error, f"an open transaction in the upstream has offsets of group {group_id}")
     return KafkaError(error.error, f"the upstream does not answer about group {group_id}: {error}")

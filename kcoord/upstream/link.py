@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to a broker of the upstream that belongs to one client connection.
 
-A link is opened by kcoord's own client code, which negotiates versions and logs in. Then the link gets the transport.
-Bytes that are written before that wait in it.
+A link is opened by kcoord's own client code, which negotiates versions and logs in, unless the client itself logs in.
+Then the link gets the transport. Bytes that are written before that wait in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UpstreamLink(asyncio.Protocol):
         try:
             if target is None:
                 raise KafkaError(Errors.BROKER_NOT_AVAILABLE, "no broker of the upstream is in service")
-            connection = await gateway.upstream.open_connection(target)
+            connection = await gateway.upstream.open_connection(target, logs_in=not gateway.passes_logins)
             transport = self._transport = connection.hand_over(self)
         except KafkaError as error:
             self._is_closed = True

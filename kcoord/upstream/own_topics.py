@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Awaitable, Mapping
+from typing import Final, TypeVar
 
 from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.configs import Config
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, NewTopic, TopicDescription
 from kcoord.server.errors import StartError
+from kcoord.upstream.rights import naming_right
 from kcoord_protocol.errors import Errors, KafkaError
 
 OFFSETS_TOPIC: Final = "__kcoord_offsets"
@@ -26,6 +28,8 @@ _CONTENTS: Final = {OFFSETS_TOPIC: "committed offsets", SHARED_TOPIC: "creation 
 _COMPACTION_LAG_MS: Final = 3_600_000
 """Creation times that came too late are corrected before the log that all instances share is compacted."""
 
+T = TypeVar("T")
+
 _logger = logging.getLogger(__name__)
 
 
@@ -33,16 +37,28 @@ async def prepare_topic(admin: AdminClient, name: str, partitions: int, segment_
     """Creates one of kcoord's topics if it does not exist. Raises StartError if it cannot be used."""
     resource = ConfigResource(ConfigResourceType.TOPIC, name)
     try:
-        description = await _describe(admin, name)
+        description = await _with_right("Describe", name, _describe(admin, name))
         if description is None:
-            is_created = await _create(admin, name, partitions, segment_bytes)
-            description = await _until_visible(admin, name)
+            is_created = await _with_right("Create", name, _create(admin, name, partitions, segment_bytes))
+            description = await _with_right("Describe", name, _until_visible(admin, name))
             if is_created:
                 return
-        configs = (await admin.describe_configs([resource]))[resource]
+        configs = await _with_right("DescribeConfigs", name, _configs(admin, resource))
     except KafkaError as error:
         raise StartError(f"the topic {name} of the upstream cannot be used: {error}") from None
     _check(description, {key: entry.value or "" for key, entry in configs.items()}, partitions)
+
+
+async def _with_right(operation: str, name: str, step: Awaitable[T]) -> T:
+    """Takes a step that needs a right on a topic. An error names the right if it is missing."""
+    try:
+        return await step
+    except KafkaError as error:
+        raise naming_right(error, operation, f"topic {name}") from None
+
+
+async def _configs(admin: AdminClient, resource: ConfigResource) -> Config:
+    return (await admin.describe_configs([resource]))[resource]
 
 
 async def _describe(admin: AdminClient, name: str) -> TopicDescription | None:

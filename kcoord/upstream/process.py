@@ -53,6 +53,7 @@ from kcoord.server.shards.metadata_service import LocalMetadataService
 from kcoord.server.shards.shard_service import Clock
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import LogDir
+from kcoord.upstream.acls import UpstreamAcls
 from kcoord.upstream.cluster import UpstreamCluster
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.group_imports import GroupImports
@@ -160,7 +161,8 @@ class UpstreamProcess(BrokerProcess):
         )
         assert isinstance(broker.metadata, InstanceMetadata)
         self._metadata = broker.metadata
-        self._gateway = Gateway(broker, upstream, ownership, self._imports, self._metadata)
+        self._acls = UpstreamAcls(broker, upstream.connections) if broker.config.passes_logins else None
+        self._gateway = Gateway(broker, upstream, ownership, self._imports, self._metadata, self._acls)
         self._upstream = upstream
         self._ownership = ownership
         self._ports = parse_upstream_ports(broker.config.kcoord_upstream_ports)
@@ -190,6 +192,9 @@ class UpstreamProcess(BrokerProcess):
             raise StartError(f"the metadata log cannot be written: {error}") from None
 
     async def _open_listeners(self) -> None:
+        if self._acls is not None:
+            await self._acls.start()
+            self.broker.spawn(self._acls.keep())
         await self._metadata.follow_shared()
         shared = self._metadata.shared
         shared.on_change = self._gateway.shared_changed

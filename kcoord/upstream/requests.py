@@ -25,6 +25,7 @@ from kcoord.client.leaders import list_offsets
 from kcoord.client.results import error_of
 from kcoord.client.tasks import Tasks, spawn
 from kcoord.client.types import TopicPartition
+from kcoord.upstream.rights import naming_right
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     FetchRequest,
@@ -105,7 +106,10 @@ class PartitionRequests:
 
         `may_send` is called right before the request is sent. If it returns False, REQUEST_TIMED_OUT is raised.
         """
-        connection = await self._cluster.coordinator(CoordinatorType.TRANSACTION, transactional_id)
+        try:
+            connection = await self._cluster.coordinator(CoordinatorType.TRANSACTION, transactional_id)
+        except KafkaError as error:
+            raise naming_right(error, "Write", f"transactional id {transactional_id}") from None
         await connection.ready()
         if not may_send():
             raise KafkaError(Errors.REQUEST_TIMED_OUT, "this instance may not claim logs now")
@@ -120,7 +124,8 @@ class PartitionRequests:
             lambda response: [response.error_code],
         )
         if answer.error_code:
-            raise KafkaError(error_of(answer.error_code))
+            refusal = KafkaError(error_of(answer.error_code))
+            raise naming_right(refusal, "Write", f"transactional id {transactional_id}")
         return answer.producer_id, answer.producer_epoch
 
     async def fetch(self, partition: int, offset: int) -> bytes:
@@ -154,7 +159,7 @@ class PartitionRequests:
                 raise KafkaError(error_of(answer.error_code))
             (data,) = [data for topic in answer.responses for data in topic.partitions]
             if data.error_code:
-                raise KafkaError(error_of(data.error_code))
+                raise naming_right(KafkaError(error_of(data.error_code)), "Read", f"topic {self._topic}")
         except KafkaError as error:
             self._note(error)
             raise
@@ -313,6 +318,7 @@ class PartitionRequests:
                 batch.done(KafkaError(Errors.UNKNOWN_SERVER_ERROR, "the response does not have the partition"))
             elif data.error_code:
                 refusal = KafkaError(error_of(data.error_code), data.error_message)
+                refusal = naming_right(refusal, "Write", f"topic {self._topic}")
                 self._note(refusal)
                 batch.done(refusal)
             else:

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
+from kcoord.security.relayed_login import RelayedLogin
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.link import UpstreamLink
 from kcoord.upstream.rewriting import rewriting
-from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.framing import decode_response_header
+from kcoord_protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse
 
+LOGIN_KEYS: Final = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 MAX_REWRITTEN_BYTES: Final = 256 << 20
 """The largest response that is decoded: Metadata of a very large cluster."""
 _LENGTH_BYTES: Final = 4
@@ -58,6 +62,8 @@ class ResponseSide(RequestPath):
     ) -> None:
         self._link: UpstreamLink | None = None
         self._is_holding = False
+        self._is_relaying = False
+        """True while the upstream has to answer a request of the login."""
         super().__init__(settings, on_answer)
         self._gateway = gateway
         self._node_id = node_id
@@ -88,7 +94,7 @@ class ResponseSide(RequestPath):
 
     def _mute_or_unmute(self) -> None:
         super()._mute_or_unmute()
-        if self._is_holding or (self._link is not None and self._link.is_blocked):
+        if self._is_holding or self._is_relaying or (self._link is not None and self._link.is_blocked):
             self.is_muted = True
 
     # --- the link -----------------------------------------------------------------------------------------------------
@@ -100,7 +106,8 @@ class ResponseSide(RequestPath):
 
     def link_lost(self, link: UpstreamLink, reason: str) -> None:
         """Closes the client connection. On kcoord's own port, a link that nothing waits for is opened again later."""
-        if self._expected or self._left or not link.was_open:
+        is_logging_in = isinstance(self._sasl, RelayedLogin) and not self._sasl.is_complete
+        if self._expected or self._left or not link.was_open or is_logging_in:
             self._fail_responses(reason)
         elif self._node_id is None:
             self._link = None
@@ -224,8 +231,11 @@ class ResponseSide(RequestPath):
             self._on_answer()
 
     def _rewrite(self, entry: Forwarded, frame: bytes) -> None:
-        """Rewrites a response, now or when the metadata image has the topics that it names."""
+        """Rewrites a response, now or when kcoord knows what it shows or changes."""
         assert entry.key is not None
+        if isinstance(self._sasl, RelayedLogin) and entry.key in LOGIN_KEYS:
+            self._login_answered(self._sasl, entry, frame)
+            return
         try:
             response = rewriting(frame, entry.key, entry.upstream_version, entry.client_version, self._gateway)
         except DecodeError as error:
@@ -239,12 +249,33 @@ class ResponseSide(RequestPath):
                 entry.data = response.finish()
                 self._on_answer()
 
-        if not response.looks and not self._gateway.lacks(response.needed):
+        async def finish_after(preparation: Awaitable[None]) -> None:
+            await preparation
             finish()
+
+        if response.prepare is None:
+            finish()
+        else:
+            self._broker.spawn(finish_after(response.prepare()))
+
+    def _login_answered(self, login: RelayedLogin, entry: Forwarded, frame: bytes) -> None:
+        """Passes the upstream's answer to a request of the login on to the client."""
+        assert entry.key is not None
+        version, is_again, now_ms = entry.upstream_version, login.principal is not None, self._broker.now_ms()
+        try:
+            _, position = decode_response_header(frame, entry.key, version)
+            answer = response_class(entry.key).decode(frame[position:], version)
+        except DecodeError as error:
+            self._fail_responses(f"the upstream sent a malformed response to {entry.key.name} v{version}: {error}")
             return
-
-        async def finish_later() -> None:
-            await self._gateway.until_known(response.needed)
-            finish()
-
-        self._broker.spawn(finish_later())
+        assert isinstance(answer, SaslHandshakeResponse | SaslAuthenticateResponse)
+        step = login.answered(answer, now_ms)
+        self._is_relaying = False
+        # The response to a login that fails is the farewell of the path.
+        entry.data = step.output if step.failure is None else b""
+        if step.failure is not None:
+            self._fail_login(login, step, now_ms, is_again=is_again)
+        elif login.is_complete:
+            self._complete_login(login, now_ms, is_again=is_again)
+        self._mute_or_unmute()
+        self._on_answer()

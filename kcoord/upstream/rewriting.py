@@ -7,12 +7,13 @@ coordinators up by node id. A broker that no instance has a port for yet is left
 DescribeTopicPartitions get the creation times of partitions (KIP-1327) if the client asks in a version with them.
 
 Responses that change or show topics name the topics that the metadata image should have when the client reads them.
-Then a client that creates a topic and joins a group right away is assigned its partitions at once.
+Then a client that creates a topic and joins a group right away is assigned its partitions at once. In the same way a
+client that has changed ACLs finds that they count for groups (`kcoord.upstream.acls`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -39,11 +40,10 @@ Change: TypeAlias = Callable[[Message, Gateway, int], None]
 
 @dataclass(slots=True)
 class Rewriting:
-    """A response of the upstream on its way: `needed` topics should be in the image before `finish` is called."""
+    """A response of the upstream on its way."""
 
-    needed: Sequence[str]
-    looks: bool
-    """Whether the image has to be looked at again in any case, because topics have changed."""
+    prepare: Callable[[], Awaitable[None]] | None
+    """What has to end before `finish` is called; None if the response can leave at once."""
     finish: Callable[[], bytes]
     """Returns the framed response for the client."""
 
@@ -59,9 +59,19 @@ def rewriting(frame: bytes, key: ApiKey, upstream_version: int, client_version: 
             change(response, gateway, client_version)
         return encode_response(correlation_id, key, client_version, response.encode(client_version))
 
-    return Rewriting(_named_topics(response), key in TOPIC_CHANGES, finish)
+    return Rewriting(_preparation(response, key, gateway), finish)
 
 
+def _preparation(response: Message, key: ApiKey, gateway: Gateway) -> Callable[[], Awaitable[None]] | None:
+    if key in ACL_CHANGES:
+        return None if gateway.acls is None else gateway.acls.refresh
+    needed = _named_topics(response)
+    if key in TOPIC_CHANGES or gateway.lacks(needed):
+        return lambda: gateway.until_known(needed)
+    return None
+
+
+ACL_CHANGES: Final = frozenset({ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 TOPIC_CHANGES: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
 
 
@@ -141,5 +151,5 @@ _CHANGES: Final[dict[ApiKey, Change]] = {
     ApiKey.FIND_COORDINATOR: _change_coordinators,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _add_creation_times,
 }
-REWRITTEN_APIS: Final = frozenset(_CHANGES) | TOPIC_CHANGES
+REWRITTEN_APIS: Final = frozenset(_CHANGES) | TOPIC_CHANGES | ACL_CHANGES
 """The APIs whose responses are decoded."""

@@ -17,6 +17,11 @@ version, which decide how it is treated:
 
 The link is opened by the first request that is passed on. A client that only sends requests of groups has none.
 
+Logins. If clients log in at the upstream (`kcoord.security.relayed_login`), the link is opened by the SaslHandshake,
+and requests of the login are passed on in their order, like others. The path is muted until each of them is answered.
+The link then belongs to the user of the client. If it is lost, it is not replaced: the client connection is closed when
+the client needs the link again.
+
 Responses (`kcoord.upstream.response_side`). `_exchanges` has an entry for each request that is not answered yet, in the
 order of the requests; a Forwarded stands for a response of the upstream. The upstream answers in order, so `_expected`,
 the Forwarded entries that have no response yet, tells whose response comes next. The link passes the bytes of responses
@@ -50,6 +55,7 @@ from enum import Enum, auto
 from typing import Final, cast
 
 from kcoord.config import Kip1327Form
+from kcoord.security.relayed_login import RelayedLogin
 from kcoord.server.api.api_table import KEY_AND_VERSION
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.request_path import FRAMES_PER_TURN, PathSettings
@@ -61,7 +67,7 @@ from kcoord.upstream.rewriting import REWRITTEN_APIS
 from kcoord.upstream.versions import CAPS, CHOSEN_APIS, CREATION_TIME_VERSIONS, forwarded_versions, is_for_kcoord
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import DecodeError
-from kcoord_protocol.framing import decode_request_header
+from kcoord_protocol.framing import decode_request_header, encode_request
 
 _START: Final = struct.Struct(">ihhi")
 """Length, API key, version and correlation id."""
@@ -165,8 +171,9 @@ class SplicedPath(ResponseSide):
                 break
             if self._sasl is not None and not self._session_continues(data[position + 4 : position + _START.size]):
                 break
-            if self._link is None:
-                self._open_link()
+            if self._link is None and not self._may_open_link():
+                break
+            self._open_link()
             if has_response:
                 self._expect(PASSED)
             if behind > end:
@@ -261,10 +268,9 @@ class SplicedPath(ResponseSide):
 
     @property
     def _most_collected_bytes(self) -> int:
-        settings = self._settings
-        if settings.sasl is not None and self._must_log_in:
-            return settings.sasl().max_token_bytes
-        return settings.max_request_bytes
+        if self._sasl is not None and self._must_log_in:
+            return self._sasl.max_token_bytes
+        return self._settings.max_request_bytes
 
     def _session_continues(self, start: bytes) -> bool:
         """Returns whether the client's SASL session, if it has an end, is not over."""
@@ -274,6 +280,27 @@ class SplicedPath(ResponseSide):
         if step is None:
             return True
         self._refuse(step.failure or "the client has to log in again")
+        return False
+
+    # --- logins that are passed on ------------------------------------------------------------------------------------
+
+    def _process_with_sasl(self, frame: bytes, now_ms: int) -> None:
+        super()._process_with_sasl(frame, now_ms)
+        request = self._sasl.take_request() if isinstance(self._sasl, RelayedLogin) else None
+        if request is None:
+            return
+        key, version = ApiKey(request.api_key), self._gateway.login_version(self._node_id, request)
+        link = self._open_link()
+        self._expect(Forwarded(key, version, version))
+        link.write(encode_request(key, version, 0, self._gateway.upstream.client_id, request.encode(version)))
+        self._is_relaying = True
+        self._mute_or_unmute()
+
+    def _may_open_link(self) -> bool:
+        """Returns whether requests may use a new link. A client that logs in at the upstream has to log in again."""
+        if not isinstance(self._sasl, RelayedLogin):
+            return True
+        self._refuse("the upstream has closed the connection in which the client was logged in")
         return False
 
     def _open_link(self) -> UpstreamLink:
@@ -300,6 +327,8 @@ class SplicedPath(ResponseSide):
             self._enter(frame, self._broker.now_ms())
             return
         if self.is_stopped or not self._session_continues(frame[:8]):
+            return
+        if self._link is None and not self._may_open_link():
             return
         upstream_version = min(version, CAPS.get(ApiKey(key), version))
         link = self._open_link()

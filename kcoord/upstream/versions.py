@@ -16,6 +16,7 @@ Features are those of the upstream, with two exceptions. `group.version` is kcoo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, cast
 
 from kcoord.config import BrokerConfig, Kip1327Form
@@ -148,30 +149,34 @@ def _own_resources(
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSide:
+    """What requests about groups meet."""
+
+    find_coordinator: Callable[[Broker, RequestContext, FindCoordinatorRequest], FindCoordinatorResponse]
+    """Answers FindCoordinator."""
+    imports: GroupImports
+    check: HandleFunction | None = None
+    """Raises KafkaError while no request about groups may be answered. None if there is no such time."""
+
+
 def port_tables(
-    config: BrokerConfig,
-    node_id: int | None,
-    theirs: Callable[[], BrokerVersions],
-    find_coordinator: Callable[[Broker, RequestContext, FindCoordinatorRequest], FindCoordinatorResponse],
-    imports: GroupImports,
+    config: BrokerConfig, node_id: int | None, theirs: Callable[[], BrokerVersions], groups: GroupSide
 ) -> Mapping[Kip1327Form, ApiTable]:
     """Returns the tables of the APIs that are answered here, by form.
 
     `node_id` is the broker of the upstream that the port stands for, None for kcoord's own port. `theirs` returns the
-    versions of the brokers that requests of the port are passed on to. `find_coordinator` answers for groups, and
-    `imports` come before requests of groups.
+    versions of the brokers that requests of the port are passed on to.
     """
     of_broker = build_api_table(config)
     tables: dict[Kip1327Form, ApiTable] = {}
     versions = _versions_handler(node_id, tables, theirs)
     for form in Kip1327Form:
         apis = [
-            _api(api, node_id, versions, find_coordinator, imports)
-            for api in of_broker.in_form(form).apis.values()
-            if _is_local(api.key)
+            _api(api, node_id, versions, groups) for api in of_broker.in_form(form).apis.values() if _is_local(api.key)
         ]
         if node_id is None:
-            apis.append(import_groups_api(imports))
+            apis.append(_checked(import_groups_api(groups.imports), groups))
         tables[form] = ApiTable(apis, form, tables)
     return tables
 
@@ -180,34 +185,37 @@ def _is_local(key: ApiKey) -> bool:
     return key in GROUP_APIS or key in LOGIN_APIS or key in CHOSEN_APIS
 
 
-def _api(
-    api: Api, node_id: int | None, versions: HandleFunction, find_coordinator: HandleFunction, imports: GroupImports
-) -> Api:
+def _api(api: Api, node_id: int | None, versions: HandleFunction, groups: GroupSide) -> Api:
     if api.key is ApiKey.API_VERSIONS:
         return Api(api.key, api.versions, versions, cast("ErrorFunction", api_versions.error_response))
     if api.key is ApiKey.FIND_COORDINATOR:
-        return ImportingApi(_ChangedApi(api, find_coordinator), imports)
+        return _checked(ImportingApi(_ChangedApi(api, groups.find_coordinator), groups.imports), groups)
     if api.key in GROUP_APIS and node_id is not None:
         return _ChangedApi(api, _no_groups if api.key is ApiKey.LIST_GROUPS else _not_coordinator)
     if api.key in IMPORTING_APIS:
-        return ImportingApi(api, imports)
+        return _checked(ImportingApi(api, groups.imports), groups)
     if api.key in CHOSEN_APIS:
-        return _ChangedApi(api, _check_config_request)
+        return _checked(_ChangedApi(api, _check_config_request), groups)
     # The handler of the broker itself answers.
-    return api
+    return _checked(api, groups) if api.key in GROUP_APIS else api
+
+
+def _checked(api: Api, groups: GroupSide) -> Api:
+    return api if groups.check is None else _ChangedApi(api, groups.check)
 
 
 class _ChangedApi(Api):
-    """An API whose requests meet `handle` first. If that returns None, the handler of the API follows."""
+    """An API whose requests meet `before` first. If that returns None, the handler of the API follows."""
 
-    __slots__ = ("_before",)
+    __slots__ = ("_api", "_before")
 
     def __init__(self, api: Api, before: HandleFunction) -> None:
         super().__init__(api.key, api.versions)
+        self._api = api
         self._before = before
 
     def functions(self) -> tuple[HandleFunction, ErrorFunction]:
-        handle, error_response = super().functions()
+        handle, error_response = self._api.functions()
 
         def changed(broker: Broker, context: RequestContext, request: Message) -> object:
             response = self._before(broker, context, request)

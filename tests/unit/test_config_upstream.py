@@ -85,3 +85,52 @@ def test_security_settings_are_those_of_clients() -> None:
 def test_security_settings_lose_their_prefix() -> None:
     settings = config(kcoord_upstream_security_protocol="SSL", kcoord_upstream_ssl_truststore_location="/t")
     assert upstream_security(settings) == {"security.protocol": "SSL", "ssl.truststore.location": "/t"}
+
+
+PASS_THROUGH = {
+    "kcoord_upstream_authentication": "pass-through",
+    "kcoord_upstream_security_protocol": "SASL_SSL",
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:9092",
+}
+
+
+def test_logins_are_passed_on() -> None:
+    assert config(**PASS_THROUGH).passes_logins
+    assert not config().passes_logins
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    assert config(**PASS_THROUGH, authorizer_class_name=authorizer).passes_logins
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"kcoord_upstream_authentication": "own-users"}, "own-users for configuration kcoord.upstream.authentication"),
+        (
+            {"kcoord_upstream_security_protocol": "SSL"},
+            "SSL for configuration kcoord.upstream.security.protocol: it must be SASL_PLAINTEXT or SASL_SSL",
+        ),
+        (
+            {"listeners": "PLAINTEXT://127.0.0.1:9092"},
+            "configuration listeners: its security protocol must be SASL_PLAINTEXT or SASL_SSL",
+        ),
+        (
+            {"sasl_enabled_mechanisms": "PLAIN"},
+            "PLAIN for configuration sasl.enabled.mechanisms: with kcoord.upstream.authentication=pass-through the "
+            "upstream decides about logins; leave it out",
+        ),
+        ({"connections_max_reauth_ms": "1000"}, "1000 for configuration connections.max.reauth.ms: with"),
+        (
+            {"listener.name.users.plain.sasl.jaas.config": "x required user_a='b';"},
+            "[hidden] for configuration listener.name.users.plain.sasl.jaas.config: with",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_to_logins_that_are_passed_on(settings: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(**{**PASS_THROUGH, **settings})
+    assert problem in str(error.value)
+
+
+def test_logins_can_be_passed_on_only_to_an_upstream() -> None:
+    with pytest.raises(ConfigError, match=r"set kcoord\.upstream\.bootstrap\.servers, too"):
+        BrokerConfig.from_properties({"kcoord.upstream.authentication": "pass-through"})

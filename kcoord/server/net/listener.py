@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from kcoord.server.net.request_path import PathSettings, RequestPath
 if TYPE_CHECKING:
     from kcoord.config import Listener
     from kcoord.metadata.image import ScramCredential
+    from kcoord.security.login_states import LoginStates
     from kcoord.security.scram import TokenLogin
     from kcoord.server.broker import Broker
     from kcoord.server.certificates import ListenerCertificates
@@ -45,9 +46,14 @@ class SocketListener:
         self.address = address
         self.listener_name = address.name
         self.broker = broker
-        self._logins = _logins_of(address, broker)
-        sasl = None if self._logins is None else self._logins.settings
-        self.path_settings = PathSettings.of(broker, address.name, sasl)
+        self._logins = self._own_logins()
+        new_login: Callable[[], LoginStates] | None = None
+        if self._logins is not None:
+            # Most brokers have no listener with SASL, and do not load what it needs.
+            from kcoord.security.sasl import SaslAuthenticator
+
+            new_login = partial(SaslAuthenticator, self._logins.settings)
+        self.path_settings = PathSettings.of(broker, address.name, new_login)
         self.connections = Connections(
             limits,
             partial(RequestPath, self.path_settings),
@@ -57,6 +63,13 @@ class SocketListener:
         self._inherited = inherited
         self._certificates = _certificates_of(address, broker)
         self._servers: list[asyncio.Server] = []
+
+    def _own_logins(self) -> ListenerLogins | None:
+        """Returns the logins that this broker decides, None if there are none.
+
+        Raises StartError if clients could not log in.
+        """
+        return _logins_of(self.address, self.broker)
 
     async def bind(self) -> int:
         """Binds the address and returns its port, which differs from the configured port if that is 0.

@@ -36,7 +36,7 @@ checks; `kcoord.server.fast.guarded` describes how the fast paths follow the ACL
 If some clients have a quota on the time of requests, each frame first meets a look-up of its client
 (`kcoord.server.request_quota`). A client with such a quota has no fast paths.
 
-On a listener with SASL a frame first meets the authentication (`kcoord.security.sasl`), until that is complete, and
+On a listener with SASL a frame first meets the login (`kcoord.security.login_states`), until that is complete, and
 after that if the session has an end. The path chooses at its creation where frames enter. So a listener without SASL
 does no work for it.
 """
@@ -74,7 +74,7 @@ from kcoord_protocol.errors import DecodeError, FramingError
 from kcoord_protocol.framing import FrameReader, decode_request_header
 
 if TYPE_CHECKING:
-    from kcoord.security.sasl import SaslAuthenticator, SaslSettings
+    from kcoord.security.login_states import LoginStates, SaslStep
     from kcoord.server.broker import Broker
     from kcoord.server.request_quota import RequestUse
 
@@ -107,13 +107,13 @@ class PathSettings:
     """None if the handler makes every Metadata response."""
     principal: str = ANONYMOUS
     """The principal of a client that has not shown who it is."""
-    sasl: Callable[[], SaslSettings] | None = None
-    """None if clients do not authenticate with SASL."""
+    new_login: Callable[[], LoginStates] | None = None
+    """Makes the login of a connection. None if clients do not authenticate with SASL."""
     logins: Counter[str] = field(default_factory=Counter)
     """Numbers of authentications by the names of Kafka's metrics."""
 
     @classmethod
-    def of(cls, broker: Broker, listener_name: str, sasl: Callable[[], SaslSettings] | None = None) -> PathSettings:
+    def of(cls, broker: Broker, listener_name: str, new_login: Callable[[], LoginStates] | None = None) -> PathSettings:
         """Returns the settings that the configuration of the broker asks for."""
         config = broker.config
         return cls(
@@ -124,7 +124,7 @@ class PathSettings:
             config.kcoord_fast_paths_enable,
             MetadataAnswers() if config.kcoord_metadata_cache_enable else None,
             config.listener_principals.get(listener_name, ANONYMOUS),
-            sasl,
+            new_login,
         )
 
 
@@ -158,14 +158,11 @@ class RequestPath:
         self.close_delay_ms = 0
         self._farewell = b""
         self._enter: Callable[[bytes, int], None] = self._process
-        self._sasl: SaslAuthenticator | None = None
-        if settings.sasl is not None:
-            # Most brokers have no listener with SASL, and do not load what it needs.
-            from kcoord.security.sasl import SaslAuthenticator
-
-            max_bytes = settings.sasl().max_token_bytes
+        self._sasl: LoginStates | None = None
+        if settings.new_login is not None:
+            self._sasl = settings.new_login()
+            max_bytes = self._sasl.max_token_bytes
             self._reader.allow(max_bytes, max_bytes, ())
-            self._sasl = SaslAuthenticator(settings.sasl)
             self._enter = self._process_with_sasl
         self._serve(self._broker.apis)
 
@@ -323,7 +320,7 @@ class RequestPath:
 
     def _process_with_sasl(self, frame: bytes, now_ms: int) -> None:
         """Lets the authentication answer a frame, or serves it if the authentication allows that."""
-        sasl, settings = self._sasl, self._settings
+        sasl = self._sasl
         assert sasl is not None
         was_complete, is_again = sasl.is_complete, sasl.principal is not None
         step = sasl.receive(frame, now_ms)
@@ -332,19 +329,30 @@ class RequestPath:
             if not was_complete and self.client.begins_with_api_versions:
                 sasl.versions_answered()
         elif step.failure is not None:
-            self._refuse(step.failure)
-            self.close_delay_ms, self._farewell = step.delay_ms, step.output
-            if step.is_authentication:
-                self._note_login(sasl.mechanism, step.failure, now_ms, is_again=is_again)
+            self._fail_login(sasl, step, now_ms, is_again=is_again)
         else:
-            self._send(frame, step.output)
-            if sasl.principal is not None and sasl.is_complete:
-                self.client.principal = sasl.principal
-                self.client.is_token_authenticated = sasl.is_token_authenticated
-                self._reader.allow(settings.max_frame_bytes, settings.max_request_bytes, BULK_KEYS)
-                if sasl.session_end_ms is None:
-                    self._enter = self._process
-                self._note_login(sasl.mechanism, None, now_ms, is_again=is_again)
+            if step.output:
+                self._send(frame, step.output)
+            if sasl.is_complete:
+                self._complete_login(sasl, now_ms, is_again=is_again)
+
+    def _fail_login(self, sasl: LoginStates, step: SaslStep, now_ms: int, *, is_again: bool) -> None:
+        """Stops the path. The client gets the last response after the delay."""
+        assert step.failure is not None
+        self._refuse(step.failure)
+        self.close_delay_ms, self._farewell = step.delay_ms, step.output
+        if step.is_authentication:
+            self._note_login(sasl.mechanism, step.failure, now_ms, is_again=is_again)
+
+    def _complete_login(self, sasl: LoginStates, now_ms: int, *, is_again: bool) -> None:
+        """Serves the requests of a client that has logged in."""
+        assert sasl.principal is not None
+        self.client.principal = sasl.principal
+        self.client.is_token_authenticated = sasl.is_token_authenticated
+        self._reader.allow(self._settings.max_frame_bytes, self._settings.max_request_bytes, BULK_KEYS)
+        if sasl.session_end_ms is None:
+            self._enter = self._process
+        self._note_login(sasl.mechanism, None, now_ms, is_again=is_again)
 
     def handshake_ended(self, *, succeeded: bool) -> None:
         """Counts a TLS handshake. On a listener with SASL a handshake that succeeds ends no authentication."""

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kcoord.client.scram import ScramExchange
 from kcoord.config.security import SASL_MECHANISMS
 from kcoord.metadata.image import ScramCredential
+from kcoord.security.login_states import SaslStep
 from kcoord.security.oauthbearer import BearerSettings
 from kcoord.security.plain import PlainUsers
-from kcoord.security.sasl import SaslAuthenticator, SaslSettings, SaslStep
+from kcoord.security.sasl import SaslAuthenticator, SaslSettings
 from kcoord.security.scram import Decoys
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors

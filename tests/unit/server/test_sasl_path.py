@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
 from kcoord.security.plain import PlainUsers
-from kcoord.security.sasl import SaslSettings
+from kcoord.security.sasl import SaslAuthenticator, SaslSettings
 from kcoord.security.scram import Decoys
 from kcoord.server.api.api_table import ANONYMOUS, Api, ApiTable, RequestContext
 from kcoord.server.net.connection import Connections, KafkaConnection
@@ -74,7 +74,8 @@ class Listener:
         broker = SimpleNamespace(
             apis=table, groups=None, authorizer=None, audit=None, request_quota=None, now_ms=lambda: self.now_ms
         )
-        self.settings = PathSettings(cast("Any", broker), "USERS", 1000, 500, False, None, sasl=lambda: settings)
+        self.settings = PathSettings(cast("Any", broker), "USERS", 1000, 500, False, None)
+        self.settings.new_login = lambda: SaslAuthenticator(lambda: settings)
 
     def _list(self, broker: object, context: RequestContext, request: object) -> ListGroupsResponse:
         self.principals.append(context.principal)

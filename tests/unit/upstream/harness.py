@@ -18,6 +18,8 @@ from kcoord.metadata.shared import SharedMetadata
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.shard_map import Instance, ShardMap, encode_metadata
 from kcoord.runtime.upstream_membership import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from kcoord.security.login_states import LoginStates
+from kcoord.security.relayed_login import RelayedLogin
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose, local_metadata
@@ -106,6 +108,7 @@ class FakeUpstream:
     """The upstream's brokers. `opened` has the connections in the order in which links asked for them."""
 
     cluster_id = "upstream"
+    client_id = "kcoord-100"
 
     def __init__(self) -> None:
         versions = {int(key): request_class(key).valid_versions for key in SERVED_VERSIONS}
@@ -116,6 +119,8 @@ class FakeUpstream:
         self.nameless: set[str] = set()
         self.opened: list[FakeConnection] = []
         self.asked: list[int] = []
+        self.logged_in: list[bool] = []
+        """Whether kcoord logs the connections in, in the same order."""
         self.failure: KafkaError | None = None
         self.gate = asyncio.Event()
         """Connections are opened, and offsets of groups are fetched, while it is set."""
@@ -125,8 +130,9 @@ class FakeUpstream:
         self.fetched: list[str] = []
         """The groups whose offsets were asked for."""
 
-    async def open_connection(self, node_id: int) -> Connection:
+    async def open_connection(self, node_id: int, *, logs_in: bool) -> Connection:
         self.asked.append(node_id)
+        self.logged_in.append(logs_in)
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -145,12 +151,18 @@ class FakeUpstream:
 class Dialogue:
     """One client connection. `node_id` is the broker that its port stands for, None for kcoord's own port."""
 
-    def __init__(self, broker: Broker, gateway: Gateway, node_id: int | None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        gateway: Gateway,
+        node_id: int | None,
+        new_login: Callable[[], LoginStates] | None = None,
+    ) -> None:
         self.upstream = cast("FakeUpstream", gateway.upstream)
         self.client = FakeTransport()
         self.announced = 0
         """Number of times that the path asked its driver to continue."""
-        self.path = SplicedPath(PathSettings.of(broker, "PLAINTEXT"), gateway, node_id, self._on_answer)
+        self.path = SplicedPath(PathSettings.of(broker, "PLAINTEXT", new_login), gateway, node_id, self._on_answer)
         self.path.attach(self.client)
         self._correlation_id = 0
         self._opened_before = len(self.upstream.opened)
@@ -313,6 +325,11 @@ class Stage:
 
     def connect(self, node_id: int | None = NODE_ID) -> Dialogue:
         return Dialogue(self.broker, self.gateway, node_id)
+
+    def connect_to_log_in(self, node_id: int | None = NODE_ID) -> Dialogue:
+        """Returns a connection of a client that logs in at the upstream."""
+        self.gateway.passes_logins = True
+        return Dialogue(self.broker, self.gateway, node_id, lambda: RelayedLogin(1_000, 50, "sub"))
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ v4 and later several. There are no share coordinators.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import ERRORS
@@ -38,14 +39,18 @@ NO_NODE_ID = -1
 
 
 def answer(
-    request: FindCoordinatorRequest, version: int, group_coordinator: Callable[[str], tuple[int, str, int] | None]
+    context: RequestContext,
+    request: FindCoordinatorRequest,
+    group_coordinator: Callable[[str], tuple[int, str, int] | None],
 ) -> FindCoordinatorResponse:
     """Answers a request about groups. `group_coordinator` returns node id, host and port, None if there is none."""
-    coordinators = []
-    for key in _keys(request, version):
+
+    def coordinator(key: str) -> Coordinator:
         address = group_coordinator(key)
-        coordinators.append(_unavailable(key) if address is None else _found(key, *address))
-    return _response(coordinators, version)
+        return _unavailable(key) if address is None else _found(key, *address)
+
+    keys = _keys(request, context.api_version)
+    return _lookup(context, GROUP, keys, _allowed(context, GROUP, keys), coordinator)
 
 
 def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequest) -> Reply[FindCoordinatorResponse]:
@@ -54,13 +59,18 @@ def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequ
         raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
     keys = _keys(request, context.api_version)
     kind = request.key_type
-    allowed = set(keys)
-    if context.rights is not None:
-        allowed = context.rights.allowed(AclOperation.DESCRIBE, _RESOURCE_TYPES[kind], keys)
+    allowed = _allowed(context, kind, keys)
+    coordinator = partial(_coordinator, broker, context, kind)
     if not allowed or topic in broker.image.topics:
-        return _lookup(broker, context, kind, keys, allowed)
+        return _lookup(context, kind, keys, allowed, coordinator)
     created = ensure_internal_topic(broker, context, topic)
-    return map_reply(created, lambda _: _lookup(broker, context, kind, keys, allowed))
+    return map_reply(created, lambda _: _lookup(context, kind, keys, allowed, coordinator))
+
+
+def _allowed(context: RequestContext, kind: int, keys: list[str]) -> set[str]:
+    if context.rights is None:
+        return set(keys)
+    return context.rights.allowed(AclOperation.DESCRIBE, _RESOURCE_TYPES[kind], keys)
 
 
 def _keys(request: FindCoordinatorRequest, version: int) -> list[str]:
@@ -68,15 +78,13 @@ def _keys(request: FindCoordinatorRequest, version: int) -> list[str]:
 
 
 def _lookup(
-    broker: Broker, context: RequestContext, kind: int, keys: list[str], allowed: set[str]
+    context: RequestContext, kind: int, keys: list[str], allowed: set[str], coordinator: Callable[[str], Coordinator]
 ) -> FindCoordinatorResponse:
     error, message = ERRORS[_RESOURCE_TYPES[kind]]
     if context.api_version >= FIRST_VERSION_WITH_KEYS:
         # Kafka has a message for the error of a whole response only.
         message = ""
-    coordinators = [
-        _coordinator(broker, context, kind, key) if key in allowed else _failed(key, error, message) for key in keys
-    ]
+    coordinators = [coordinator(key) if key in allowed else _failed(key, error, message) for key in keys]
     return _response(coordinators, context.api_version)
 
 
