@@ -57,9 +57,9 @@ class Ownership:
         """This instance as it was announced last; None before `join`."""
         loop = asyncio.get_running_loop()
         self.assigned: asyncio.Future[None] = loop.create_future()
-        """Done when the first assignment is here. It has the error if this process cannot be a member."""
+        """Done when the first assignment is here."""
         self.failed: asyncio.Future[KafkaError] = loop.create_future()
-        """Done when this process can be a member no longer."""
+        """Done when this process cannot be a member of the group, or not any more."""
         self.takeovers = Histogram()
         """The times from an assignment until all shards that it added are served."""
         self.lost_leases = 0
@@ -173,10 +173,7 @@ class Ownership:
                 self._own = ()
                 self._own_shards()
                 self._log.revoke("this instance is not in the group any more")
-                if self.assigned.done():
-                    self.failed.set_result(error)
-                else:
-                    self.assigned.set_exception(error)
+                self.failed.set_result(error)
 
     def _own_shards(self) -> None:
         """Owns the shards of the map. Called again when the log of a shard was released, which had to end first."""

@@ -32,7 +32,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import uvloop
 
@@ -66,8 +66,6 @@ from kcoord.upstream.listener import UpstreamListener
 from kcoord.upstream.ownership import Ownership
 from kcoord.upstream.shared_log import SharedLog
 from kcoord_protocol.errors import Errors, KafkaError
-
-T = TypeVar("T")
 
 ASSIGNED_SECONDS: Final = 20.0
 """The longest time that the ready line waits for the first assignment. The upstream delays the first rebalance of a
@@ -215,32 +213,37 @@ class UpstreamProcess(BrokerProcess):
 
     async def _until_assigned(self) -> None:
         """Waits for the first assignment. Raises StartError if the group of the instances rejects this one."""
-        ownership = self._ownership
-        await self._until_stop_or(ownership.assigned, ASSIGNED_SECONDS)
-        if not ownership.assigned.done():
+        await self._until_stop_or(self._ownership.assigned, ASSIGNED_SECONDS)
+        if not self._ownership.assigned.done():
             _logger.warning("The upstream has not assigned shards to this instance yet")
-        elif (error := ownership.assigned.exception()) is not None:
-            raise StartError(self._rejection(error))
-
-    async def _until_stop_or(self, future: asyncio.Future[T], seconds: float | None = None) -> None:
-        """Waits until a stop is requested or the future is done."""
-        stop = self._loop.create_task(self._stop_requested.wait())
-        waiting: list[asyncio.Future[T] | asyncio.Task[bool]] = [future, stop]
-        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-
-    def _rejection(self, error: BaseException) -> str:
-        config = self.broker.config
-        text = f"{UPSTREAM_PREFIX}group.id={config.kcoord_upstream_group_id}: this instance cannot be a member: {error}"
-        if isinstance(error, KafkaError) and error.error is Errors.FENCED_INSTANCE_ID:
-            text += f". Another process has joined with node.id={config.node_id}; each instance needs its own node.id"
-        return text
 
     async def until_signal(self) -> None:
         """Returns when a stop is requested. Raises StartError if this process can be a member no longer."""
-        await self._until_stop_or(self._ownership.failed)
-        if self._ownership.failed.done():
-            raise StartError(self._rejection(self._ownership.failed.result()))
+        await self._until_stop_or()
+
+    async def _until_stop_or(self, future: asyncio.Future[None] | None = None, seconds: float | None = None) -> None:
+        """Waits until a stop is requested or the future is done. Raises StartError if this process is rejected."""
+        failed = self._ownership.failed
+        stop = self._loop.create_task(self._stop_requested.wait())
+        waiting: list[asyncio.Future[None] | asyncio.Future[KafkaError] | asyncio.Task[bool]] = [failed, stop]
+        if future is not None:
+            waiting.append(future)
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if failed.done():
+            raise StartError(self._rejection(failed.result()))
+
+    def _rejection(self, error: KafkaError) -> str:
+        config = self.broker.config
+        text = f"{UPSTREAM_PREFIX}group.id={config.kcoord_upstream_group_id}: this instance cannot be a member: {error}"
+        if error.error is Errors.FENCED_INSTANCE_ID:
+            text += f" Another process has joined with node.id={config.node_id}; each instance needs its own node.id"
+        elif error.error is Errors.INVALID_SESSION_TIMEOUT:
+            text += (
+                f" {UPSTREAM_PREFIX}session.timeout.ms={config.kcoord_upstream_session_timeout_ms} has to be between "
+                "group.min.session.timeout.ms and group.max.session.timeout.ms of the upstream"
+            )
+        return text
 
     async def _leave_cluster(self) -> None:
         await self._ownership.leave()

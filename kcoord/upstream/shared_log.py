@@ -76,13 +76,16 @@ class SharedLog:
         try:
             async with AdminClient(self._admin_config) as admin:
                 await prepare_topic(admin, SHARED_TOPIC, 1, self._segment_bytes)
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._cluster.start(self._cluster.deadline())
-                end = await self._end_offset()
-                while self._position < end:
-                    await self._read()
-        except (KafkaError, TimeoutError) as error:
+            await self._cluster.retry("read it", self._cluster.deadline(CONNECT_SECONDS * 1000), self._read_all)
+        except KafkaError as error:
             raise StartError(f"the topic {SHARED_TOPIC} of the upstream cannot be read: {error}") from None
+
+    async def _read_all(self) -> None:
+        """Reads up to the end of the log. Brokers may not know a new topic yet."""
+        await self._cluster.refresh_metadata([SHARED_TOPIC])
+        end = await self._end_offset()
+        while self._position < end:
+            await self._read()
 
     async def _end_offset(self) -> int:
         partition = TopicPartition(SHARED_TOPIC, 0)

@@ -221,6 +221,13 @@ class Stage:
                 assert set(errors) <= {Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE}
                 assert set(errors[PROBED_GROUPS:]) == {Errors.NOT_COORDINATOR}
 
+    def until_served(self, since: float, event: str, seconds: float) -> None:
+        """Waits until every group has a commit that was sent after `since`."""
+        groups = {f"group{number}" for number in range(self.size.groups)}
+        begun = time.monotonic()
+        wait_until(lambda: {ack.group for ack in self.ledger.acks if ack.sent > since} == groups, event, seconds)
+        print(f"{event}: all groups are served after {time.monotonic() - begun:.2f} s")
+
     @contextmanager
     def _away(self, victim: KcoordProcess) -> Iterator[Probe]:
         """Checks that the log of an instance has the loss of its shards, and waits until it has some again."""

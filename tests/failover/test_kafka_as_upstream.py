@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.failover.stage import GROUPS, on_stage
+from kcoord.client.cluster import Cluster, CoordinatorType
+from kcoord.client.config import CommonConfig
+from kcoord.client.types import Node
+from tests.failover.stage import GROUPS, Stage, on_stage
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
 from tests.support.private_network import private_network
@@ -15,6 +19,20 @@ from tests.support.private_network import private_network
 pytestmark = pytest.mark.java
 
 BROKERS = 3
+LOST_COORDINATOR_SECONDS = 20.0
+"""The brokers notice the loss of one after 4 s."""
+
+
+async def lose_the_coordinator(stage: Stage, kafka: KafkaCluster) -> None:
+    """Kills the broker that coordinates the instances' group. They serve again as soon as another one does."""
+    cluster = Cluster(CommonConfig(bootstrap_servers=kafka.address))
+    coordinator = (await cluster.find_coordinators(CoordinatorType.GROUP, ["kcoord"]))["kcoord"]
+    await cluster.close()
+    assert isinstance(coordinator, Node)
+    since = time.monotonic()
+    kafka.kill(coordinator.node_id)
+    stage.until_served(since + 1, "the loss of the coordinator", LOST_COORDINATOR_SECONDS)
+    kafka.start(coordinator.node_id)
 
 
 async def test_instances_are_replaced(tmp_path: Path) -> None:
@@ -29,6 +47,8 @@ async def test_instances_are_replaced(tmp_path: Path) -> None:
                 stage.terminate(second)
                 stage.pause(first)
                 stage.cut_off(second, network, kafka.ports)
+                if stage.size is LONG:
+                    await lose_the_coordinator(stage, kafka)
                 await stage.judge()
         finally:
             kafka.stop()

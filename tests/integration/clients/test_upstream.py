@@ -398,6 +398,9 @@ def test_a_start_that_cannot_work_says_why(make_gateway: MakeGateway, kafka: Kaf
     assert line.startswith(f"kcoord: kcoord.upstream.ports={kafka.port}: cannot listen on PLAINTEXT://127.0.0.1:")
     line = failed_start(make_gateway(kcoord_upstream_group_id=""))
     assert line.startswith("kcoord: kcoord.upstream.group.id=: this instance cannot be a member: INVALID_GROUP_ID")
+    line = failed_start(make_gateway(kcoord_upstream_session_timeout_ms="1800001"))
+    assert "INVALID_SESSION_TIMEOUT" in line
+    assert "kcoord.upstream.session.timeout.ms=1800001 has to be between group.min.session.timeout.ms and" in line
     line = failed_start(make_gateway(kcoord_upstream_ports="7:9999"))
     assert line == "kcoord: kcoord.upstream.ports=7:9999: there is no port for broker 1; add 1:PORT"
 
