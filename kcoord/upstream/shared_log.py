@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Final
 
 from kcoord.client.admin.client import AdminClient
@@ -168,7 +169,7 @@ class SharedLog:
         data = encode_batch_from_parts([self._serde.serialize(record) for record in records], Cluster.wall_clock_ms())
         while True:
             answer: asyncio.Future[int | KafkaError] = asyncio.get_running_loop().create_future()
-            self._requests.produce(PendingBatch(0, data, lambda: True, answer.set_result))
+            self._requests.produce(PendingBatch(0, data, partial(_is_awaited, answer), partial(_answer, answer)))
             outcome = await answer
             if not isinstance(outcome, KafkaError):
                 return outcome + len(records)
@@ -189,3 +190,13 @@ class SharedLog:
         await self._tasks.stop()
         await self._requests.stop()
         await self._cluster.close()
+
+
+def _is_awaited(answer: asyncio.Future[int | KafkaError]) -> bool:
+    return not answer.done()
+
+
+def _answer(answer: asyncio.Future[int | KafkaError], outcome: int | KafkaError) -> None:
+    """Passes an outcome on, unless the caller has stopped waiting."""
+    if not answer.done():
+        answer.set_result(outcome)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills the log of the groups in an upstream with committed offsets, before any instance runs."""
+"""Fills the log of the groups in an upstream with committed offsets, as an instance does that runs no more."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from kcoord.client.config import CommonConfig
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.records import new_offset_commit_record
 from kcoord.runtime.serde import CoordinatorSerde, partition_for
+from kcoord.runtime.upstream_reader import CLAIM_KEY
 from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests, PendingBatch
+from kcoord_protocol.batch_header import stamp_producer
 from kcoord_protocol.errors import KafkaError
-from kcoord_protocol.record_batch import encode_batch_from_parts
+from kcoord_protocol.record_batch import decode_header, encode_batch_from_parts
 
 OFFSETS_OF_A_GROUP: Final = 1_000
 SEGMENT_BYTES: Final = 100 << 20
 
 
 async def seed(address: str, partitions: int, offsets: int) -> None:
-    """Creates the topic, and commits `offsets` offsets of groups with OFFSETS_OF_A_GROUP each."""
+    """Creates the topic, claims its partitions, and commits offsets of groups with OFFSETS_OF_A_GROUP each."""
     async with AdminClient(bootstrap_servers=address) as admin:
         await prepare_topic(admin, OFFSETS_TOPIC, partitions, SEGMENT_BYTES)
     batches: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -41,15 +43,24 @@ async def seed(address: str, partitions: int, offsets: int) -> None:
     requests = PartitionRequests(cluster, OFFSETS_TOPIC, attempt_timeout_ms=20_000)
     try:
         await cluster.start(cluster.deadline(20_000))
-        await asyncio.gather(*(_append(requests, partition, parts) for partition, parts in batches.items()))
+        await asyncio.gather(*(_append(cluster, requests, number, batches[number]) for number in range(partitions)))
     finally:
         await requests.stop()
         await cluster.close()
 
 
-async def _append(requests: PartitionRequests, partition: int, batches: list[bytes]) -> None:
-    for data in batches:
+async def _append(cluster: Cluster, requests: PartitionRequests, partition: int, batches: list[bytes]) -> None:
+    transactional_id = f"kcoord-{cluster.metadata.cluster_id}-{partition}"
+
+    async def claim() -> tuple[int, int]:
+        return await requests.init_producer_id(transactional_id, lambda: True)
+
+    producer_id, epoch = await cluster.retry("claim", cluster.deadline(), claim)
+    sequence = 0
+    for data in [encode_batch_from_parts([(CLAIM_KEY, b"\0\0seed, node.id=0")], 0), *batches]:
+        stamped = stamp_producer(data, producer_id, epoch, sequence)
+        sequence += decode_header(data).records_count
         answer: asyncio.Future[int | KafkaError] = asyncio.get_running_loop().create_future()
-        requests.produce(PendingBatch(partition, data, lambda: True, answer.set_result))
+        requests.produce(PendingBatch(partition, stamped, lambda: True, answer.set_result))
         outcome = await answer
         assert not isinstance(outcome, KafkaError), outcome

@@ -11,7 +11,7 @@ import pytest
 from kcoord.client.cluster import Cluster, CoordinatorType
 from kcoord.client.config import CommonConfig
 from kcoord.client.types import Node
-from tests.failover.stage import GROUPS, Stage, on_stage
+from tests.failover.stage import GROUPS, LONG, Stage, on_stage
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
 from tests.support.private_network import private_network
