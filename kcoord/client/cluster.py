@@ -53,6 +53,8 @@ Response = TypeVar("Response", bound=Message)
 T = TypeVar("T")
 
 COORDINATOR_MOVED: Final = frozenset({Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE})
+MOST_COORDINATORS: Final = 10_000
+"""The client remembers the coordinators of at most so many groups and transactional ids."""
 _FIRST_VERSION_WITH_KEYS: Final = 4
 _FIRST_VERSION_WITH_TOPIC_IDS: Final = 12
 
@@ -72,7 +74,9 @@ class Purpose(Enum):
 
     REQUESTS = "requests"
     FETCHES = "fetches"
+    FOLLOWING = "following"
     APPENDS = "appends"
+    TRANSACTIONS = "transactions"
     COORDINATOR = "coordinator"
 
 
@@ -374,7 +378,10 @@ class Cluster:
                 else:
                     self._coordinators[kind, answer.key] = Node(answer.node_id, answer.host, answer.port)
         absent = KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)
-        return {key: self._coordinators.get((kind, key)) or failed.get(key, absent) for key in keys}
+        coordinators = {key: self._coordinators.get((kind, key)) or failed.get(key, absent) for key in keys}
+        while len(self._coordinators) > MOST_COORDINATORS:
+            del self._coordinators[next(iter(self._coordinators))]
+        return coordinators
 
     async def _ask_coordinators(
         self, connection: Connection, kind: CoordinatorType, keys: list[str]

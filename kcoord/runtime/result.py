@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.messages import ControlRecordTypeSchema, EndTxnMarker, Message
@@ -52,6 +52,8 @@ class CoordinatorRecord:
     producer: Producer | None = None
     reason: str = ""
     principal: str = ""
+    ticket: int = 0
+    """The ticket of a provisional record (`Provisional`), otherwise 0."""
     serialized: tuple[bytes | None, bytes | None] | None = field(default=None, compare=False, repr=False)
     """Key and value in bytes, if a background task has already serialized the record."""
 
@@ -157,6 +159,17 @@ class OperationContext:
     """
 
 
+class Provisional(NamedTuple):
+    """Says that the log may refuse the records of a result, which are part of a transaction, without any harm.
+
+    All records have the ticket. Replay makes them provisional. The log then decides about them, and the machine keeps
+    or drops them (`HasProvisionalRecords.decide`).
+    """
+
+    transactional_id: str
+    ticket: int
+
+
 @dataclass(slots=True)
 class EncodedRecords:
     """Records of a task's outcome that are already encoded for the log."""
@@ -185,6 +198,7 @@ class CoordinatorResult(Generic[T]):
     """Records that precede `records` in the same batch. Only the result of a task has them, and `records` is not empty
     then.
     """
+    provisional: Provisional | None = None
     is_refusable: bool = False
     """True if the result can be dropped when its records cannot be written, because only replay and the effects above
     change the state. Operations on classic groups also change the state directly, so they are not refusable.
@@ -233,3 +247,17 @@ class StateMachine(Protocol):
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
         """Handles the end of a task. `value` is its result, or the exception with which it failed."""
+
+
+@runtime_checkable
+class HasProvisionalRecords(Protocol):
+    """A state machine whose log may be in the upstream, and which has records in transactions."""
+
+    def decide(self, ticket: int, *, accepted: bool) -> None:
+        """Makes the provisional records with the ticket part of their transaction, or drops them."""
+
+    def rewrite(self, context: OperationContext, keys: Iterable[Message]) -> CoordinatorResult[None]:
+        """Returns records with the present values of these keys.
+
+        Leaves out keys with records of an open transaction. It is called again when a transaction has ended.
+        """

@@ -26,22 +26,29 @@ process has the same effect: whatever was not written is lost, and no response t
 
 If the disk was full, the loaded shard is read-only for a while. Heartbeats and reads work, and results with records are
 refused.
+
+A log in an upstream may refuse the records of a transaction (`Provisional`). They have a batch of their own, and are
+provisional from step 4 on. When the log has decided about the batch (`decided`), the machine keeps or drops them, and
+the response leaves. Markers of transactions are in such a log already when they are replayed (`ended`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Collection, Hashable
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from kcoord.runtime.result import (
     PENDING,
     CoordinatorRecord,
     CoordinatorResult,
     EncodedRecords,
+    HasProvisionalRecords,
     OperationContext,
     PackedRecords,
+    Producer,
+    Provisional,
     Schedule,
     StateMachine,
     Task,
@@ -57,7 +64,7 @@ from kcoord.runtime.serde import (
     serialize_control,
     stamp_of,
 )
-from kcoord.runtime.shard_log import Append
+from kcoord.runtime.shard_log import Append, ProvisionalBatch
 from kcoord.runtime.waiting import (
     NEXT_STATES,
     DeferredReplies,
@@ -92,6 +99,16 @@ every member of a large group. Kafka's limit for messages applies to requests of
 """
 
 
+class _Undecided(NamedTuple):
+    """A batch that the log may refuse, and the reply to its request."""
+
+    batch: ProvisionalBatch
+    producer: Producer
+    ticket: int
+    next_offset: int
+    reply: DeferredReply
+
+
 class ShardContext(Generic[M]):
     """One shard. `machine` is set if and only if the shard is ACTIVE. The module docstring has the order of steps."""
 
@@ -105,6 +122,7 @@ class ShardContext(Generic[M]):
         "_max_batch_bytes",
         "_outbox",
         "_pending",
+        "_provisional",
         "_running_tasks",
         "_serde",
         "_statistics",
@@ -140,6 +158,8 @@ class ShardContext(Generic[M]):
         self._deferred = DeferredReplies()
         self._deferred_tasks: deque[tuple[int, Task]] = deque()
         self._pending: dict[Hashable, DeferredReply] = {}
+        self._provisional: dict[int, _Undecided] = {}
+        """The batches about which the log has not decided, by base offset."""
         self._running_tasks: dict[TimerKey, Task] = {}
         self._buffer = WriteBuffer(max_batch_bytes, compression)
         self.next_offset = 0
@@ -236,6 +256,7 @@ class ShardContext(Generic[M]):
         waiters = self._deferred.drain()
         waiters += self._pending.values()
         self._pending.clear()
+        self._provisional.clear()
         self._outbox.replies += (Refusal(waiter, KafkaError(Errors.NOT_COORDINATOR)) for waiter in waiters)
 
     # Operations.
@@ -280,11 +301,23 @@ class ShardContext(Generic[M]):
             if self.next_offset == self.durable_offset:
                 return response
             reply = DeferredReply(response)
+            if result.provisional is not None:
+                self._add_provisional(result.records, result.provisional, reply)
             self._deferred.add(self.next_offset, reply)
             return reply
         except AssertionError as error:
             self.broken(error)
             raise KafkaError(Errors.NOT_COORDINATOR) from error
+
+    def _add_provisional(
+        self, records: list[CoordinatorRecord], provisional: Provisional, reply: DeferredReply
+    ) -> None:
+        """Notes that the log may refuse the records of the last result."""
+        producer = records[0].producer
+        assert producer is not None, f"R-17: provisional records of shard {self.shard_id} are in no transaction"
+        self._provisional[self.next_offset - len(records)] = _Undecided(
+            ProvisionalBatch(provisional.transactional_id), producer, provisional.ticket, self.next_offset, reply
+        )
 
     def _add_pending(self, token: Hashable) -> DeferredReply:
         """Returns the reply of a request that a later Completion answers."""
@@ -514,6 +547,8 @@ class ShardContext(Generic[M]):
             return None
         self._statistics.batches_appended += len(buffer)
         append = Append(self.shard_id, buffer.base_offset, self.next_offset, buffer.take())
+        if self._provisional:
+            append.provisional = {offset: batch.batch for offset, batch in self._provisional.items()}
         self._statistics.bytes_appended += len(append.data)
         self._in_flight = append
         return append
@@ -536,6 +571,51 @@ class ShardContext(Generic[M]):
             self._start(self._deferred_tasks.popleft()[1])
         if self._buffer and self.timers.deadline_ms(_LINGER) is None:
             self._outbox.writable.append(self.shard_id)
+
+    def decided(self, append: Append, offset: int, error: KafkaError | None) -> None:
+        """The log has the provisional batch at this offset of an append, or has refused it with an error.
+
+        All batches of the append before it are in the log, or were refused, too.
+        """
+        machine: object = self.machine
+        if machine is None:
+            return
+        assert self._in_flight is append and offset in self._provisional, (
+            f"R-18: the log of shard {self.shard_id} decides about offset {offset}, which is not provisional"
+        )
+        assert isinstance(machine, HasProvisionalRecords)
+        undecided = self._provisional.pop(offset)
+        machine.decide(undecided.ticket, accepted=error is None)
+        if error is not None:
+            undecided.reply.value = error
+        self.durable_offset = undecided.next_offset
+        self._deferred.release(self.durable_offset, self._outbox.replies)
+
+    def ended(self, marker: CoordinatorRecord) -> None:
+        """Replays the marker of a transaction, which another coordinator has written to the log.
+
+        Batches of the producer that wait for an append were sent in this transaction, or before. They are too late.
+        """
+        machine = self.machine
+        if machine is None:
+            return
+        for undecided in self._provisional.values():
+            if marker.producer is not None and undecided.producer.producer_id == marker.producer.producer_id:
+                undecided.batch.is_stale = True
+        try:
+            machine.replay(marker)
+        except Exception as error:
+            self.fail("replaying a marker failed", error)
+
+    def rewrite(self, keys: Collection[bytes], now_ms: int) -> None:
+        """Writes the present values of these keys again."""
+        machine: object = self.machine
+        if machine is not None:
+            assert isinstance(machine, HasProvisionalRecords)
+            rewrite = machine.rewrite
+            records = [self._serde.deserialize(key, None) for key in sorted(keys)]
+            decoded = [record.key for record in records if record is not None and record.key is not None]
+            self._run_internal(lambda context: rewrite(context, decoded), OperationContext(now_ms))
 
     def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
         """Fails the shard, because the log may have the append in flight or not. Reading the log decides."""

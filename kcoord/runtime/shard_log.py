@@ -10,7 +10,7 @@ set, now or later, with the request's object: that object is the ticket. All cal
     request of the shard set      outcomes (methods of ShardSet)
     open(load)                    opened, held, failed or fenced
     read(load)                    read (some batches, perhaps the last ones) or failed
-    append(append)                written, fenced or unknown
+    append(append)                written, fenced or unknown; decided for some batches before
     save(save)                    saved
     release(release)              released
     close(shard_id)               none
@@ -22,6 +22,10 @@ The contract of every kind of log:
 * `read` passes whole batches, in the order of the log. The last `read` of a load has `is_end`.
 * The shard set has at most one append of a shard in flight. Appends of several shards may share one request.
 * `written`: the batches are as durable as the log promises, even if this process ends. The responses leave now.
+* `decided`: the log has the provisional batch of an append that is in flight, or has refused it and will never have it.
+  All batches of the append before it are in the log, or were refused. Only a log in an upstream refuses batches.
+* `ended` and `rewrite` are no outcomes of a request. A log whose transactions end elsewhere passes each marker to
+  `ended`, in the order of the log, after the decisions about the batches before it.
 * `unknown`: the batches may be in the log or not, and may still arrive there. The shard drops its state and answers
   every waiting request with NOT_COORDINATOR. It serves no request until it has claimed and read its log again. A log
   that can learn the outcome by repeating the append does so before it calls `unknown`.
@@ -36,7 +40,7 @@ The contract of every kind of log:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,6 +72,15 @@ class OpenedLog:
     """True if the shard has a standby that has replayed the log from its beginning to `start_offset`."""
 
 
+@dataclass(slots=True)
+class ProvisionalBatch:
+    """A batch of a transaction, which the log may refuse."""
+
+    transactional_id: str
+    is_stale: bool = False
+    """True if the transaction has ended. The log must refuse the batch."""
+
+
 @dataclass(slots=True, eq=False)
 class Append:
     """Whole batches for the log of one shard, with the offsets from `base_offset` to `next_offset` (exclusive)."""
@@ -76,6 +89,8 @@ class Append:
     base_offset: int
     next_offset: int
     data: bytes = field(repr=False)
+    provisional: Mapping[int, ProvisionalBatch] = field(default_factory=dict)
+    """The batches that the log may refuse, by base offset."""
 
 
 @dataclass(slots=True, eq=False)

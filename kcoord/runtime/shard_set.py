@@ -44,7 +44,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeVar
 
-from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
 from kcoord.runtime.serde import partition_for
 from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_loads import SET_TIMERS, ShardLoads
@@ -248,6 +248,14 @@ class ShardSet(ShardLoads[M]):
         except AssertionError as error:
             shard.broken(error)
 
+    def decided(self, append: Append, offset: int, error: KafkaError | None) -> None:
+        """Handles the decision about a provisional batch of an append that is still in flight."""
+        shard = self._shards[append.shard_id]
+        try:
+            shard.decided(append, offset, error)
+        except AssertionError as broken:
+            shard.broken(broken)
+
     def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
         """Handles an append whose batches may be in the log or not: the shard fails and is loaded again.
 
@@ -298,6 +306,16 @@ class ShardSet(ShardLoads[M]):
         due_ms = self.snapshots.step_due_ms
         if due_ms is not None and not self._is_closing:
             self._timers.schedule(_SNAPSHOT, due_ms)
+
+    # Events in the log that no append has caused.
+
+    def ended(self, shard_id: int, marker: CoordinatorRecord) -> None:
+        """Replays the marker of a transaction that another coordinator has written to the log of a shard."""
+        self._shards[shard_id].ended(marker)
+
+    def rewrite(self, shard_id: int, keys: Collection[bytes], now_ms: int) -> None:
+        """Writes the present values of keys again, because the log has void records of them."""
+        self._shards[shard_id].rewrite(keys, now_ms)
 
     # Time.
 

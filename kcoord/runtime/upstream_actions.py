@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from kcoord.runtime.result import Producer
 from kcoord.runtime.shard_log import Append, Load
+from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.record_batch import BatchHeader
 
 
@@ -28,6 +30,8 @@ class Produce:
 
     data: bytes = field(repr=False)
     created_ms: int
+    transactional_id: str | None = None
+    """Set if the batch is part of a client's transaction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +86,34 @@ class Written:
 
 
 @dataclass(slots=True, eq=False)
+class Decided:
+    """A transactional batch of an append is in the log, or (`error`) the upstream refused it and the append continues.
+
+    `offset` is the base offset of the batch in the append.
+    """
+
+    append: Append
+    offset: int
+    error: KafkaError | None
+
+
+@dataclass(slots=True, eq=False)
+class Ended:
+    """The log has a marker that ends the transaction of a client's producer."""
+
+    producer: Producer
+    coordinator_epoch: int
+    committed: bool
+
+
+@dataclass(slots=True, eq=False)
+class Rewrite:
+    """The values of these keys have to be written again, because the log has void records of them."""
+
+    keys: Collection[bytes]
+
+
+@dataclass(slots=True, eq=False)
 class Unknown:
     """The batches of an append may be in the log or not."""
 
@@ -105,5 +137,5 @@ class Lost:
 
 
 Request: TypeAlias = InitProducerId | Produce | Fetch | FindStart
-Outcome: TypeAlias = Opened | Loaded | Held | LoadFailed | Written | Unknown | Fenced | Lost
+Outcome: TypeAlias = Opened | Loaded | Held | LoadFailed | Written | Decided | Ended | Rewrite | Unknown | Fenced | Lost
 Action: TypeAlias = Request | Outcome

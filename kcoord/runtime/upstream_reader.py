@@ -3,10 +3,11 @@
 
 Theory of operation
 -------------------
-A reader gets fetched batches and returns those that the shard's state machine has to replay. It belongs to one state
-machine, from the first batch on. A standby reads as the log grows. A new owner reads up to its claim. For that it gets
-the reader of its standby, or a new one, which begins at the beginning of the log. Afterwards the owner knows the log
-from its own appends (`appended`).
+A reader gets fetched batches, and says which of them the shard's state machine has to replay
+(`kcoord.runtime.upstream_batches`). It belongs to one state machine, from the first batch on. A standby reads as the
+log grows. A new owner reads up to its claim. For that it gets the reader of its standby, or a new one, which begins at
+the beginning of the log. Afterwards the owner knows the log from its own appends (`appended`), and reads what others
+append.
 
 The state of the machine is worth something only if the log still has everything before the position. A leader that was
 elected uncleanly may lack some batches, and has others at their offsets. So after each failure of a fetch, with the
@@ -23,18 +24,15 @@ A reader that raised DivergedError is not used again, and neither is its state m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
-from kcoord_protocol.record_batch import BatchHeader, decode_entries, walk_batches
+from kcoord.runtime.upstream_batches import Kind, ReadBatch, UpstreamBatches
+from kcoord_protocol.record_batch import BatchHeader, walk_batches
 
-CLAIM_KEY: Final = (30_000).to_bytes(2, "big")
-"""The key of all claims: a coordinator record type that Kafka does not have. Compaction keeps the last claim."""
-SETTLED_KEY: Final = (30_001).to_bytes(2, "big")
-"""The key of settled records. The producer id is that of the batch."""
 TOMBSTONES_KEPT_MS: Final = 86_400_000
 """The default of `delete.retention.ms`."""
 _UNKNOWN_EPOCH: Final = -1
@@ -83,18 +81,21 @@ class LogMark:
     complete_ms: int
     settled_id: int
     has_owner: bool
+    batches: bytes
+    """What the reader knows of transactions, encoded."""
 
     def encode(self) -> bytes:
-        return _MARK.pack(*self.last, self.complete_ms, self.settled_id, self.has_owner)
+        return _MARK.pack(*self.last, self.complete_ms, self.settled_id, self.has_owner) + self.batches
 
     @classmethod
     def decode(cls, data: bytes) -> LogMark:
         """Returns the mark. Raises ValueError if the bytes are malformed."""
         try:
-            *batch, complete_ms, settled_id, has_owner = _MARK.unpack(data)
+            *batch, complete_ms, settled_id, has_owner = _MARK.unpack_from(data)
+            UpstreamBatches.restored(data[_MARK.size :], 0)
         except StructError as error:
             raise ValueError(f"the mark of a log is malformed: {error}") from error
-        return cls(BatchId(*batch), complete_ms, settled_id, has_owner)
+        return cls(BatchId(*batch), complete_ms, settled_id, has_owner, data[_MARK.size :])
 
 
 class UpstreamReader:
@@ -114,6 +115,8 @@ class UpstreamReader:
         """True if the log has a batch of an owner."""
         self.settled_id = -1
         """The producer id of the last settled record, or of a claim at offset 0."""
+        self.batches = UpstreamBatches()
+        """What follows from the batches below the position."""
         self.has_diverged = False
         self._stale_after_ms = tombstones_kept_ms // 2
         self._check: BatchId | None = None
@@ -127,6 +130,7 @@ class UpstreamReader:
         reader.position = position
         reader.last = reader._check = mark.last
         reader.settled_id, reader.has_owner = mark.settled_id, mark.has_owner
+        reader.batches = UpstreamBatches.restored(mark.batches, position)
         return reader
 
     @property
@@ -140,10 +144,14 @@ class UpstreamReader:
         return self.position if self._check is None else min(self.position, self._check.base_offset)
 
     def mark(self) -> LogMark | None:
-        """Returns what is known of the log, or None if nothing was read or the log has to be checked first."""
-        if self.last is None or self._check is not None:
+        """Returns what is known of the log, or None if it has no place in a snapshot.
+
+        Nothing was read, the log has to be checked first, or a transaction is open.
+        """
+        batches = self.batches.encode()
+        if self.last is None or self._check is not None or batches is None:
             return None
-        return LogMark(self.last, self.complete_ms, self.settled_id, self.has_owner)
+        return LogMark(self.last, self.complete_ms, self.settled_id, self.has_owner, batches)
 
     def distrust(self) -> None:
         """Makes the next fetch show that the log still has the last batch."""
@@ -157,7 +165,7 @@ class UpstreamReader:
         self.position = offset
 
     def appended(self, batch: BatchId) -> None:
-        """Notes a batch of the owner, which is at the end of the log."""
+        """Notes a batch of the owner at the position, which is not read back."""
         self.last = batch
         self.position = batch.next_offset
 
@@ -167,12 +175,15 @@ class UpstreamReader:
             self.complete_ms = now_ms
 
     def take(self, data: bytes, now_ms: int, claim: BatchId | None = None) -> Sequence[tuple[BatchHeader, bytes]]:
-        """Moves the position behind fetched batches, at most behind the own claim. Returns those to replay.
+        """Moves the position behind fetched batches, as `read`. Returns those that have to be replayed."""
+        return [(read.header, read.data) for read in self.read(data, now_ms, claim) if read.is_replayed]
 
-        The first batches may be below the position, and the last one may be cut off. Raises CorruptBatchError, and
-        DivergedError. Claims and settled records are not replayed, and transactional batches are void.
+    def read(self, data: bytes, now_ms: int, claim: BatchId | None = None) -> Iterator[ReadBatch]:
+        """Yields fetched batches, and moves the position behind each of them, at most behind the own claim.
+
+        The first batches may be below the position, and the last one may be cut off. The own claim is not yielded.
+        Raises CorruptBatchError, and DivergedError.
         """
-        batches: list[tuple[BatchHeader, bytes]] = []
         trusts_epochs = self._check is not None or self.last is None
         for at, fields in walk_batches(data, verify=True):
             header = BatchHeader(*fields)
@@ -194,23 +205,16 @@ class UpstreamReader:
                 self._compare(self._check or claim, header)
                 break
             batch = bytes(data[at : at + header.size_bytes])
-            if self._is_replayed(header, batch):
-                batches.append((header, batch))
-        return batches
+            kind = self.batches.take(header, batch)
+            self.has_owner |= not (header.is_control or header.is_transactional)
+            if kind is Kind.SETTLED or (kind is Kind.CLAIM and header.base_offset == 0):
+                self.settled_id = header.producer_id
+            yield ReadBatch(kind, header, batch)
 
     def _compare(self, expected: BatchId, header: BatchHeader) -> None:
         batch = BatchId.of(header)
         if not expected.is_same(batch):
             raise self._diverged(f"the log has {batch} and not {expected}, which was in it before")
-
-    def _is_replayed(self, header: BatchHeader, batch: bytes) -> bool:
-        if header.is_control or header.is_transactional:
-            return False
-        self.has_owner = True
-        key = decode_entries(batch)[0][1] if header.records_count == 1 else None
-        if key == SETTLED_KEY or (key == CLAIM_KEY and header.base_offset == 0):
-            self.settled_id = header.producer_id
-        return header.records_count > 0 and key not in (CLAIM_KEY, SETTLED_KEY)
 
     def _check_gap(self, header: BatchHeader, now_ms: int) -> None:
         is_whole = header.base_offset <= self.position and header.records_count > header.last_offset_delta

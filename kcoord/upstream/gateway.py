@@ -28,6 +28,7 @@ from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.instance_metadata import InstanceMetadata
 from kcoord.upstream.own_topics import OWN_TOPICS
 from kcoord.upstream.ownership import Ownership
+from kcoord.upstream.transactions import TransactionalOffsets
 from kcoord.upstream.versions import GroupSide, common_versions, port_tables
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
@@ -71,6 +72,7 @@ class Gateway:
         """The ACLs of the upstream that decide about groups; None if clients log in at kcoord."""
         self.passes_logins = broker.config.passes_logins
         """Whether clients log in at the upstream, each with its own connection."""
+        self._transactions = TransactionalOffsets(upstream)
         self.on_brokers: Callable[[], Awaitable[None]] | None = None
         """Called after each look, to open the ports of new brokers."""
         self._tables: dict[int | None, ApiTable] = {}
@@ -111,7 +113,7 @@ class Gateway:
         if node_id not in self._tables:
             config = self.broker.config
             check = None if self.acls is None else self.acls.check
-            groups = GroupSide(self.find_coordinator, self._imports, check)
+            groups = GroupSide(self.find_coordinator, self._imports, self._transactions.add_offsets, check)
             tables = port_tables(config, node_id, lambda: self.versions_of(node_id), groups)
             self._tables[node_id] = tables[config.kip1327_form("")]
         return self._tables[node_id]

@@ -8,6 +8,9 @@ A Kafka broker handles one request of a connection at a time, and answers a Prod
 the batches. So there is at most one Produce in flight to each broker. Batches that arrive meanwhile wait, and share the
 next request (group commit). A request has at most one batch for each partition, because a log has one batch in flight.
 
+All transactional batches of a request have one transactional id, so they rarely share requests. They have a queue and a
+connection of their own to each broker, and do not delay the others.
+
 An error may mean that the leader of a partition has changed. Then the leaders of the topic are forgotten, and the next
 batch or fetch looks them up, once for all that wait for it.
 """
@@ -15,9 +18,9 @@ batch or fetch looks them up, once for all that wait for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from kcoord.client.cluster import Cluster, CoordinatorType, Purpose
 from kcoord.client.connection import Connection
@@ -39,6 +42,7 @@ from kcoord_protocol.messages import (
 MOST_REQUEST_BYTES: Final = 16 << 20
 """A Produce request with several batches is at most this large. Kafka accepts 100 MiB (socket.request.max.bytes)."""
 FETCH_BYTES: Final = 1 << 20
+MOST_FETCHED_BYTES: Final = 8 << 20
 FETCH_WAIT_MS: Final = 100
 _HIGHEST_PRODUCE: Final = 11
 """v12 belongs to the second transaction protocol (KIP-890), and v13 identifies topics by id."""
@@ -60,6 +64,10 @@ _SAME_LEADER: Final = frozenset(
 """Retriable errors of a leader that stays the leader."""
 
 
+_Queue: TypeAlias = tuple[int, Purpose]
+"""A leader, and the connection to it."""
+
+
 @dataclass(slots=True, eq=False)
 class PendingBatch:
     """A batch to produce. `may_send` is called right before it is sent, and `done` once, unless it may not be sent.
@@ -71,6 +79,7 @@ class PendingBatch:
     data: bytes = field(repr=False)
     may_send: Callable[[], bool]
     done: Callable[[int | KafkaError], None]
+    transactional_id: str | None = None
 
 
 class PartitionRequests:
@@ -88,8 +97,8 @@ class PartitionRequests:
         self._attempt_timeout_ms = attempt_timeout_ms
         self._fetch_wait_ms = fetch_wait_ms
         self._new: list[PendingBatch] = []
-        self._queues: dict[int, list[PendingBatch]] = {}
-        """The batches that wait, by leader. A queue exists while a request to the leader is in flight."""
+        self._queues: dict[_Queue, list[PendingBatch]] = {}
+        """The batches that wait. A queue exists while a request of it is in flight."""
         self._tasks = Tasks()
         self._lookup: asyncio.Task[None] | None = None
 
@@ -131,10 +140,22 @@ class PartitionRequests:
     async def fetch(self, partition: int, offset: int) -> bytes:
         """Returns batches from an offset on, up to the high watermark, possibly none. Raises KafkaError."""
         leader = await self._leader(partition)
+        answer = (await self.fetch_all(leader, {partition: offset}, self._fetch_wait_ms, Purpose.FETCHES))[partition]
+        if isinstance(answer, KafkaError):
+            raise answer
+        return answer
+
+    async def fetch_all(
+        self, leader: int, offsets: Mapping[int, int], wait_ms: int, purpose: Purpose
+    ) -> dict[int, bytes | KafkaError]:
+        """Returns batches, or an error, for each of the partitions, after at most `wait_ms` if there are none.
+
+        Raises KafkaError if the request fails as a whole.
+        """
         request = FetchRequest(
-            max_wait_ms=self._fetch_wait_ms,
+            max_wait_ms=wait_ms,
             min_bytes=1,
-            max_bytes=FETCH_BYTES,
+            max_bytes=MOST_FETCHED_BYTES,
             topics=[
                 FetchRequest.FetchTopic(
                     topic=self._topic,
@@ -142,28 +163,37 @@ class PartitionRequests:
                         FetchRequest.FetchPartition(
                             partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES
                         )
+                        for partition, offset in offsets.items()
                     ],
                 )
             ],
         )
         try:
-            connection = await self._cluster.connection(leader, Purpose.FETCHES)
+            connection = await self._cluster.connection(leader, purpose)
             answer = await connection.call(
                 request,
                 FetchResponse,
                 lowest=_LOWEST_FETCH,
                 highest=_HIGHEST_FETCH,
-                timeout_ms=self._attempt_timeout_ms,
+                timeout_ms=wait_ms + self._attempt_timeout_ms,
             )
             if answer.error_code:
                 raise KafkaError(error_of(answer.error_code))
-            (data,) = [data for topic in answer.responses for data in topic.partitions]
-            if data.error_code:
-                raise naming_right(KafkaError(error_of(data.error_code)), "Read", f"topic {self._topic}")
         except KafkaError as error:
-            self._note(error)
+            self.note(error)
             raise
-        return bytes(data.records or b"")
+        results: dict[int, bytes | KafkaError] = {}
+        for topic in answer.responses:
+            for data in topic.partitions:
+                if data.error_code:
+                    refusal = KafkaError(error_of(data.error_code))
+                    refusal = naming_right(refusal, "Read", f"topic {self._topic}")
+                    self.note(refusal)
+                    results[data.partition_index] = refusal
+                else:
+                    results[data.partition_index] = bytes(data.records or b"")
+        lacking = KafkaError(Errors.UNKNOWN_SERVER_ERROR, "the response does not have the partition")
+        return {partition: results.get(partition, lacking) for partition in offsets}
 
     async def first_offset(self, partition: int) -> int:
         """Returns the first offset of a partition. Raises KafkaError."""
@@ -182,13 +212,14 @@ class PartitionRequests:
 
     # Leaders.
 
-    def _leader_now(self, partition: int) -> int | None:
+    def leader_now(self, partition: int) -> int | None:
+        """Returns the leader of a partition, None if it is not known."""
         return self._cluster.metadata.leader(TopicPartition(self._topic, partition))
 
     async def _leader(self, partition: int) -> int:
-        if self._leader_now(partition) is None:
-            await self._look_up_leaders()
-        leader = self._leader_now(partition)
+        if self.leader_now(partition) is None:
+            await self.look_up_leaders()
+        leader = self.leader_now(partition)
         if leader is None:
             raise self._no_leader(partition)
         return leader
@@ -198,7 +229,7 @@ class PartitionRequests:
         error = topic.error if topic is not None and topic.error else Errors.LEADER_NOT_AVAILABLE
         return KafkaError(error, f"{self._topic}-{partition} has no leader")
 
-    async def _look_up_leaders(self) -> None:
+    async def look_up_leaders(self) -> None:
         """Fetches the topic's metadata. All callers of the same time share one request. Raises KafkaError."""
         if self._lookup is None:
             self._lookup = asyncio.ensure_future(self._refresh())
@@ -210,7 +241,7 @@ class PartitionRequests:
         finally:
             self._lookup = None
 
-    def _note(self, error: KafkaError) -> None:
+    def note(self, error: KafkaError) -> None:
         """Forgets the leaders if the error may mean that one of them has changed."""
         if error.error.retriable and error.error not in _SAME_LEADER:
             self._cluster.metadata.topics.pop(self._topic, None)
@@ -222,40 +253,42 @@ class PartitionRequests:
         batches, self._new = self._new, []
         homeless: list[PendingBatch] = []
         for batch in batches:
-            leader = self._leader_now(batch.partition)
+            leader = self.leader_now(batch.partition)
             if leader is None:
                 homeless.append(batch)
-            elif leader in self._queues:
-                self._queues[leader].append(batch)
+                continue
+            queue = leader, Purpose.APPENDS if batch.transactional_id is None else Purpose.TRANSACTIONS
+            if queue in self._queues:
+                self._queues[queue].append(batch)
             else:
-                self._queues[leader] = [batch]
-                self.start(self._serve(leader), f"broker {leader}")
+                self._queues[queue] = [batch]
+                self.start(self._serve(*queue), f"broker {leader}, {queue[1].value}")
         if homeless:
             self.start(self._find_home(homeless), "leaders")
 
     async def _find_home(self, batches: Sequence[PendingBatch]) -> None:
         try:
-            await self._look_up_leaders()
+            await self.look_up_leaders()
         except KafkaError as error:
             _finish(batches, error)
             return
         for batch in batches:
-            if self._leader_now(batch.partition) is None:
+            if self.leader_now(batch.partition) is None:
                 batch.done(self._no_leader(batch.partition))
             else:
                 self.produce(batch)
 
-    async def _serve(self, leader: int) -> None:
-        """Sends the batches of one leader, a request at a time, until none wait."""
-        queue = self._queues[leader]
+    async def _serve(self, leader: int, purpose: Purpose) -> None:
+        """Sends the batches of one queue, a request at a time, until none wait."""
+        queue = self._queues[leader, purpose]
         try:
             while queue:
                 try:
-                    connection = await self._cluster.connection(leader, Purpose.APPENDS)
+                    connection = await self._cluster.connection(leader, purpose)
                     # Nothing is between the call of `may_send` and the request.
                     await connection.ready()
                 except KafkaError as error:
-                    self._note(error)
+                    self.note(error)
                     failed = queue[:]
                     queue.clear()
                     _finish(failed, error)
@@ -266,18 +299,23 @@ class PartitionRequests:
                     for _ in range(_GATHERING_TURNS):
                         await asyncio.sleep(0)
         finally:
-            del self._queues[leader]
+            del self._queues[leader, purpose]
 
     @staticmethod
     def _take(queue: list[PendingBatch]) -> list[PendingBatch]:
-        """Removes and returns the batches of the next request: one for each partition, and not too many bytes."""
+        """Removes and returns the batches of the next request.
+
+        They are one for each partition, not too many bytes, and have the same transactional id, if any.
+        """
         taken: dict[int, PendingBatch] = {}
         left: list[PendingBatch] = []
         size_bytes = 0
         for batch in queue:
             if not batch.may_send():
                 continue
-            if batch.partition in taken or (taken and size_bytes + len(batch.data) > MOST_REQUEST_BYTES):
+            is_other = taken and batch.transactional_id != next(iter(taken.values())).transactional_id
+            is_too_large = taken and size_bytes + len(batch.data) > MOST_REQUEST_BYTES
+            if batch.partition in taken or is_other or is_too_large:
                 left.append(batch)
                 continue
             taken[batch.partition] = batch
@@ -287,6 +325,7 @@ class PartitionRequests:
 
     async def _send(self, connection: Connection, batches: Sequence[PendingBatch]) -> None:
         request = ProduceRequest(
+            transactional_id=batches[0].transactional_id,
             acks=_ALL_REPLICAS,
             timeout_ms=self._attempt_timeout_ms,
             topic_data=[
@@ -308,7 +347,7 @@ class PartitionRequests:
                 timeout_ms=self._attempt_timeout_ms + _ANSWER_MARGIN_MS,
             )
         except KafkaError as error:
-            self._note(error)
+            self.note(error)
             _finish(batches, error)
             return
         answers = {data.index: data for topic in answer.responses for data in topic.partition_responses}
@@ -318,8 +357,10 @@ class PartitionRequests:
                 batch.done(KafkaError(Errors.UNKNOWN_SERVER_ERROR, "the response does not have the partition"))
             elif data.error_code:
                 refusal = KafkaError(error_of(data.error_code), data.error_message)
-                refusal = naming_right(refusal, "Write", f"topic {self._topic}")
-                self._note(refusal)
+                is_about_id = refusal.error is Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                resource = f"transactional id {batch.transactional_id}" if is_about_id else f"topic {self._topic}"
+                refusal = naming_right(refusal, "Write", resource)
+                self.note(refusal)
                 batch.done(refusal)
             else:
                 batch.done(data.base_offset)

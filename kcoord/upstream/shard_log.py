@@ -6,10 +6,11 @@ decides everything. This module executes its actions: requests become tasks or b
 outcomes become calls of the shard set. All code runs in the event loop. After each call of an `UpstreamLog`, `_execute`
 takes its actions, so none waits longer than the call.
 
-The logs get the time from `tick`, once a second, and from a timer for each repetition of a request.
+The logs get the time from `tick`, once a second, and from a timer for each repetition of a request. `Following` reads
+the partitions of all owned logs.
 
 Nothing is claimed and nothing appended unless `may_act` returns True right before the request is sent. The answer to an
-append counts only if `may_act` is still True then.
+append, and what is read from the partition of an owned log, count only if `may_act` is still True then.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from kcoord.runtime.result import new_end_transaction_marker
 from kcoord.runtime.shard_log import Append, Load, OpenedLog, Release, Save
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.upstream_actions import (
+    Decided,
+    Ended,
     Fenced,
     Fetch,
     FindStart,
@@ -34,10 +38,12 @@ from kcoord.runtime.upstream_actions import (
     Opened,
     Outcome,
     Produce,
+    Rewrite,
     Unknown,
     Written,
 )
 from kcoord.runtime.upstream_log import UpstreamLog
+from kcoord.upstream.following import Following
 from kcoord.upstream.requests import PartitionRequests, PendingBatch
 from kcoord_protocol.errors import KafkaError
 
@@ -80,6 +86,9 @@ class UpstreamShardLog:
         """The number of appends that were rejected because another instance had claimed the log."""
         self._logs: dict[int, UpstreamLog] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._following = Following(
+            requests, self._positions, self._followed, lambda shard_id: self._logs[shard_id].is_in_a_hurry
+        )
 
     def claimed_ids(self) -> dict[int, tuple[int, int]]:
         """Returns the producer id and the epoch of each shard's last claim."""
@@ -133,6 +142,7 @@ class UpstreamShardLog:
         for shard_id, log in self._logs.items():
             log.tick(now_ms)
             self._execute(shard_id, log)
+        self._following.wake()
 
     def stop(self) -> None:
         for timer in self._timers.values():
@@ -157,6 +167,8 @@ class UpstreamShardLog:
                 case _:
                     self._report(shard_id, action)
                     self._wake()
+        if log.is_in_a_hurry:
+            self._following.hurry(shard_id)
 
     def _report(self, shard_id: int, outcome: Outcome) -> None:
         """Passes an outcome to the shard set."""
@@ -164,6 +176,12 @@ class UpstreamShardLog:
         match outcome:
             case Written(append):
                 shards.written(append)
+            case Decided(append, offset, error):
+                shards.decided(append, offset, error)
+            case Ended(producer, coordinator_epoch, committed):
+                shards.ended(shard_id, new_end_transaction_marker(producer, coordinator_epoch, committed=committed))
+            case Rewrite(keys):
+                shards.rewrite(shard_id, keys, now_ms)
             case Unknown(append, reason):
                 shards.unknown(append, OSError(reason), now_ms)
             case Fenced(ticket):
@@ -174,6 +192,8 @@ class UpstreamShardLog:
                 shards.opened(load, OpenedLog(0, end_offset))
             case Loaded(load, batches, is_end):
                 shards.read(load, batches, now_ms, is_end=is_end)
+                if is_end:
+                    self._following.wake()
             case Held(load):
                 shards.held(load, now_ms)
             case LoadFailed(load, reason):
@@ -220,7 +240,22 @@ class UpstreamShardLog:
                 log.produced(request, answer, self._now_ms())
             self._execute(shard_id, log)
 
-        self._requests.produce(PendingBatch(shard_id, request.data, may_send, done))
+        self._requests.produce(PendingBatch(shard_id, request.data, may_send, done, request.transactional_id))
+
+    # The partitions of owned logs.
+
+    def _positions(self) -> dict[int, int]:
+        return {shard_id: log.reader.fetch_offset for shard_id, log in self._logs.items() if log.is_following}
+
+    def _followed(self, shard_id: int, answer: bytes | KafkaError) -> None:
+        if not self._may_act():
+            return
+        log = self._logs[shard_id]
+        if isinstance(answer, KafkaError):
+            log.not_followed(answer)
+        elif answer:
+            log.followed(answer, self._now_ms())
+        self._execute(shard_id, log)
 
     def _repeat_later(self, shard_id: int, log: UpstreamLog) -> None:
         """Arms the timer for the repetition of a request, if one is due to be repeated."""

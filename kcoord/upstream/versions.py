@@ -4,10 +4,11 @@
 * Answered here: the groups and their import, the login, ApiVersions, and FindCoordinator for groups. On the port of a
   broker of the upstream the requests of groups fail with NOT_COORDINATOR, since kcoord's own port coordinates all
   groups.
+* Offsets in transactions (`kcoord.upstream.transactions`): AddOffsetsToTxn is answered on every port, with the help of
+  the upstream, and TxnOffsetCommit is a request of groups.
 * Passed on: all other APIs that both sides have. Produce is capped at v9 and Fetch at v15, because responses of later
   versions have addresses of brokers (KIP-951), and responses of these two APIs are not decoded.
-* Not served: AddOffsetsToTxn and TxnOffsetCommit, because committing offsets in transactions is not supported yet, and
-  delegation tokens, because a token that a client got would be one of kcoord's own principal.
+* Not served: delegation tokens, because a token that a client got would be one of kcoord's own principal.
 
 Features are those of the upstream, with two exceptions. `group.version` is kcoord's. `transaction.version` is at most
 1: with 2 a client relies on the group coordinator to add partitions to transactions.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 from kcoord.config import BrokerConfig, Kip1327Form
 from kcoord.metadata.image import BROKER_RESOURCE, GROUP_RESOURCE
@@ -30,6 +31,7 @@ from kcoord.upstream.cluster import BrokerVersions
 from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.import_groups import import_groups_api
 from kcoord.upstream.importing_api import IMPORTING_APIS, ImportingApi
+from kcoord.upstream.transactions import ADD_PARTITIONS_VERSION, TXN_OFFSET_COMMIT_VERSIONS, commit_offsets
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
@@ -59,6 +61,7 @@ GROUP_APIS: Final = frozenset(
         ApiKey.DELETE_GROUPS,
         ApiKey.CONSUMER_GROUP_HEARTBEAT,
         ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.TXN_OFFSET_COMMIT,
     }
 )
 LOGIN_APIS: Final = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.API_VERSIONS})
@@ -74,15 +77,15 @@ CHOSEN_APIS: Final = frozenset(
 """APIs whose requests are answered here or passed on, depending on their content (`is_for_kcoord`)."""
 UNSERVED_APIS: Final = frozenset(
     {
-        ApiKey.ADD_OFFSETS_TO_TXN,
-        ApiKey.TXN_OFFSET_COMMIT,
         ApiKey.CREATE_DELEGATION_TOKEN,
         ApiKey.RENEW_DELEGATION_TOKEN,
         ApiKey.EXPIRE_DELEGATION_TOKEN,
         ApiKey.DESCRIBE_DELEGATION_TOKEN,
     }
 )
-FORWARDED_APIS: Final = frozenset(SERVED_VERSIONS) - GROUP_APIS - LOGIN_APIS - UNSERVED_APIS
+FORWARDED_APIS: Final = (
+    frozenset(SERVED_VERSIONS) - GROUP_APIS - LOGIN_APIS - UNSERVED_APIS - {ApiKey.ADD_OFFSETS_TO_TXN}
+)
 CAPS: Final = {
     ApiKey.PRODUCE: 9,
     ApiKey.FETCH: 15,
@@ -156,6 +159,8 @@ class GroupSide:
     find_coordinator: Callable[[Broker, RequestContext, FindCoordinatorRequest], FindCoordinatorResponse]
     """Answers FindCoordinator."""
     imports: GroupImports
+    add_offsets: HandleFunction
+    """Answers AddOffsetsToTxn."""
     check: HandleFunction | None = None
     """Raises KafkaError while no request about groups may be answered. None if there is no such time."""
 
@@ -182,14 +187,18 @@ def port_tables(
 
 
 def _is_local(key: ApiKey) -> bool:
-    return key in GROUP_APIS or key in LOGIN_APIS or key in CHOSEN_APIS
+    return key in GROUP_APIS or key in LOGIN_APIS or key in CHOSEN_APIS or key is ApiKey.ADD_OFFSETS_TO_TXN
 
 
 def _api(api: Api, node_id: int | None, versions: HandleFunction, groups: GroupSide) -> Api:
     if api.key is ApiKey.API_VERSIONS:
-        return Api(api.key, api.versions, versions, cast("ErrorFunction", api_versions.error_response))
+        return _OwnApi(api.key, api.versions, versions)
+    if api.key is ApiKey.ADD_OFFSETS_TO_TXN:
+        return _checked(_OwnApi(api.key, api.versions, groups.add_offsets), groups)
     if api.key is ApiKey.FIND_COORDINATOR:
         return _checked(ImportingApi(_ChangedApi(api, groups.find_coordinator), groups.imports), groups)
+    if api.key is ApiKey.TXN_OFFSET_COMMIT:
+        api = _OwnApi(api.key, TXN_OFFSET_COMMIT_VERSIONS, commit_offsets)
     if api.key in GROUP_APIS and node_id is not None:
         return _ChangedApi(api, _no_groups if api.key is ApiKey.LIST_GROUPS else _not_coordinator)
     if api.key in IMPORTING_APIS:
@@ -202,6 +211,19 @@ def _api(api: Api, node_id: int | None, versions: HandleFunction, groups: GroupS
 
 def _checked(api: Api, groups: GroupSide) -> Api:
     return api if groups.check is None else _ChangedApi(api, groups.check)
+
+
+class _OwnApi(Api):
+    """An API with another `handle` than that of the broker's handler."""
+
+    __slots__ = ("_own",)
+
+    def __init__(self, key: ApiKey, versions: range, own: HandleFunction) -> None:
+        super().__init__(key, versions)
+        self._own = own
+
+    def functions(self) -> tuple[HandleFunction, ErrorFunction]:
+        return self._own, super().functions()[1]
 
 
 class _ChangedApi(Api):
@@ -279,6 +301,9 @@ def _versions_handler(
 def listed_versions(theirs: BrokerVersions, local: ApiTable) -> dict[int, range]:
     """Returns the versions that ApiVersions lists: those of both sides."""
     listed = {key: api.listed_versions for key, api in local.apis.items() if key not in CHOSEN_APIS}
+    if ADD_PARTITIONS_VERSION not in theirs.ranges.get(ApiKey.ADD_PARTITIONS_TO_TXN, ()):
+        listed.pop(ApiKey.ADD_OFFSETS_TO_TXN)
+        listed.pop(ApiKey.TXN_OFFSET_COMMIT)
     for key, forwarded in forwarded_versions(theirs).items():
         listed[key] = forwarded
         own = local.apis.get(key)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import CommonConfig
-from kcoord.runtime.upstream_reader import CLAIM_KEY
+from kcoord.runtime.upstream_batches import CLAIM_KEY
 from kcoord.upstream.own_topics import OFFSETS_TOPIC
 from kcoord.upstream.requests import PartitionRequests
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue

@@ -14,7 +14,7 @@ from kcoord.client.config import CommonConfig
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.records import new_offset_commit_record
 from kcoord.runtime.serde import CoordinatorSerde, partition_for
-from kcoord.runtime.upstream_reader import CLAIM_KEY
+from kcoord.runtime.upstream_batches import CLAIM_KEY
 from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests, PendingBatch
 from kcoord_protocol.batch_header import stamp_producer

@@ -72,7 +72,7 @@ class GroupReplay:
         """Replays one record. Every record of a group changes its version, so that steady heartbeats end."""
         match record.key, record.value:
             case OffsetCommitKey() as key, (OffsetCommitValue() | None) as value:
-                self._offset_commit(key, value, record.producer)
+                self._offset_commit(key, value, record.producer, record.ticket)
                 if value is None:
                     self._count_tombstone(record.reason)
             case ConsumerGroupCurrentMemberAssignmentKey() as key, (
@@ -112,7 +112,9 @@ class GroupReplay:
         elif reason == _OFFSET_DELETE:
             self.counters.offset_deletions += 1
 
-    def _offset_commit(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer: Producer | None) -> None:
+    def _offset_commit(
+        self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer: Producer | None, ticket: int
+    ) -> None:
         """Replays an offset commit. An offset of a transaction is pending until its marker."""
         if value is None:
             self._offsets.remove(key.group, key.topic, key.partition)
@@ -132,7 +134,7 @@ class GroupReplay:
         )
         if producer is not None or self._pending:
             place = OffsetKey(key.group, key.topic, key.partition)
-            if not self._pending.note(place, offset, producer):
+            if not self._pending.note(place, offset, producer, ticket):
                 return
         self._offsets.put(key.group, key.topic, key.partition, offset)
 

@@ -21,7 +21,7 @@ limit can still be used and deleted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -71,6 +71,7 @@ from kcoord.runtime.result import (
     CoordinatorResult,
     OperationContext,
     Producer,
+    Provisional,
     Schedule,
     Task,
     TimerKey,
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
         LeaveGroupRequest,
         LeaveGroupResponse,
         ListGroupsResponse,
+        Message,
         OffsetCommitRequest,
         OffsetCommitResponse,
         OffsetDeleteRequest,
@@ -129,6 +131,7 @@ class GroupCoordinatorShard:
         self._replay = GroupReplay(self._groups, self._offsets, self._pending)
         self.counters = GroupCounters() if counters is None else counters
         self._verifications = Verifications()
+        self._last_ticket = 0
         self.clock_gain_ms = 0
         """Soft: by how much the clock may be ahead of real time. Expiry subtracts it (KIP-211)."""
 
@@ -573,6 +576,30 @@ class GroupCoordinatorShard:
         offset_operations.check_transaction(self._pending, self._verifications, request, ticket)
         group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
+
+    def commit_provisionally(
+        self, context: OperationContext, request: TxnOffsetCommitRequest
+    ) -> CoordinatorResult[TxnOffsetCommitResponse]:
+        """Serves TxnOffsetCommit if the log is in an upstream, whose transaction coordinator has the transaction.
+
+        The upstream verifies the transaction when the records are written. Markers come with the log.
+        """
+        self._pending.check_epoch(request.producer_id, request.producer_epoch)
+        group = self._present_or_admitted(request.group_id)
+        result = offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
+        self._last_ticket += 1
+        for record in result.records:
+            record.ticket = self._last_ticket
+        result.provisional = Provisional(request.transactional_id, self._last_ticket) if result.records else None
+        return result
+
+    def decide(self, ticket: int, *, accepted: bool) -> None:
+        """Implements HasProvisionalRecords."""
+        self._pending.decide(ticket, accepted=accepted)
+
+    def rewrite(self, context: OperationContext, keys: Iterable[Message]) -> CoordinatorResult[None]:
+        """Implements HasProvisionalRecords."""
+        return CoordinatorResult(None, offset_operations.present_records(self._offsets, self._pending, keys))
 
     def end_transaction(
         self, context: OperationContext, producer: Producer, coordinator_epoch: int, *, committed: bool

@@ -175,8 +175,7 @@ async def test_an_expired_producer_is_claimed_again(upstream: KcoordBroker, topi
         assert len(upstream.requests("InitProducerId")) >= 3
 
 
-async def test_batches_of_others_end_the_ownership(upstream: KcoordBroker, topic: str) -> None:
-    """A zombie's transactional offsets, for example: no claim fences them, and they are void."""
+async def test_transactional_batches_of_others_are_void(upstream: KcoordBroker, topic: str) -> None:
     async with Owner(upstream.bootstrap_servers, topic) as owner:
         await owner.served()
         await owner.put("a", 1)
@@ -186,10 +185,22 @@ async def test_batches_of_others_end_the_ownership(upstream: KcoordBroker, topic
             key, value = CoordinatorSerde().serialize(entry("a", 99))
             await zombie.send(topic, value, key=key, partition=0)
             await zombie.commit_transaction()
+        assert await owner.put("b", 2) == "b=2"
+        assert owner.balance() == {"a": 1, "b": 2}
+    async with Owner(upstream.bootstrap_servers, topic) as successor:
+        await successor.served()
+        assert successor.balance() == {"a": 1, "b": 2}
+
+
+async def test_batches_of_others_end_the_ownership(upstream: KcoordBroker, topic: str) -> None:
+    async with Owner(upstream.bootstrap_servers, topic) as owner:
+        await owner.served()
+        await owner.put("a", 1)
+        async with Producer(bootstrap_servers=upstream.bootstrap_servers) as other:
+            key, value = CoordinatorSerde().serialize(entry("a", 99))
+            await other.send(topic, value, key=key, partition=0)
         with pytest.raises(KafkaError, match="NOT_COORDINATOR"):
             await owner.put("b", 2)
-        await owner.served()
-        assert owner.balance() == {"a": 1, "b": 2}
 
 
 async def test_a_topic_that_was_deleted_stops_the_shard(upstream: KcoordBroker, topic: str) -> None:

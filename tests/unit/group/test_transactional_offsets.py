@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcoord.runtime.result import Producer
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
+from kcoord.runtime.result import CoordinatorRecord, OperationContext, Producer, new_end_transaction_marker
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import OffsetDeleteRequest, OffsetFetchRequest, TxnOffsetCommitRequest
+from kcoord_protocol.messages import (
+    GroupMetadataKey,
+    OffsetCommitKey,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    TxnOffsetCommitRequest,
+)
 from tests.unit.group.group_context import GroupContext
 
 GROUP = "g"
@@ -158,3 +166,125 @@ def test_the_order_of_the_log_decides(steps: list[tuple[str, Producer | None, in
     assert fetch(context, 0, 1, 2, stable=False) == [max(counted[p], default=-1) for p in range(3)]
     unstable = {partition for _, partition, _ in writes}
     assert [offset is UNSTABLE for offset in fetch(context, 0, 1, 2)] == [p in unstable for p in range(3)]
+
+
+# -- in front of an upstream: the log may refuse a commit --------------------------------------------------------------
+
+
+def commit_provisionally(context: GroupContext, producer: Producer, offsets: Mapping[int, int]) -> int:
+    """Commits offsets about which the log has not decided. Returns their ticket."""
+    request = request_of(producer, offsets, GROUP, -1, "", None)
+    result = context.shard.commit_provisionally(OperationContext(context.now_ms, 3), request)
+    assert result.provisional is not None
+    assert result.provisional.transactional_id == "tx"
+    for record in result.records:
+        context.shard.replay(record)
+    return result.provisional.ticket
+
+
+def test_provisional_offsets_are_unstable_until_the_log_refuses_them(context: GroupContext) -> None:
+    context.commit(GROUP, {"t3": {0: 5}})
+    ticket = commit_provisionally(context, P, {0: 7, 1: 7})
+    assert fetch(context, 0, 1) == [UNSTABLE, UNSTABLE]
+    assert context.shard.snapshot() is None
+    context.shard.decide(ticket, accepted=False)
+    assert fetch(context, 0, 1) == [5, -1]
+
+
+def test_accepted_offsets_wait_for_the_marker(context: GroupContext) -> None:
+    context.shard.decide(commit_provisionally(context, P, {0: 7}), accepted=True)
+    record = offset_record(0, 7)
+    record.producer = P
+    context.log.append(record)
+    assert fetch(context, 0) == [UNSTABLE]
+    marker = new_end_transaction_marker(P, 0, committed=True)
+    context.shard.replay(marker)
+    context.log.append(marker)
+    assert fetch(context, 0) == [7]
+
+
+def test_a_fenced_producer_commits_nothing_provisionally(context: GroupContext) -> None:
+    context.shard.decide(commit_provisionally(context, Q, {0: 7}), accepted=True)
+    with pytest.raises(KafkaError, match="INVALID_PRODUCER_EPOCH"):
+        commit_provisionally(context, Producer(Q.producer_id, Q.producer_epoch - 1), {0: 8})
+
+
+def test_a_commit_without_any_record_is_not_provisional(context: GroupContext) -> None:
+    request = request_of(P, {0: 1}, GROUP, -1, "", None)
+    request.topics[0].partitions[0].committed_metadata = "x" * 5000
+    result = context.shard.commit_provisionally(OperationContext(context.now_ms, 3), request)
+    assert (result.records, result.provisional) == ([], None)
+
+
+def test_present_values_are_rewritten_unless_offsets_are_pending(context: GroupContext) -> None:
+    context.commit(GROUP, {"t3": {0: 5, 1: 6}})
+    commit_provisionally(context, P, {1: 7})
+    keys = [OffsetCommitKey(group=GROUP, topic="t3", partition=partition) for partition in range(3)]
+    result = context.shard.rewrite(OperationContext(context.now_ms), [*keys, GroupMetadataKey(group=GROUP)])
+    assert result.records == [offset_record(0, 5), offset_record(2, None)], "a tombstone where nothing is committed"
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.sampled_from([P, Q]), st.integers(0, 2)),
+        st.tuples(st.just("accept"), st.none(), st.just(0)),
+        st.tuples(st.just("refuse"), st.none(), st.just(0)),
+        st.tuples(st.just("end"), st.sampled_from([P, Q]), st.integers(0, 1)),
+        st.tuples(st.just("plain"), st.none(), st.integers(0, 2)),
+        st.tuples(st.just("delete"), st.none(), st.integers(0, 2)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(EVENTS)
+def test_the_state_is_that_of_the_log_when_everything_is_decided(
+    events: list[tuple[str, Producer | None, int]],
+) -> None:
+    """A marker is in the log before everything that is not decided yet. What its producer has there is refused."""
+    live, rebuilt = GroupContext({"t3": 3}), GroupContext({"t3": 3})
+    log: list[CoordinatorRecord] = []
+    undecided: list[tuple[int, CoordinatorRecord]] = []
+
+    def decide(place: int, *, accepted: bool) -> None:
+        ticket, record = undecided.pop(place)
+        live.shard.decide(ticket, accepted=accepted)
+        if not accepted:
+            log[:] = [other for other in log if other is not record]
+
+    for number, (kind, producer, argument) in enumerate(events):
+        if kind == "commit" and producer is not None:
+            ticket = commit_provisionally(live, producer, {argument: number})
+            record = offset_record(argument, number)
+            record.producer = producer
+            log.append(record)
+            undecided.append((ticket, record))
+        elif kind in ("accept", "refuse") and undecided:
+            decide(0, accepted=kind == "accept")
+        elif kind == "end" and producer is not None:
+            marker = new_end_transaction_marker(producer, 0, committed=bool(argument))
+            live.shard.replay(marker)
+            waiting = [id(record) for _, record in undecided]
+            log.insert(next((place for place, record in enumerate(log) if id(record) in waiting), len(log)), marker)
+            for place in reversed(range(len(undecided))):
+                if undecided[place][1].producer == producer:
+                    decide(place, accepted=False)
+        elif kind in ("plain", "delete"):
+            record = offset_record(argument, number if kind == "plain" else None)
+            live.shard.replay(record)
+            log.append(record)
+    while undecided:
+        decide(0, accepted=True)
+    for record in log:
+        rebuilt.shard.replay(record)
+    for part in ("offsets", "pending"):
+        assert live.shard.hard_state()[part] == rebuilt.shard.hard_state()[part]
+
+
+def offset_record(partition: int, offset: int | None) -> CoordinatorRecord:
+    if offset is None:
+        return CoordinatorRecord(OffsetCommitKey(group=GROUP, topic="t3", partition=partition), None)
+    topic_id = GroupContext({"t3": 3}).image.topics["t3"].id
+    committed = CommittedOffset(offset, -1, "", 1_000_000, -1, topic_id)
+    return records.new_offset_commit_record(GROUP, "t3", partition, committed)

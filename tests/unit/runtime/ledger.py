@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from kcoord.runtime.result import (
     CoordinatorResult,
     OperationContext,
     Producer,
+    Provisional,
     Schedule,
     Task,
     TimerKey,
@@ -28,7 +29,7 @@ from kcoord.runtime.waiting import DeferredReply, Ready
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import ControlRecordTypeSchema, OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.messages import ControlRecordTypeSchema, Message, OffsetCommitKey, OffsetCommitValue
 from kcoord_protocol.record_batch import BatchHeader, iter_headers
 
 SHARD = 3
@@ -58,6 +59,8 @@ class Ledger:
         self.fail_replay = False
         self.pending: dict[Producer, dict[str, int]] = {}
         """The numbers that open transactions have set. They are rebuilt from the log, too."""
+        self.provisional: dict[int, tuple[Producer, dict[str, int]]] = {}
+        """The numbers about which the log has not decided, by ticket."""
         self.on_timer: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
         self.on_task: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
         self.loaded_at_ms = -1
@@ -70,6 +73,11 @@ class Ledger:
             self.balance.update(put if record.key.type == ControlRecordType.COMMIT else {})
             return
         assert isinstance(record.key, OffsetCommitKey)
+        if record.ticket:
+            assert record.producer is not None and isinstance(record.value, OffsetCommitValue)
+            put = self.provisional.setdefault(record.ticket, (record.producer, {}))[1]
+            put[record.key.topic] = record.value.offset
+            return
         if record.producer is not None:
             assert isinstance(record.value, OffsetCommitValue)
             self.pending.setdefault(record.producer, {})[record.key.topic] = record.value.offset
@@ -103,6 +111,23 @@ class Ledger:
         record = entry(name, value)
         record.producer = producer
         return CoordinatorResult(f"{name}={value}", [record])
+
+    def put_provisionally(
+        self, context: OperationContext, producer: Producer, name: str, value: int
+    ) -> CoordinatorResult[str]:
+        result = self.put_in_transaction(context, producer, name, value)
+        result.records[0].ticket = value
+        result.provisional = Provisional("tx", value)
+        return result
+
+    def decide(self, ticket: int, *, accepted: bool) -> None:
+        producer, put = self.provisional.pop(ticket)
+        if accepted:
+            self.pending.setdefault(producer, {}).update(put)
+
+    def rewrite(self, context: OperationContext, keys: Iterable[Message]) -> CoordinatorResult[None]:
+        names = [key.topic for key in keys if isinstance(key, OffsetCommitKey)]
+        return CoordinatorResult(None, [entry(name, self.balance.get(name, 0)) for name in names])
 
     def end(self, context: OperationContext, producer: Producer, committed: bool) -> CoordinatorResult[str]:
         return CoordinatorResult("ended", [new_end_transaction_marker(producer, 3, committed=committed)])

@@ -16,6 +16,7 @@ from kcoord.runtime.result import (
     CoordinatorResult,
     OperationContext,
     Producer,
+    Provisional,
     Schedule,
     TimerKey,
     new_end_transaction_marker,
@@ -273,3 +274,22 @@ def test_a_shard_becomes_active_with_nothing_unwritten() -> None:
     shard.state = ShardState.LOADING
     with pytest.raises(AssertionError, match="R-16: shard 3 becomes active with 1 unwritten batches"):
         shard.activate(Ledger(), 5, bench.now_ms)
+
+
+def outside(ledger: Ledger, context: OperationContext) -> CoordinatorResult[object]:
+    return CoordinatorResult("", [entry("x", 1)], provisional=Provisional("tx", 1))
+
+
+def test_provisional_records_are_in_a_transaction(caplog: pytest.LogCaptureFixture) -> None:
+    bench, _ = loaded()
+    assert error_of(bench, outside) is Errors.NOT_COORDINATOR
+    assert_failed(bench, caplog, "R-17")
+
+
+def test_the_log_decides_about_provisional_batches_only(caplog: pytest.LogCaptureFixture) -> None:
+    bench, _ = loaded()
+    bench.run(Ledger.put, "a", 1)
+    (append,) = bench.poll().appends
+    bench.runtime.decided(append, 0, None)
+    bench.runtime.written(append)
+    assert_failed(bench, caplog, "R-18")

@@ -8,7 +8,8 @@ import pytest
 from kcoord.runtime.loader import Loader
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.standby import Standby
-from kcoord.runtime.upstream_reader import SETTLED_KEY, DivergedError, LogMark, UpstreamReader
+from kcoord.runtime.upstream_batches import SETTLED_KEY
+from kcoord.runtime.upstream_reader import DivergedError, LogMark, UpstreamReader
 from kcoord.runtime.waiting import Statistics
 from kcoord_protocol.batch_header import ATTRIBUTES_POSITION
 from kcoord_protocol.errors import CorruptBatchError

@@ -7,12 +7,24 @@ import pytest
 
 from kcoord.runtime.shard_log import Append
 from kcoord.runtime.upstream_actions import InitProducerId, Produce
-from kcoord.runtime.upstream_log import LAST_EPOCH, RENEW_AFTER_MS, UpstreamLog, UpstreamState
-from kcoord.runtime.upstream_reader import CLAIM_KEY, SETTLED_KEY
+from kcoord.runtime.upstream_batches import CLAIM_KEY, SETTLED_KEY
+from kcoord.runtime.upstream_claim import LAST_EPOCH, RENEW_AFTER_MS, UpstreamState
+from kcoord.runtime.upstream_log import UpstreamLog
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.record_batch import decode_entries, decode_header, encode_batch_from_parts
+from kcoord_protocol.record_batch import (
+    ControlRecordType,
+    decode_entries,
+    decode_header,
+    encode_batch_from_parts,
+    encode_control_batch,
+    end_txn_marker,
+)
 from tests.unit.runtime.upstream_partition import EPOCH_END
 from tests.unit.runtime.upstream_walk import TIMEOUT_MS, WAIT_MS, World, entries_of
+
+
+def marker(producer_id: int, epoch: int, kind: ControlRecordType = ControlRecordType.COMMIT) -> bytes:
+    return encode_control_batch(kind, end_txn_marker(0), timestamp_ms=1, producer_id=producer_id, producer_epoch=epoch)
 
 
 class Desk:
@@ -41,9 +53,10 @@ class Desk:
         return self
 
     def answer_all(self) -> None:
-        while self.owner.in_flight:
-            self.owner.answer(self.owner.in_flight.pop(0))
-            self.world.replicate()
+        while self.owner.in_flight or self.owner.follow_log():
+            if self.owner.in_flight:
+                self.owner.answer(self.owner.in_flight.pop(0))
+                self.world.replicate()
 
     def begin(self, value: int) -> None:
         """Begins an append of one batch."""
@@ -189,18 +202,73 @@ def test_a_claim_that_another_claim_overtook_is_fenced() -> None:
     assert desk.outcomes[-1] == "Fenced"
 
 
-def test_a_batch_of_others_in_the_log_ends_the_ownership(desk: Desk) -> None:
-    """A zombie's transactional offsets, for example, which the claim does not fence."""
-    desk.world.partition.append(
-        encode_batch_from_parts(
-            [(b"a", b"9")], 1, producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True
-        )
-    )
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_a_batch_of_another_writer_ends_the_ownership(desk: Desk, reads_first: bool) -> None:
+    desk.world.partition.append(encode_batch_from_parts([(b"b", b"1")], 1, producer_id=5, producer_epoch=0))
+    if reads_first:
+        desk.world.replicate()
+        desk.owner.follow_log()
+        assert desk.outcomes[-1] == "Lost"
+        return
     desk.owner.answer(desk.put(7))
     desk.world.replicate()
+    assert "Written" not in desk.outcomes, "the batch before it is not known yet"
+    desk.owner.follow_log()
     assert desk.outcomes[-1] == "Unknown"
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_markers_and_void_batches_may_be_between_two_appends(desk: Desk, reads_first: bool) -> None:
+    """A claim fences no batch of a transaction. Without the claim in a header it is void."""
+    partition = desk.world.partition
+    for producer_id, kind in ((5, ControlRecordType.COMMIT), (6, ControlRecordType.ABORT)):
+        pairs: list[tuple[bytes | None, bytes | None]] = [(b"a", b"9")]
+        partition.append(
+            encode_batch_from_parts(
+                pairs, 1, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+            )
+        )
+        partition.append(marker(producer_id, 0, kind))
+    if reads_first:
+        desk.world.replicate()
+        assert desk.owner.follow_log()
+        assert desk.owner.follow_log()
+    desk.owner.answer(desk.put(7))
+    desk.world.replicate()
+    assert ("Written" in desk.outcomes) is reads_first
+    while desk.owner.follow_log():
+        pass
+    assert desk.outcomes.count("Ended") == 2
+    assert desk.outcomes.count("Rewrite") == (2 if reads_first else 1), "only the first transaction was committed"
+    assert "Written" in desk.outcomes
+    desk.owner.answer(desk.put(8))
+    desk.world.replicate()
+    assert desk.outcomes[-1] == "Written"
     desk.serve()
-    assert desk.owner.state == {b"a": 7}, "the transactional batch is void"
+    assert desk.owner.state == {b"a": 8}
+
+
+def test_an_owner_reads_the_claim_of_another_one(desk: Desk) -> None:
+    Desk(desk.world, 1).serve()
+    desk.owner.follow_log()
+    assert desk.outcomes[-1] == "Lost"
+    assert desk.log.state is UpstreamState.FENCED
+
+
+def test_offsets_that_the_log_has_lost_end_the_ownership(desk: Desk) -> None:
+    partition = desk.world.partition
+    partition.append(marker(5, 0))
+    partition.append(marker(6, 0))
+    desk.world.replicate()
+    partition.batches.pop(-2)
+    desk.owner.follow_log()
+    assert desk.outcomes[-1] == "Lost"
+
+
+def test_a_followed_log_that_is_shorter_ends_the_ownership(desk: Desk) -> None:
+    desk.world.partition.truncate(0)
+    desk.owner.follow_log()
+    assert desk.outcomes[-1] == "Lost"
 
 
 def test_a_duplicate_that_is_not_ours_is_not_acknowledged(desk: Desk) -> None:
@@ -253,25 +321,25 @@ def test_a_topic_that_was_created_again_is_noticed(desk: Desk) -> None:
 
 
 def test_an_idle_owner_renews_its_claim(desk: Desk) -> None:
-    epoch = desk.log.epoch
+    epoch = desk.log.claimed_id[1]
     desk.pass_time(RENEW_AFTER_MS - 1)
     assert desk.owner.in_flight == []
     desk.pass_time(1)
     desk.answer_all()
-    assert desk.log.epoch == epoch + 1
+    assert desk.log.claimed_id[1] == epoch + 1
     desk.owner.answer(desk.put(7))
     desk.world.replicate()
     assert desk.outcomes[-1] == "Written"
 
 
 def test_a_busy_owner_renews_its_claim_between_two_appends(desk: Desk) -> None:
-    epoch = desk.log.epoch
+    epoch = desk.log.claimed_id[1]
     for value in range(1, 4):
         desk.world.now_ms += RENEW_AFTER_MS // 2
         desk.begin(value)
         desk.answer_all()
     assert desk.outcomes.count("Written") == 3
-    assert desk.log.epoch == epoch + 1
+    assert desk.log.claimed_id[1] == epoch + 1
     assert desk.values() == [1, 2, 3]
 
 
@@ -293,7 +361,10 @@ def test_an_owner_that_was_stopped_for_long_claims_before_it_appends(desk: Desk)
 def test_an_idle_owner_learns_of_another_one_by_its_renewal(desk: Desk) -> None:
     Desk(desk.world, 1).serve()
     desk.pass_time(RENEW_AFTER_MS)
-    desk.answer_all()
+    while desk.owner.in_flight:
+        desk.owner.answer(desk.owner.in_flight.pop(0))
+        desk.world.replicate()
+    desk.owner.follow_log()
     assert desk.outcomes[-1] == "Lost"
 
 
@@ -303,7 +374,7 @@ def test_a_renewal_that_fails_is_tried_again(desk: Desk) -> None:
     assert desk.owner.in_flight == []
     desk.pass_time(1_000)
     desk.answer_all()
-    assert desk.log.epoch == 1
+    assert desk.log.claimed_id[1] == 1
 
 
 def test_an_expired_producer_is_claimed_again_and_the_append_follows(desk: Desk) -> None:
@@ -311,7 +382,7 @@ def test_an_expired_producer_is_claimed_again_and_the_append_follows(desk: Desk)
     desk.answer_all()
     assert desk.outcomes[-1] == "Written"
     assert desk.values() == [7]
-    assert desk.log.epoch == 1
+    assert desk.log.claimed_id[1] == 1
 
 
 def test_an_expired_producer_with_an_unknown_outcome_gives_the_append_up(desk: Desk) -> None:
@@ -357,15 +428,15 @@ def test_a_takeover_from_the_first_owner_of_a_new_log_does_not_wait() -> None:
         first.owner.answer(first.owner.in_flight.pop(0))
         first.world.replicate()
     second = Desk(first.world, 1).serve()
-    assert second.log.producer_id == first.log.producer_id
+    assert second.log.claimed_id[0] == first.log.claimed_id[0]
 
 
 def test_a_takeover_with_the_same_producer_id_does_not_wait(desk: Desk) -> None:
-    assert Desk(desk.world, 1).serve().log.producer_id == desk.log.producer_id
+    assert Desk(desk.world, 1).serve().log.claimed_id[0] == desk.log.claimed_id[0]
 
 
 def test_an_owner_changes_its_producer_id_before_the_epoch_runs_out(desk: Desk) -> None:
-    old = desk.log.producer_id
+    old = desk.log.claimed_id[0]
     desk.world.coordinator.ids["shard"] = old, EPOCH_END - 3
     second = Desk(desk.world, 1).serve()
     assert second.log.claimed_id == (old + 1, 0), "the id has changed as soon as the owner served"
@@ -375,7 +446,7 @@ def test_an_owner_changes_its_producer_id_before_the_epoch_runs_out(desk: Desk) 
 
 
 def test_an_owner_appends_under_its_old_id_while_it_asks_for_a_new_one(desk: Desk) -> None:
-    old = desk.log.producer_id
+    old = desk.log.claimed_id[0]
     desk.world.coordinator.ids["shard"] = old, LAST_EPOCH
     desk.owner.crash()
     desk.owner.claim()

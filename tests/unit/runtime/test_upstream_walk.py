@@ -9,8 +9,9 @@ import pytest
 
 from kcoord.runtime.shard_log import Append, Load
 from kcoord.runtime.upstream_actions import Fetch, Loaded, Produce, Written
-from kcoord.runtime.upstream_log import UpstreamLog, UpstreamState
-from kcoord.runtime.upstream_reader import BatchId, LogMark, UpstreamReader
+from kcoord.runtime.upstream_claim import UpstreamState
+from kcoord.runtime.upstream_log import UpstreamLog
+from kcoord.runtime.upstream_reader import BatchId, DivergedError, LogMark, UpstreamReader
 from kcoord_protocol.batch_header import stamp_producer
 from kcoord_protocol.record_batch import BatchHeader, decode_header
 from tests.unit.runtime.upstream_walk import Violation, World
@@ -40,9 +41,9 @@ class NoClaim(UpstreamLog):
 
     def initialized(self, request: object, producer_id: int, epoch: int, now_ms: int) -> None:
         super().initialized(request, producer_id, epoch, now_ms)  # type: ignore[arg-type]
-        produce = self.actions[-1]
-        if isinstance(produce, Produce) and self.state is UpstreamState.CLAIMING:
-            self.actions.pop()
+        if self.state is UpstreamState.CLAIMING:
+            produce = self.actions.pop()
+            assert isinstance(produce, Produce)
             self.produced(produce, -1, now_ms)
             self._sequence = 0
 
@@ -50,9 +51,11 @@ class NoClaim(UpstreamLog):
         if request is self._request:
             load, self._load = self._load, None
             assert load is not None
-            self._end_offset = -1
             self.state = UpstreamState.OWNER
-            self.actions.append(Loaded(load, self.reader.take(data, now_ms), is_end=True))
+            try:
+                self.actions.append(Loaded(load, self.reader.take(data, now_ms), is_end=True))
+            except DivergedError as error:
+                self._give_up(str(error))
 
 
 class UnreadTail(UpstreamReader):
@@ -93,7 +96,7 @@ class AnyOffset(UpstreamLog):
 
     def produced(self, request: Produce, base_offset: int, now_ms: int) -> None:
         if request is self._request and self.state is UpstreamState.OWNER:
-            self._end_offset = base_offset
+            self.reader.position = base_offset
         super().produced(request, base_offset, now_ms)
 
 
@@ -156,7 +159,7 @@ FAULTS: dict[type[UpstreamLog | UpstreamReader], dict[str, float]] = {
     NoClaim: {},
     EarlyAnswer: {},
     NewSequence: {},
-    AnyOffset: {"unclean": 3},
+    AnyOffset: {"unclean": 3, "follow": 5},
     UnreadStandby: {},
     UnreadTail: {},
     NoWait: {"expire": 3},

@@ -23,9 +23,14 @@ EPOCH_END = 32_766
 """An epoch that cannot be raised. The producer gets a new id instead."""
 
 
+EXPIRATION_MS = 24 * 3_600_000
+"""A partition forgets a producer whose last batch is older."""
+
+
 @dataclass
 class ProducerState:
     epoch: int
+    last_ms: int
     last_sequence: int = -1
     batches: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
     """First sequence, last sequence and base offset."""
@@ -64,6 +69,7 @@ class UpstreamPartition:
         self.start_offset = 0
         self.producers: dict[int, ProducerState] = {}
         self.has_too_few_replicas = False
+        self.now_ms = 0
 
     @property
     def end_offset(self) -> int:
@@ -91,6 +97,8 @@ class UpstreamPartition:
             return None
         if header.producer_epoch < state.epoch:
             raise KafkaError(Errors.INVALID_PRODUCER_EPOCH)
+        if header.is_control:
+            return None
         if header.producer_epoch > state.epoch:
             if header.base_sequence != 0:
                 raise KafkaError(Errors.OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -108,9 +116,20 @@ class UpstreamPartition:
             return
         state = self.producers.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch:
-            state = self.producers[header.producer_id] = ProducerState(header.producer_epoch)
+            state = self.producers[header.producer_id] = ProducerState(header.producer_epoch, 0)
+        state.last_ms = self.now_ms
+        if header.is_control:
+            return
         state.last_sequence = header.last_sequence
         state.batches.append((header.base_sequence, header.last_sequence, header.base_offset))
+
+    def pass_time(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.producers = {
+            producer_id: state
+            for producer_id, state in self.producers.items()
+            if now_ms - state.last_ms <= EXPIRATION_MS
+        }
 
     def replicate(self) -> None:
         self.high_watermark = self.end_offset

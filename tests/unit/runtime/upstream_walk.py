@@ -22,6 +22,7 @@ from kcoord.runtime.shard_log import Append, Load
 from kcoord.runtime.standby import Standby
 from kcoord.runtime.upstream_actions import (
     Action,
+    Ended,
     Fenced,
     Fetch,
     FindStart,
@@ -33,11 +34,14 @@ from kcoord.runtime.upstream_actions import (
     Opened,
     Produce,
     Request,
+    Rewrite,
     Unknown,
     Written,
 )
-from kcoord.runtime.upstream_log import UpstreamLog, UpstreamState
-from kcoord.runtime.upstream_reader import CLAIM_KEY, DivergedError, LogMark, UpstreamReader
+from kcoord.runtime.upstream_batches import CLAIM_KEY
+from kcoord.runtime.upstream_claim import UpstreamState
+from kcoord.runtime.upstream_log import UpstreamLog
+from kcoord.runtime.upstream_reader import DivergedError, LogMark, UpstreamReader
 from kcoord.runtime.waiting import Statistics
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, encode_batch_from_parts, iter_headers
@@ -61,6 +65,7 @@ WEIGHTS = {
     "replicas": 0.5,
     "expire": 0.2,
     "follow": 40,
+    "stall": 2,
     "snapshot": 8,
     "compact": 4,
     "restart": 1,
@@ -68,9 +73,12 @@ WEIGHTS = {
 }
 """How often a walk takes each step.
 
-expire: both instances crash, and the transactional id expires. restart: one crashes. unclean: the upstream loses what
-it has acknowledged.
+expire: both instances crash, and the transactional id expires. restart: one crashes. stall: one stands still, or
+continues. unclean: the upstream loses what it has acknowledged.
 """
+
+
+SPANS_MS = (5, 50, 1_000, 16_000, 7 * 3_600_000, 25 * 3_600_000)
 
 
 class Violation(Exception):
@@ -163,6 +171,8 @@ class Instance:
         self.load: Load | None = None
         self.append: Append | None = None
         self.wants = True
+        self.is_stalled = False
+        """True while the process is stopped. It neither sends nor receives anything."""
         self.taken_over = 0
         """How many loads continued with a standby that had read something."""
 
@@ -248,6 +258,8 @@ class Instance:
             case Lost(_, is_fenced):
                 self.state = None
                 self.wants = not is_fenced
+            case Ended() | Rewrite():
+                pass
 
     # The standby.
 
@@ -268,8 +280,23 @@ class Instance:
         if self.standby is not None:
             self.standby.is_paused = False
 
+    def follow_log(self) -> bool:
+        """Reads the next batches of an owned partition. Returns whether there were any."""
+        log, reader = self.log, self.log.reader
+        if not log.is_following:
+            return False
+        before = reader.position, reader.is_verified
+        try:
+            log.followed(self.world.partition.fetch(reader.fetch_offset), self.world.now_ms)
+        except KafkaError as error:
+            log.not_followed(error)
+        self.settle()
+        return (reader.position, reader.is_verified) != before
+
     def follow(self) -> None:
-        if self.state is None and self.load is None and not any(isinstance(one, Follow) for one in self.in_flight):
+        self.follow_log()
+        is_following = any(isinstance(request, Follow) for request in self.in_flight)
+        if self.state is None and self.load is None and not is_following:
             standby = self.stand_by()
             self.in_flight.append(Follow(standby, standby.reader.fetch_offset))
 
@@ -364,6 +391,7 @@ class World:
         self.random = Random(seed)
         self.make_reader = make_reader
         self.weights = WEIGHTS | weights
+        self.span_weights = [4, 10, 6, 0.5, 0.1, 0.1]
         self.now_ms = 1_000
         self.value = 0
         self.partition = UpstreamPartition(self.random)
@@ -440,7 +468,7 @@ class World:
 
     def step(self) -> None:
         draw = self.random
-        instance = draw.choice(self.instances)
+        instance = draw.choice([instance for instance in self.instances if not instance.is_stalled] or self.instances)
         match draw.choices(list(WEIGHTS), [self.weights[name] for name in WEIGHTS])[0]:
             case "claim":
                 instance.wants = True
@@ -457,7 +485,7 @@ class World:
                 self.partition.change_leader()
                 self.lose_leader()
             case "time":
-                self.pass_time(draw.choices([5, 50, 1_000, 16_000, 7 * 3_600_000], [4, 10, 6, 0.5, 0.1])[0])
+                self.pass_time(draw.choices(SPANS_MS, self.span_weights)[0])
             case "late":
                 if self.late:
                     self.arrive_late()
@@ -470,6 +498,9 @@ class World:
                 self.coordinator.ids.clear()
             case "follow":
                 instance.follow()
+            case "stall":
+                stalled = draw.choice(self.instances)
+                stalled.is_stalled = not stalled.is_stalled
             case "snapshot":
                 instance.take_snapshot()
             case "compact":
@@ -514,6 +545,12 @@ class World:
                 self.send_late(request.data)
             instance.refuse(request, Errors.NETWORK_EXCEPTION)
 
+    def deliver_now(self, instance: Instance, request: Request | Follow) -> None:
+        """Delivers a request and its answer, unless the instance must not send it any more."""
+        if isinstance(request, Produce) and not instance.log.may_send(request, self.now_ms):
+            return
+        instance.answer(request)
+
     def send_late(self, data: bytes) -> None:
         self.late.append((data, self.now_ms + TIMEOUT_MS))
 
@@ -526,6 +563,8 @@ class World:
     def replicate(self) -> None:
         self.partition.replicate()
         for instance in self.instances:
+            if instance.is_stalled:
+                continue
             waiting, instance.unreplicated = instance.unreplicated, []
             for request, offset in waiting:
                 instance.log.produced(request, offset, self.now_ms)
@@ -533,7 +572,10 @@ class World:
 
     def pass_time(self, milliseconds: int) -> None:
         self.now_ms += milliseconds
+        self.partition.pass_time(self.now_ms)
         for instance in self.instances:
+            if instance.is_stalled:
+                continue
             instance.log.tick(self.now_ms)
             instance.settle()
             if instance.wants:
@@ -543,6 +585,8 @@ class World:
         """Ends all faults. Then one instance has to serve again within a minute."""
         self.partition.has_too_few_replicas = False
         owner = self.instances[0]
+        for instance in self.instances:
+            instance.is_stalled = False
         owner.wants = True
         self.instances[1].wants = False
         for _ in range(120):
@@ -550,8 +594,9 @@ class World:
             owner.put(b"a")
             for instance in self.instances * ROUNDS_PER_SECOND:
                 if instance.in_flight:
-                    instance.answer(instance.in_flight.pop(0))
+                    self.deliver_now(instance, instance.in_flight.pop(0))
                     self.replicate()
+                instance.follow_log()
             if owner.state is not None and owner.append is None and self.last_claimer() == owner.log.claimed_id:
                 break
             if owner.log.state is UpstreamState.FENCED:

@@ -22,7 +22,7 @@ After a crash, replay of the log gives the same committed and pending offsets. A
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kcoord.config import BrokerConfig
@@ -38,6 +38,8 @@ from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, Operatio
 from kcoord.runtime.verification import Verifications
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
+    Message,
+    OffsetCommitKey,
     OffsetCommitResponse,
     OffsetDeleteResponse,
     OffsetFetchResponse,
@@ -231,6 +233,25 @@ def commit_transactional_offsets(
             )
         )
     return result
+
+
+def present_records(
+    offsets: CommittedOffsets, pending: TransactionalOffsets, keys: Iterable[Message]
+) -> list[CoordinatorRecord]:
+    """Returns records of the committed offsets of these partitions, and tombstones if there are none.
+
+    Leaves out partitions with pending offsets, which a plain record would supersede.
+    """
+    present: list[CoordinatorRecord] = []
+    for key in keys:
+        if isinstance(key, OffsetCommitKey) and not pending.is_pending(key.group, key.topic, key.partition):
+            offset = offsets.get(key.group, key.topic, key.partition)
+            present.append(
+                CoordinatorRecord(key, None)
+                if offset is None
+                else records.new_offset_commit_record(key.group, key.topic, key.partition, offset)
+            )
+    return present
 
 
 def _may_commit_in_transaction(

@@ -12,6 +12,11 @@ The life of a pending offset:
   transaction commits. Then its own marker no longer makes it count. The partition stays unstable until that marker.
 * A tombstone deletes it, in a transaction too.
 
+In front of an upstream, the log may refuse the records of a request after they were replayed. Until it has decided,
+they are *provisional*: they have a ticket, and their request is a writer of its own, with the number `-ticket`. So
+later records supersede and delete them as usual. `decide` then passes them on to the transaction of their producer, at
+the same place in the order of the log, or drops them. A partition with a provisional offset is unstable.
+
 The order of records in the log decides all of this. The state is rebuilt from the log after a crash; snapshots are not
 written while there is a pending offset.
 """
@@ -39,10 +44,10 @@ class OffsetKey(NamedTuple):
 class OpenTransaction(Generic[T]):
     """The pending offsets of one producer. A superseded offset is None; its partition stays unstable."""
 
-    __slots__ = ("offsets", "producer_epoch")
+    __slots__ = ("offsets", "producer")
 
-    def __init__(self, producer_epoch: int) -> None:
-        self.producer_epoch = producer_epoch
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
         self.offsets: dict[OffsetKey, T | None] = {}
 
 
@@ -53,9 +58,9 @@ class PendingOffsets(Generic[T]):
 
     def __init__(self) -> None:
         self.open: dict[int, OpenTransaction[T]] = {}
-        """Producer id -> its open transaction."""
+        """Producer id -> its open transaction. -ticket -> the provisional offsets of a request."""
         self._writers: dict[str, dict[OffsetKey, dict[int, None]]] = {}
-        """Group id -> partition -> the producers with a pending offset of it, in the order of the log."""
+        """Group id -> partition -> the keys in `open` with a pending offset of it, in the order of the log."""
 
     def __bool__(self) -> bool:
         return bool(self.open)
@@ -65,7 +70,7 @@ class PendingOffsets(Generic[T]):
     def epoch_of(self, producer_id: int) -> int | None:
         """Returns the epoch of a producer whose transaction is open in this log, else None."""
         transaction = self.open.get(producer_id)
-        return transaction.producer_epoch if transaction is not None else None
+        return transaction.producer.producer_epoch if transaction is not None else None
 
     def check_epoch(self, producer_id: int, producer_epoch: int) -> int | None:
         """Returns `epoch_of`; raises INVALID_PRODUCER_EPOCH if that epoch is newer than the caller's."""
@@ -96,31 +101,52 @@ class PendingOffsets(Generic[T]):
 
     # Changing.
 
-    def note(self, key: OffsetKey, offset: T | None, producer: Producer | None) -> bool:
+    def note(self, key: OffsetKey, offset: T | None, producer: Producer | None, ticket: int = 0) -> bool:
         """Adds the next record of the log. Returns True if the record counts at once, without a marker.
 
         `offset` is None for a tombstone, which always counts at once. `producer` is the producer of the record's
-        transaction, None outside a transaction.
+        transaction, None outside a transaction. A provisional record has a `ticket`.
         """
         if offset is None:
             self._drop(key)
         elif producer is not None:
-            self._put(producer, key, offset)
+            self._put(-ticket or producer.producer_id, producer, key, offset)
             return False
         else:
             self._supersede(key)
         return True
 
-    def _put(self, producer: Producer, key: OffsetKey, offset: T) -> None:
-        """Makes an offset pending in the producer's transaction."""
-        transaction = self.open.get(producer.producer_id)
-        if transaction is None:
-            transaction = self.open[producer.producer_id] = OpenTransaction(producer.producer_epoch)
-        transaction.producer_epoch = producer.producer_epoch
-        transaction.offsets[key] = offset
+    def _put(self, writer: int, producer: Producer, key: OffsetKey, offset: T) -> None:
+        """Makes an offset pending in the producer's transaction, or in the provisional one."""
+        self._transaction(writer, producer).offsets[key] = offset
         writers = self._writers.setdefault(key.group_id, {}).setdefault(key, {})
-        writers.pop(producer.producer_id, None)
-        writers[producer.producer_id] = None
+        writers.pop(writer, None)
+        writers[writer] = None
+
+    def _transaction(self, writer: int, producer: Producer) -> OpenTransaction[T]:
+        transaction = self.open.get(writer)
+        if transaction is None:
+            transaction = self.open[writer] = OpenTransaction(producer)
+        transaction.producer = producer
+        return transaction
+
+    def decide(self, ticket: int, *, accepted: bool) -> None:
+        """Makes the provisional offsets with this ticket part of their producer's transaction, or drops them."""
+        provisional = self.open.pop(-ticket, None)
+        if provisional is None:
+            return
+        if not accepted:
+            for key in provisional.offsets:
+                self._forget(key, -ticket)
+            return
+        producer_id = provisional.producer.producer_id
+        # The transaction is open even if all offsets of the request were deleted meanwhile.
+        self._transaction(producer_id, provisional.producer).offsets.update(provisional.offsets)
+        for key in provisional.offsets:
+            writers = self._writers[key.group_id]
+            writers[key] = {
+                producer_id if writer == -ticket else writer: None for writer in writers[key] if writer != producer_id
+            }
 
     def _supersede(self, key: OffsetKey) -> None:
         """Supersedes all pending offsets of the partition, since there is a newer committed offset."""
@@ -166,12 +192,19 @@ class PendingOffsets(Generic[T]):
     # For tests and checkers.
 
     def hard_state(self) -> Mapping[str, object]:
+        """Returns what the log rebuilds, so not the provisional offsets."""
+        writers = {
+            key: [writer for writer in writers if writer >= 0]
+            for keys in self._writers.values()
+            for key, writers in keys.items()
+        }
         return {
             "open": {
-                producer_id: (transaction.producer_epoch, dict(transaction.offsets))
+                producer_id: (transaction.producer.producer_epoch, dict(transaction.offsets))
                 for producer_id, transaction in sorted(self.open.items())
+                if producer_id >= 0
             },
-            "writers": {key: list(producers) for keys in self._writers.values() for key, producers in keys.items()},
+            "writers": {key: producer_ids for key, producer_ids in writers.items() if producer_ids},
         }
 
 

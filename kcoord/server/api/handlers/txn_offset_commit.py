@@ -9,6 +9,7 @@ partitions are rejected here.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from kcoord.coordinator.group.offsets.operations import FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
@@ -25,6 +26,7 @@ from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 Topics = list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic]
+Commit = Callable[[Broker, RequestContext, TxnOffsetCommitRequest], Reply[TxnOffsetCommitResponse]]
 
 API_KEY = ApiKey.TXN_OFFSET_COMMIT
 VERSIONS = range(0, 7)
@@ -42,6 +44,13 @@ _COORDINATOR_IS_AWAY: Final = (
 
 
 def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest) -> Reply[TxnOffsetCommitResponse]:
+    return handle_with(broker, context, request, _commit)
+
+
+def handle_with(
+    broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest, commit: Commit
+) -> Reply[TxnOffsetCommitResponse]:
+    """Handles a request; `commit` commits the offsets of the topics that exist."""
     if context.rights is not None:
         context.rights.require(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
         context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
@@ -54,7 +63,7 @@ def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequ
     try:
         if not request.group_id:
             raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
-        reply = _commit(broker, context, request)
+        reply = commit(broker, context, request)
     except KafkaError as error:
         reply = error_response(request, error, context.api_version)
     if not unknown:
