@@ -10,26 +10,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from kcoord.cli.lake_output import print_frame, print_made
+from kcoord.cli.lake_output import print_frame
+from kcoord.cli.lake_source import add_source_options
 from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, add_connection_options, client_config
 from kcoord.cli.stopping import stop_on_signals
-from kcoord.cli.table import current_time_ms, parse_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from kcoord.client.config import AdminConfig
-    from kcoord.pipeline.lake.ends import End
-    from kcoord.pipeline.lake.ingest import Ingested
-    from kcoord.pipeline.lake.jobs import Jobs
-    from kcoord.pipeline.lake.storage import Lake
+    from kcoord.pipeline.lake.samples import Sample
 
 _HELP = {
     "current": "committed offsets now",
@@ -40,14 +35,12 @@ _HELP = {
     "audit-1327": "records that `latest` lost, or will lose, on new partitions (KIP-1327)",
 }
 _DEFAULT_LIMIT = 50
-_STOP_STEP_S = 1
-"""The interval at which a followed stream checks for a signal."""
-_STOP_PATIENCE_S = 60.0
-"""How long a running micro-batch may continue after a signal."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    _check_source(parser, options)
     try:
         from pyspark.errors import PySparkException
 
@@ -65,10 +58,26 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (LakeError, CommandError, ClientException, KafkaError, OSError, ValueError, PySparkException) as error:
-        print(f"kcoord lake: {str(error).partition('JVM stacktrace')[0].strip()}", file=sys.stderr)
+        print(f"kcoord lake: {_reason(str(error))}", file=sys.stderr)
         return EXIT_FAILED
     assert isinstance(code, int)
     return code
+
+
+def _reason(text: str) -> str:
+    """Returns the text of an error. An error of this package in a worker of Spark is in the traceback that it sent."""
+    own_errors = re.findall(r"^kcoord\.[\w.]+: (.+)$", text, re.MULTILINE)
+    return own_errors[-1] if own_errors else text.partition("JVM stacktrace")[0].strip()
+
+
+def _check_source(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends with exit code 2 if the options do not name one log, or none for an `ingest`."""
+    log = getattr(options, "log", None)
+    from_brokers = getattr(options, "bootstrap_server", None) or getattr(options, "command_config", None)
+    if log is not None and from_brokers:
+        parser.error("--log: not allowed with --bootstrap-server and --command-config")
+    if options.run is _ingest and log is None and not from_brokers:
+        parser.error("ingest needs --log, --bootstrap-server or --command-config")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -77,14 +86,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="JOB")
     ingest = _add(commands, "ingest", "copy the log into the lake, and decode it", _ingest)
-    ingest.add_argument("--log", required=True, metavar="URI", help="folder that holds __consumer_offsets-N")
+    add_source_options(ingest)
     ingest.add_argument(
         "--follow",
         type=float,
         metavar="SECONDS",
         help="continue until SIGINT or SIGTERM, and read new records at this interval",
     )
-    ingest.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the data source")
     ends = _add(commands, "ends", "sample the end offsets of partitions from a broker", _ends)
     add_connection_options(ends)
     ends.add_argument(
@@ -97,12 +105,15 @@ def make_parser() -> argparse.ArgumentParser:
     for name, text in _HELP.items():
         command = _add(commands, name, text, _answer)
         command.set_defaults(job=name)
+        add_source_options(command)
         _add_output(command)
     asof = _add(commands, "asof", "every group as it was at a given time", _asof)
     asof.add_argument("time", metavar="TIME", help="ISO 8601 (UTC), milliseconds since 1970, or an age such as 2h")
+    add_source_options(asof)
     asof.add_argument("--group", action="append", default=[], help="only this group; may be repeated")
     _add_output(asof)
     report = _add(commands, "report", "write a report as one HTML page", _report)
+    add_source_options(report)
     report.add_argument("--output", default="kcoord-report.html", metavar="FILE")
     report.add_argument("--title", default="Consumer groups")
     return parser
@@ -142,90 +153,66 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _ingest(options: argparse.Namespace) -> int:
-    from kcoord.pipeline.lake.ingest import ingest
-    from kcoord.pipeline.lake.jobs import SILVER
+    from kcoord.cli.lake_run import LakeRun
 
-    lake, jobs = _open(options)
-    began = time.monotonic()
-
-    def on_batch(done: Ingested) -> None:
-        speed = done.total / max(time.monotonic() - began, 1e-3)
-        if options.json:
-            print(json.dumps({"batch": done.batch, "records": done.rows, "total": done.total}), flush=True)
-        else:
-            print(f"batch {done.batch}: {done.rows:,} records, {done.total:,} in all, {speed:,.0f}/s", file=sys.stderr)
-        if options.follow is not None:
-            jobs.again().ensure_all(SILVER)
-
-    interval_ms = None if options.follow is None else round(options.follow * 1000)
-    query = ingest(lake, options.log, follow_interval_ms=interval_ms, options=_pairs(options.option), on_batch=on_batch)
+    run = LakeRun(options)
     if options.follow is None:
-        query.awaitTermination()
+        run.copy_new_records()
     else:
-        _follow(query)
-    if lake.note("records") is not None:
-        jobs.again().ensure_all(SILVER)
+        run.follow(options.follow)
     return 0
 
 
-def _follow(query: StreamingQuery) -> None:
-    """Waits for a signal, then for the end of the running micro-batch.
-
-    A micro-batch that takes too long is cancelled. The next run does it again.
-    """
-    with stop_on_signals() as stop:
-        while not stop.is_set() and not query.awaitTermination(_STOP_STEP_S):
-            pass
-    patience = time.monotonic() + _STOP_PATIENCE_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < patience:
-        time.sleep(_STOP_STEP_S / 50)
-    query.stop()
-
-
 def _ends(options: argparse.Namespace) -> int:
+    from kcoord.cli.lake_run import session_of
     from kcoord.client.config import AdminConfig
-    from kcoord.pipeline.lake.ends import add_sample
+    from kcoord.pipeline.lake.formats import Format
+    from kcoord.pipeline.lake.samples import add_sample
+    from kcoord.pipeline.lake.storage import Lake
 
     config = client_config(AdminConfig, options)
-    asyncio.run(_sample(config))  # an unreachable broker is reported before Spark starts
-    lake, _ = _open(options)
+    sample = asyncio.run(_sample(config))  # an unreachable broker is reported before the lake is touched
+    lake = Lake(lambda: session_of(options, is_small=True), options.lake, Format(options.format))
     samples = options.samples if options.every is not None else 1
     taken = 0
     with stop_on_signals() as stop:
         while True:
-            ends = asyncio.run(_sample(config))
-            add_sample(lake, ends, datetime.now(UTC))
+            add_sample(lake, sample)
             taken += 1
             if options.json:
-                print(json.dumps({"sample": taken, "partitions": len(ends)}), flush=True)
+                print(json.dumps({"sample": taken, "partitions": len(sample.ends)}), flush=True)
             else:
-                print(f"sample {taken}: {len(ends)} partitions", file=sys.stderr)
+                print(f"sample {taken}: {len(sample.ends)} partitions", file=sys.stderr)
             if taken == samples or stop.wait(options.every):
                 return 0
+            sample = asyncio.run(_sample(config))
 
 
-async def _sample(config: AdminConfig) -> list[End]:
+async def _sample(config: AdminConfig) -> Sample:
     from kcoord.client.admin.client import AdminClient
-    from kcoord.pipeline.lake.ends import ask
+    from kcoord.pipeline.lake.samples import take_sample
 
     async with AdminClient(config) as admin:
-        return await ask(admin)
+        return await take_sample(admin)
 
 
 def _answer(options: argparse.Namespace) -> int:
+    from kcoord.cli.lake_run import LakeRun
     from kcoord.pipeline.lake.jobs import JOBS
 
-    lake, jobs = _open(options)
-    jobs.run(options.job)
-    frames = {name: lake.read(name) for name in JOBS[options.job]}
-    return _print(options, frames)
+    run = LakeRun(options)
+    run.copy_new_records()
+    run.jobs.again().run(options.job)
+    return _print(options, {name: run.lake.read(name) for name in JOBS[options.job]})
 
 
 def _asof(options: argparse.Namespace) -> int:
+    from kcoord.cli.lake_run import LakeRun, moment_of
     from kcoord.pipeline.lake.asof import snapshot
 
-    lake, jobs = _open(options)
-    groups_then = snapshot(lake, jobs, _moment(options.time), tuple(options.group))
+    run = LakeRun(options)
+    run.copy_new_records()
+    groups_then = snapshot(run.lake, run.jobs.again(), moment_of(options.time), tuple(options.group))
     frames = {
         "groups": groups_then.groups,
         "members": groups_then.members,
@@ -236,58 +223,17 @@ def _asof(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from kcoord.cli.lake_run import LakeRun
     from kcoord.pipeline.lake.report.page import write_report
 
-    lake, jobs = _open(options)
-    size = write_report(lake, jobs, options.output, options.title)
+    run = LakeRun(options)
+    run.copy_new_records()
+    size = write_report(run.lake, run.jobs.again(), options.output, options.title)
     if options.json:
         print(json.dumps({"output": options.output, "size_bytes": size}))
     else:
         print(f"{options.output}: {size / 1e6:.1f} MB", file=sys.stderr)
     return 0
-
-
-# --- shared by the jobs -----------------------------------------------------------------------------------------------
-
-
-def _open(options: argparse.Namespace) -> tuple[Lake, Jobs]:
-    from dataclasses import replace
-
-    from kcoord.pipeline.lake.formats import Format
-    from kcoord.pipeline.lake.jobs import Jobs
-    from kcoord.pipeline.lake.session import get_session
-    from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
-    from kcoord.pipeline.lake.storage import Lake
-
-    spark = get_session(options.master, _pairs(options.conf), progress=sys.stderr.isatty())
-    spark.sparkContext.setLogLevel("ERROR")
-    lake = Lake(spark, options.lake, Format(options.format))
-    retention_ms = None if options.retention_minutes is None else options.retention_minutes * MS_PER_MINUTE
-    settings = LakeSettings.from_text(
-        lake.stored_settings(),
-        retention_ms=retention_ms,
-        expiry_policy=options.expiry_policy,
-        storm_epochs=options.storm_epochs,
-        storm_window_ms=options.storm_window_ms,
-    )
-    lake.store_settings(settings.to_text())
-    if options.now is not None:
-        settings = replace(settings, now=_moment(options.now))
-    return lake, Jobs(lake, settings, print_made)
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromtimestamp(parse_time(text, current_time_ms()) / 1000, UTC)
-
-
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"{text!r} is not KEY=VALUE")
-        pairs[key] = value
-    return pairs
 
 
 def _print(options: argparse.Namespace, frames: Mapping[str, DataFrame]) -> int:

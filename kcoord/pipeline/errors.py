@@ -5,7 +5,9 @@ from __future__ import annotations
 
 
 class BrokerError(OSError):
-    """The brokers of a cluster do not answer, or refuse a request."""
+    """The brokers of a cluster do not answer, or refuse a request. The same request may succeed if `is_retriable`."""
+
+    is_retriable = False
 
 
 class DataLossError(ValueError):

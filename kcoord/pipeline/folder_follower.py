@@ -13,6 +13,7 @@ from kcoord.pipeline.log_reader import END_OF_LOG
 from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.planning import list_folders, log_ranges
 from kcoord.pipeline.range_reader import LogRange
+from kcoord.pipeline.routing import is_excluded
 from kcoord.pipeline.tail import LogTail
 
 _LEAST_BLOCK_BYTES = 1 << 20
@@ -64,6 +65,16 @@ class FolderFollower:
                 ranges += self._ranges_of(folder, start.get(name, 0), end[name])
         return ranges
 
+    def bytes_behind(self, start: dict[str, int]) -> dict[str, int]:
+        behind = {}
+        for folder in self._folders:
+            name = str(folder.log_partition)
+            begun = start.get(name, 0)
+            tail = self._tail(folder, begun)
+            if tail.offset > begun or tail.advance(1):
+                behind[name] = _bytes_from(LogFolder(folder), begun)
+        return behind
+
     def done(self, end: dict[str, int]) -> None:
         for name, tail in self._tails.items():
             tail.forget_before(end.get(name, 0))
@@ -91,6 +102,8 @@ class FolderFollower:
         """Raises DataLossError if a log is missing, or ends before the offset up to which it was read."""
         folders = {str(folder.log_partition): folder for folder in self._folders}
         for name, offset in start.items():
+            if name not in folders and is_excluded(int(name), self._options.groups, self._options.log_partitions):
+                continue
             if name not in folders:
                 raise DataLossError(f"{self._options.topic}-{name} is missing, but was read up to offset {offset - 1}")
             if not self._reaches(folders[name], offset):
@@ -114,6 +127,16 @@ class FolderFollower:
         if first is None or size > self._options.split_bytes:
             return log_ranges(folder, self._options.split_bytes, start, end, horizon)
         return [(LogRange(folder, start, end, horizon, first.place), max(size, 1))]
+
+
+def _bytes_from(log: LogFolder, offset: int) -> int:
+    """Returns about how many bytes of the log there are from an offset on."""
+    size = 0
+    for segment in reversed(log.segments()):
+        if segment.base_offset <= offset:
+            return size + segment.size_bytes - log.position_of(segment, offset)
+        size += segment.size_bytes
+    return size
 
 
 def _block(budget_bytes: int) -> int:

@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from kcoord.pipeline.kernels import DecoderName
 from kcoord.pipeline.log_reader import Checksums
-from kcoord.pipeline.schemas import RANGES, TABLES, Table
+from kcoord.pipeline.schemas import TABLES, Table
 from kcoord.pipeline.wire.place import Properties
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
@@ -128,8 +128,6 @@ def _paths(value: str, properties: Properties) -> tuple[str, ...]:
 
 
 def _table(value: str) -> Table:
-    if value == RANGES.name:
-        return RANGES
     if value not in TABLES:
         raise OptionError(f"table: {value!r} does not exist; the tables are {', '.join(TABLES)}")
     return TABLES[value]

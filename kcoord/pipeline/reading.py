@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 from collections.abc import Collection, Iterator
 from functools import cache
 
@@ -16,7 +15,6 @@ from kcoord.pipeline.kernels import kernels
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.range_reader import LogRange, read_range
-from kcoord.pipeline.schemas import RANGES
 from kcoord.pipeline.tables import table_batches
 
 
@@ -36,20 +34,9 @@ def read_ranges(
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def range_row(partition: Ranges) -> pa.RecordBatch:
-    """Makes the row of the table `ranges`."""
-    first = partition.ranges[0]
-    values = first.log.log_partition, first.start, pickle.dumps(partition)
-    arrays = [pa.array([value], column.type) for value, column in zip(values, RANGES.columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, [column.name for column in RANGES.columns])
-
-
 def _batches(
     partition: Ranges, options: SourceOptions, names: list[str], groups: Collection[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    if options.table.name == RANGES.name:
-        yield range_row(partition)
-        return
     loops = kernels(options.decoder)
     _freeze_garbage_collection()
     keys = KeyTable(loops.key_index())

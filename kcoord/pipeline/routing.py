@@ -21,3 +21,8 @@ def chosen_partitions(
         for number in numbers
         if (log_partitions is None or number in log_partitions) and (routed is None or number in routed)
     )
+
+
+def is_excluded(number: int, groups: Collection[str] | None, log_partitions: Collection[int] | None) -> bool:
+    """Returns whether a read may leave out a log partition because of its options."""
+    return groups is not None or (log_partitions is not None and number not in log_partitions)

@@ -444,12 +444,3 @@ TABLES: Final = {
         REGULAR_EXPRESSIONS,
     )
 }
-
-RANGES: Final = Table(
-    "ranges",
-    "The tasks of a read of `records`, one row each. `ingest` uses them so that its workers read the records "
-    "themselves, as Arrow columns.",
-    ("log_partition", "log_offset"),
-    (*_PLACE, Column("work", pa.binary(), "The pickled argument of `read_ranges`.", True)),
-)
-"""Internal: its content may change in any release."""

@@ -10,8 +10,9 @@ from typing import Self
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from kcoord.pipeline.log_stream import StreamOffset
 from kcoord.pipeline.options import SourceOptions
-from kcoord.pipeline.stream import KcoordStreamReader, StreamOffset
+from kcoord.pipeline.stream import KcoordStreamReader
 from tests.support.offsets_sample import Row
 
 _PAUSE_SECONDS = 0.05

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the file system of a lake, for files that Spark does not write. Both Spark and pyarrow must support it."""
+"""Files of a lake that Spark does not write. Both Spark and pyarrow must support the file system."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 
@@ -17,3 +22,26 @@ def file_system(uri: str) -> tuple[fs.FileSystem, str]:
         return fs.LocalFileSystem(), os.path.abspath(uri)
     system, path = fs.FileSystem.from_uri(uri)
     return system, str(path)
+
+
+def write_parts(files: fs.FileSystem, root: str, layout: Sequence[str], rows: pa.Table, prefix: str = "") -> None:
+    """Writes one Parquet file for each combination of values in the columns of the layout, as Spark lays out files.
+
+    With a `prefix` for the names of the folders the files have these columns too.
+    """
+    for values, part in _parts(rows, layout):
+        folder = "/".join([root, *(f"{prefix}{name}={value}" for name, value in values.items())])
+        files.create_dir(folder)
+        name = f"part-{uuid4()}.parquet"
+        # Spark ignores names that begin with an underscore, so it never reads a file that is not complete.
+        unfinished = f"{folder}/_{name}"
+        pq.write_table(part if prefix else part.drop_columns([*values]), unfinished, filesystem=files)
+        files.move(unfinished, f"{folder}/{name}")
+
+
+def _parts(rows: pa.Table, layout: Sequence[str]) -> Iterator[tuple[Mapping[str, object], pa.Table]]:
+    for values in rows.select(layout).group_by([*layout]).aggregate([]).to_pylist():
+        part = rows
+        for name, value in values.items():
+            part = part.filter(pc.equal(part.column(name), pa.scalar(value, part.schema.field(name).type)))
+        yield values, part

@@ -23,6 +23,7 @@ makes the table and then writes its note. Inputs come first, and a run makes eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final
 
@@ -46,56 +47,92 @@ JOBS: Final = {
 }
 """The tables of each job. The tables that they are made from are updated too."""
 
+TOPIC_NAMES: Final = "topic_names"
+SAMPLED_TOPICS: Final = "topics"
+"""The entry in the note of `ends` that changes if the topics of the samples change."""
+
 SILVER: Final = ("commits", "group_epochs", "members", "regexes", "assignments")
 
 _MOST_PLACES: Final = 1_000_000
 """At most this many keys, about 50 MB, are sent to every worker."""
+_THREADS: Final = 2
+_SOURCES: Final = frozenset({"records", "ends", "brokers", "descriptions"})
+"""Tables that no job makes: `ingest` and samples do."""
+_INPUTS: Final = {
+    "commits": frozenset[str](),
+    "current_offsets": frozenset({"commits"}),
+    **{name: frozenset(builder.inputs) - _SOURCES for name, builder in {**BY_LOG_PARTITION, **WHOLE}.items()},
+}
+"""The tables of jobs from which each table is made."""
 
 Progress = Callable[[str], None]
 
 
-class Jobs:
-    """One run over a lake. Calls `on_table` with the name of each table before making it."""
+def _with_inputs(names: Iterable[str]) -> list[str]:
+    """Returns the tables and all tables that they are made from, each once."""
+    ordered: dict[str, None] = {}
+    for name in (name for name in names if name not in _SOURCES):
+        for needed in [*_with_inputs(_INPUTS[name]), name]:
+            ordered[needed] = None
+    return [*ordered]
 
-    def __init__(self, lake: Lake, settings: LakeSettings, on_table: Progress = lambda name: None) -> None:
+
+class Jobs:
+    """One run over a lake. Calls `on_table` with the name of each table before making it.
+
+    With `is_small` two tables are made at a time. Planning takes most of the time of small tables, and one core.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        settings: LakeSettings,
+        on_table: Progress = lambda name: None,
+        *,
+        is_small: bool = False,
+    ) -> None:
         self._lake = lake
         self._settings = settings
         self._on_table = on_table
+        self._is_small = is_small
         self._ready: set[str] = set()
         self.made: list[str] = []
         """The tables that were not up to date."""
 
     def again(self) -> Jobs:
         """Returns a new run, which checks every table again."""
-        return Jobs(self._lake, self._settings, self._on_table)
+        return Jobs(self._lake, self._settings, self._on_table, is_small=self._is_small)
 
     def run(self, job: str) -> list[str]:
         """Updates the tables of the job. Returns the tables that were not up to date."""
         if self._lake.note("records") is None:
             raise LakeError(f"lake {self._lake.uri} has no records: run `ingest` first")
-        for name in JOBS[job]:
-            self.ensure(name)
+        self.ensure_all(JOBS[job])
         return self.made
-
-    def ensure_all(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.ensure(name)
 
     def ensure(self, name: str) -> None:
         """Updates one table, after its inputs."""
-        if name in self._ready or name in ("records", "ends"):
-            return
-        self._ready.add(name)
+        self.ensure_all([name])
+
+    def ensure_all(self, names: Iterable[str]) -> None:
+        """Updates the tables, after their inputs. Those that no job makes are left as they are."""
+        pending = [name for name in _with_inputs(names) if name not in self._ready]
+        with ThreadPoolExecutor(_THREADS if self._is_small else 1) as threads:
+            while pending:
+                ready = [name for name in pending if not _INPUTS[name].intersection(pending)]
+                for _ in threads.map(self._update, ready):
+                    pass  # an error of a table is raised here
+                pending = [name for name in pending if name not in ready]
+                self._ready.update(ready)
+
+    def _update(self, name: str) -> None:
         if name == "commits":
             self._grow_commits()
         elif name == "current_offsets":
-            self.ensure("commits")
             self._grow_current()
         elif name in BY_LOG_PARTITION:
-            self.ensure_all(BY_LOG_PARTITION[name].inputs)
             self._refresh(name, BY_LOG_PARTITION[name])
         else:
-            self.ensure_all(WHOLE[name].inputs)
             self._remake(name, WHOLE[name])
 
     def now(self) -> datetime:
@@ -140,9 +177,10 @@ class Jobs:
             return
         self._made("current_offsets")
         rows = self._lake.read("commits").where((F.col("batch") > done) & (F.col("batch") <= newest))
-        places = current.last_places(rows).localCheckpoint()
-        if places.count() <= _MOST_PLACES:
-            rows = current.at_places(rows, places)
+        if not self._is_small:
+            places = current.last_places(rows).localCheckpoint()
+            if places.count() <= _MOST_PLACES:
+                rows = current.at_places(rows, places)
         # The table is read and replaced at once, so its rows are copied first.
         before = None if done < 0 else self._lake.read("current_offsets").localCheckpoint()
         table = current.build(rows, before)
@@ -154,11 +192,14 @@ class Jobs:
 
     def _refresh(self, name: str, builder: Builder) -> None:
         note = self._lake.note(name) or TableNote()
-        made_from = self._names_version() if "ends" in builder.inputs else {"topic_names": ""}
-        done = note.progress if note.made_from == made_from else {}
+        made_from = self._names(note) if "ends" in builder.inputs else {TOPIC_NAMES: ""}
+        is_same = note.made_from.get(TOPIC_NAMES) == made_from[TOPIC_NAMES]
+        done = note.progress if is_same else {}
         newest = {key: value for key, value in self._records().progress.items() if key.startswith(GROUP_OFFSET)}
         stale = [int(key.removeprefix(GROUP_OFFSET)) for key, value in newest.items() if done.get(key) != value]
         if not stale:
+            if note.made_from != made_from:
+                self._lake.set_note(name, TableNote(note.version, made_from, note.progress))
             return
         self._made(name)
         inputs = self._inputs(builder)
@@ -167,11 +208,18 @@ class Jobs:
         self._lake.write(name, builder.build(inputs, self._settings, self.now()))
         self._lake.set_note(name, TableNote(note.version + 1, made_from, newest))
 
-    def _names_version(self) -> dict[str, str]:
-        """Returns a digest of the topic names, which may become known after the assignments that need them."""
+    def _names(self, note: TableNote) -> dict[str, str]:
+        """Returns a digest of the topic names, which may become known after the assignments that need them.
+
+        The names are those in commits and in samples. The digest of the note counts if neither has new names since.
+        """
+        commits, ends = self._lake.note("commits") or TableNote(), self._lake.note("ends") or TableNote()
+        sources = {"commits": str(commits.version), "ends": ends.made_from.get(SAMPLED_TOPICS, str(ends.version))}
+        if sources.items() <= note.made_from.items():
+            return note.made_from
         names = topic_names(self._lake.read("commits"), self._lake.read("ends"))
         digest = names.agg(F.sum(F.xxhash64("topic_id", "topic").cast("decimal(38,0)"))).collect()[0][0]
-        return {"topic_names": str(digest)}
+        return {**sources, TOPIC_NAMES: str(digest)}
 
     def _remake(self, name: str, builder: Builder) -> None:
         note = self._lake.note(name) or TableNote()

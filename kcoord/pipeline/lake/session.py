@@ -31,15 +31,31 @@ _LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+_QUICK: Final = {
+    # The second compiler of Java, and code that Spark generates for each query, pay off after minutes of work only.
+    # The byte code of published jars needs no verification, which takes a sixth of the start.
+    "spark.driver.extraJavaOptions": f"{ARROW_UNCHECKED} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    # The listeners of the web interface format the plan of every query, even without the web interface.
+    "spark.sql.ui.explainMode": "simple",
+    # With it, each call of a column's method sends its place in the Python code to the JVM.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
+"""Settings of a local session whose work takes seconds."""
 _OLDEST_JAVA: Final = 17
 
 
 def get_session(
-    master: str | None = None, config: dict[str, str] | None = None, *, progress: bool = False
+    master: str | None = None, config: dict[str, str] | None = None, *, progress: bool = False, is_small: bool = False
 ) -> SparkSession:
     """Returns the existing session (of spark-submit or a notebook), or else creates a local session.
 
-    `progress` shows progress bars on stderr.
+    `progress` shows progress bars on stderr. `is_small` makes a new local session start and compile less; it would be
+    slower than the other kind with millions of rows.
     """
     if master is None and SparkSession.getActiveSession() is None and "SPARK_ENV_LOADED" not in os.environ:
         master = "local[*]"
@@ -52,6 +68,7 @@ def get_session(
             # Spark's default is `python3`, which may not have our libraries.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             settings |= _LOCAL | {"spark.ui.showConsoleProgress": str(progress).lower()}
+            settings |= _QUICK if is_small else {}
     for key, value in {**settings, **(config or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

@@ -4,7 +4,7 @@
     LAKE/bronze/records   LAKE/silver/commits   LAKE/gold/status   ...      tables
     LAKE/_kcoord/TABLE.json                                                 the note of a table
     LAKE/_kcoord/format, settings.json                                      format and settings of the lake
-    LAKE/_kcoord/checkpoint                                                 the checkpoint of `ingest`
+    LAKE/_kcoord/ingest.json                                                the last batch of `ingest`
 
 Theory of operation. A write replaces the parts of the table's layout for which it has rows. With Parquet this happens
 file by file: a reader may see a table that is partly new while a job writes, and after a crash until the job runs
@@ -17,10 +17,14 @@ after the write. If it crashes in between, the note matches no input, so the nex
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyarrow import fs
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -57,8 +61,11 @@ class Lake:
     The options of an `s3://` URI are those of pyarrow. Spark and the libraries of the formats get the same options.
     """
 
-    def __init__(self, spark: SparkSession, uri: str, table_format: Format = Format.PARQUET) -> None:
-        self.spark = spark
+    def __init__(
+        self, spark: SparkSession | Callable[[], SparkSession], uri: str, table_format: Format = Format.PARQUET
+    ) -> None:
+        """`spark` may be a function that returns the session, which is called when the session is needed."""
+        self._given_spark = spark
         self.format = table_format
         self._given_uri = uri
         try:
@@ -67,10 +74,25 @@ class Lake:
             raise LakeError(f"lake {uri}: {error}") from error
         self.uri = self._place.uri
         self._files = self._place.files
+        self._frames: dict[str, tuple[int, DataFrame]] = {}
+        """The frame of each table and the version that it has: Spark lists the files of a table for each new frame."""
         self._check_format()
+        self._store = open_store(lambda: self.spark, self._place, table_format)
+        if self.text("format") is None:
+            self.replace_text("format", table_format.value)
+        if not callable(spark):
+            assert self.spark is spark
+
+    @property
+    def is_local(self) -> bool:
+        return self._place.is_local
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        spark = self._given_spark() if callable(self._given_spark) else self._given_spark
         if not self._place.is_local:
-            self._check_spark()
-        self._store = open_store(spark, self._place, table_format)
+            self._check_spark(spark)
+        return spark
 
     def path(self, table: LakeTable) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
@@ -79,54 +101,53 @@ class Lake:
         """Returns pyarrow's URI of a table's folder, with the options of the lake's URI. `path` returns Spark's URI."""
         return join(self._given_uri, f"{table.layer}/{table.name}")
 
-    @property
-    def checkpoint(self) -> str:
-        return f"{self.uri}/{NOTES}/checkpoint"
-
-    def has_checkpoint(self) -> bool:
-        return self._place.exists(f"{NOTES}/checkpoint/offsets")
-
     # Tables.
 
     def read(self, name: str) -> DataFrame:
-        """Returns the table. It has no rows if it was never made."""
+        """Returns the table as it is in its current version. It has no rows if it was never made."""
         table = TABLES[name]
-        frame = self._store.read(table)
-        return self.spark.createDataFrame([], table.schema) if frame is None else table.conform(frame)
+        note = self.note(name)
+        version = -1 if note is None else note.version
+        cached = self._frames.get(name)
+        if cached is None or cached[0] != version:
+            frame = self._store.read(table)
+            if frame is None:
+                empty = table.arrow_schema.empty_table()
+                frame = self.spark.createDataFrame(empty, table.schema)
+            cached = self._frames[name] = version, frame.select(*(f"`{column.name}`" for column in table.columns))
+        return cached[1]
 
     def write(self, name: str, frame: DataFrame) -> None:
         """Replaces the parts of the table's layout for which the frame has rows.
 
-        Replaces the whole table if it has no layout.
+        Replaces the whole table if it has no layout. The frame has the columns of the table (`LakeTable.conform`).
         """
-        table = TABLES[name]
-        self._store.replace(table, table.conform(frame))
+        self._frames.pop(name, None)
+        self._store.replace(TABLES[name], frame)
 
-    def append(self, name: str, frame: DataFrame) -> None:
-        """Adds rows. This is for samples of `ends`, which cannot be made again from other tables."""
-        table = TABLES[name]
-        self._store.append(table, table.conform(frame))
+    def append(self, name: str, rows: pa.Table) -> None:
+        """Adds rows, which have the columns of the table. This is for samples, which no other table can replace."""
+        self._frames.pop(name, None)
+        self._store.append(TABLES[name], rows)
 
     def _check_format(self) -> None:
         """Raises LakeError if the lake was created with another format. The format of a lake never changes."""
-        stored = self._text("format")
-        if stored is None:
-            self._replace("format", self.format.value)
-        elif stored != self.format:
+        stored = self.text("format")
+        if stored is not None and stored != self.format:
             raise LakeError(f"lake {self.uri} is kept as {stored}, not as {self.format}; use --format {stored}")
 
-    def _check_spark(self) -> None:
+    def _check_spark(self, spark: SparkSession) -> None:
         """Raises LakeError if Spark cannot read the lake. Spark and pyarrow have file systems of their own."""
         if self._place.s3 is not None:
             settings = self._place.s3.hadoop()
             for key, value in HADOOP_FILE_SYSTEM.items():
-                if self.spark.conf.get(f"spark.hadoop.{key}", None) is None:
+                if spark.conf.get(f"spark.hadoop.{key}", None) is None:
                     settings[key] = value
             for key, value in settings.items():
-                self.spark.conf.set(key, value)
+                spark.conf.set(key, value)
         try:
             # The schema of a text file is fixed, but reading it makes Spark look for the file.
-            assert self.spark.read.text(f"{self.uri}/{NOTES}/format").schema
+            assert spark.read.text(f"{self.uri}/{NOTES}/format").schema
         except (PySparkException, Py4JError) as error:
             raise LakeError(
                 f"lake {self.uri}: Spark cannot read it, but pyarrow can: {_reason(error)}. "
@@ -136,14 +157,14 @@ class Lake:
     # Notes.
 
     def note(self, name: str) -> TableNote | None:
-        text = self._text(f"{name}.json")
+        text = self.text(f"{name}.json")
         if text is None:
             return None
         content = json.loads(text)
         return TableNote(content["version"], content["made_from"], content["progress"])
 
     def set_note(self, name: str, note: TableNote) -> None:
-        self._replace(f"{name}.json", note.to_json())
+        self.replace_text(f"{name}.json", note.to_json())
 
     def begin(self, name: str) -> None:
         """Clears the note of a table before its parts are replaced. `set_note` follows after the last write."""
@@ -152,20 +173,25 @@ class Lake:
 
     def stored_settings(self) -> dict[str, str]:
         """Returns the stored settings of the lake. A new lake has none."""
-        text = self._text("settings.json")
+        text = self.text("settings.json")
         return {} if text is None else {str(key): str(value) for key, value in json.loads(text).items()}
 
     def store_settings(self, settings: dict[str, str]) -> None:
-        self._replace("settings.json", json.dumps(settings, indent=1, sort_keys=True))
+        self.replace_text("settings.json", json.dumps(settings, indent=1, sort_keys=True))
 
-    def _text(self, name: str) -> str | None:
+    def text(self, name: str) -> str | None:
         """Returns the text of a file in the folder of notes, or None if there is none."""
         if not self._place.exists(f"{NOTES}/{name}"):
             return None
         with self._files.open_input_stream(f"{self._place.root}/{NOTES}/{name}") as file:
             return str(file.read().decode())
 
-    def _replace(self, name: str, text: str) -> None:
+    def names(self, folder: str) -> list[str]:
+        """Returns the names of the files in a folder under the folder of notes."""
+        selector = fs.FileSelector(f"{self._place.root}/{NOTES}/{folder}", allow_not_found=True)
+        return [info.base_name for info in self._files.get_file_info(selector)]
+
+    def replace_text(self, name: str, text: str) -> None:
         """Replaces a file in the folder of notes. A reader sees either the old text or the new text."""
         folder = f"{self._place.root}/{NOTES}"
         self._files.create_dir(folder)

@@ -11,24 +11,37 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kcoord.pipeline.schemas import RECORDS as SOURCE_RECORDS
+from kcoord.pipeline.schemas import TIMESTAMP, list_of
 
+_TYPES: Final = {
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "double": pa.float64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "timestamp": TIMESTAMP,
+    "array<string>": list_of(pa.string()),
+    "map<string,bigint>": pa.map_(pa.string(), pa.int64()),
+}
 _COMMON: Final = "[common]"
 _OF_THE_SOURCE: Final = "*records of the source"
 
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
-    """One column: its name, its type as Spark writes it, its meaning with the unit."""
+    """One column: its name, its type as Spark writes it, its meaning with the unit, its type in Arrow."""
 
     name: str
     type: str
     doc: str
+    arrow: pa.DataType
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +60,21 @@ class LakeTable:
 
     @property
     def schema(self) -> StructType:
-        schema = StructType.fromDDL(", ".join(f"`{column.name}` {column.type}" for column in self.columns))
-        assert isinstance(schema, StructType)
-        return schema
+        return from_arrow_schema(self.arrow_schema)
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        return pa.schema([pa.field(column.name, column.arrow) for column in self.columns])
 
     def conform(self, frame: DataFrame) -> DataFrame:
         """Selects the table's columns and casts them to its types.
 
         Does not analyze the frame, since a declarative pipeline does not allow that.
         """
-        return frame.select([F.col(f"`{column.name}`").cast(column.type).alias(column.name) for column in self.columns])
+        # One call for all columns: each call of Spark takes a fraction of a millisecond.
+        return frame.selectExpr(
+            *(f"CAST(`{column.name}` AS {column.type}) AS `{column.name}`" for column in self.columns)
+        )
 
 
 def _parse(text: str) -> Iterator[LakeTable]:
@@ -81,10 +99,10 @@ def _columns(line: str, shared: Mapping[str, LakeColumn]) -> Iterator[LakeColumn
     if line == _OF_THE_SOURCE:
         fields = from_arrow_schema(SOURCE_RECORDS.schema()).fields
         for column, field in zip(SOURCE_RECORDS.columns, fields, strict=True):
-            yield LakeColumn(column.name, field.dataType.simpleString(), column.doc)
+            yield LakeColumn(column.name, field.dataType.simpleString(), column.doc, column.type)
     elif " | " in line:
         name, kind, doc = (part.strip() for part in line.split(" | ", 2))
-        yield LakeColumn(name, kind, doc)
+        yield LakeColumn(name, kind, doc, _TYPES[kind])
     else:
         yield from (shared[name] for name in line.split())
 

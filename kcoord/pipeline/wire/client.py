@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import CommonConfig
 from kcoord.client.connection import Connection
-from kcoord.client.errors import DisconnectException, TimeoutException, UnsupportedVersionException
+from kcoord.client.errors import DisconnectException, TimeoutException, UnsupportedVersionException, is_retriable
 from kcoord.client.leaders import ActiveProducers, ask_leaders, describe_producers, fetch_batches, list_offsets
 from kcoord.client.metadata import TopicMetadata
 from kcoord.client.offset_messages import by_topic
@@ -152,7 +152,9 @@ class BrokerClient:
         try:
             return future.result()
         except KafkaError as error:
-            raise BrokerError(f"{self._servers}: {_reason(error, topic, operation)}") from error
+            failure = BrokerError(f"{self._servers}: {_reason(error, topic, operation)}")
+            failure.is_retriable = is_retriable(error)
+            raise failure from error
 
     def close(self) -> None:
         """Closes the connections and ends the thread."""

@@ -15,11 +15,11 @@ from kcoord.pipeline.log_files import NoLogError
 from kcoord.pipeline.log_reader import END_OF_LOG
 from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.range_reader import LogRange
+from kcoord.pipeline.routing import is_excluded
 from kcoord.pipeline.wire.client import LATEST, client_of
 from kcoord.pipeline.wire.log import BrokerLog, accept_loss
 from kcoord.pipeline.wire.place import BrokerPartition
 from kcoord.pipeline.wire.planning import (
-    BYTES_PER_OFFSET,
     broker_partitions,
     broker_ranges,
     bytes_per_offset,
@@ -52,8 +52,7 @@ class BrokerFollower:
     def advance(self, start: dict[str, int], budget_bytes: int, last: dict[str, int] | None) -> dict[str, int]:
         self._check(start)
         stable = self._stable_offsets()
-        if self._bytes_behind(start) > min(budget_bytes, self._options.split_bytes):
-            self._logs = with_sizes(self._logs)
+        self._find_sizes(start, min(budget_bytes, self._options.split_bytes))
         end = dict(start)
         for log in self._logs:
             if budget_bytes <= 0:
@@ -68,8 +67,7 @@ class BrokerFollower:
 
     def ranges(self, start: dict[str, int], end: dict[str, int]) -> list[tuple[LogRange, int]]:
         self._check(end)
-        if self._bytes_behind(start) > self._options.split_bytes:
-            self._logs = with_sizes(self._logs)
+        self._find_sizes(start, self._options.split_bytes)
         ranges = []
         for log in self._logs:
             name = str(log.log_partition)
@@ -80,12 +78,22 @@ class BrokerFollower:
                 ranges += broker_ranges(log, self._options.split_bytes, begun, stop, horizon)
         return ranges
 
-    def done(self, end: dict[str, int]) -> None:
-        """Does nothing: the brokers are asked again for each micro-batch."""
+    def bytes_behind(self, start: dict[str, int]) -> dict[str, int]:
+        behind = {}
+        for log in self._logs:
+            name = str(log.log_partition)
+            offsets = log.end_offset - max(start.get(name, 0), log.start_offset)
+            if offsets > 0:
+                behind[name] = max(int(offsets * bytes_per_offset(log)), 1)
+        return behind
 
-    def _bytes_behind(self, start: dict[str, int]) -> int:
-        behind = (log.end_offset - max(start.get(str(log.log_partition), 0), log.start_offset) for log in self._logs)
-        return sum(behind) * BYTES_PER_OFFSET
+    def done(self, end: dict[str, int]) -> None:
+        """Does nothing: the brokers are asked again for each batch."""
+
+    def _find_sizes(self, start: dict[str, int], enough_bytes: int) -> None:
+        """Asks for the sizes of the logs if more than `enough_bytes` seem to follow `start`."""
+        if sum(self.bytes_behind(start).values()) > enough_bytes:
+            self._logs = with_sizes(self._logs)
 
     def _check(self, start: dict[str, int]) -> None:
         """Raises DataLossError, or logs a warning, if a partition no longer has the offsets from `start` on."""
@@ -93,6 +101,8 @@ class BrokerFollower:
         for name, offset in start.items():
             log = logs.get(name)
             loss = None
+            if log is None and is_excluded(int(name), self._options.groups, self._options.log_partitions):
+                continue
             if log is None:
                 loss = f"{self._options.topic}-{name} does not exist any more, and was read up to offset {offset - 1}"
             elif log.end_offset < offset:

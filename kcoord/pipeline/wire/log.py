@@ -53,8 +53,8 @@ class BrokerLog:
     def pieces(
         self, start: int, end: int, *, verify: bool, block_bytes: int = FETCH_BYTES, walk: Walk = walk
     ) -> Iterator[Piece]:
-        """Yields the batches with offsets in [start, end). The log had all offsets below `end` when it was listed."""
-        offset = start
+        """Yields the batches with offsets in [start, end), up to the end that the log had when it was listed."""
+        offset, end = start, min(end, self._place.end_offset)
         fetch = self._fetch(offset, end, block_bytes)
         try:
             while offset < end:

@@ -50,6 +50,12 @@ def broker_partitions(options: SourceOptions) -> list[BrokerPartition]:
     ]
 
 
+def check_rights(options: SourceOptions) -> None:
+    """Raises BrokerError or NoLogError if the topic cannot be read: no broker answers, or the client has no right."""
+    for place in broker_partitions(options)[:1]:
+        BrokerLog(place).batch_at(place.start_offset)
+
+
 def with_sizes(places: Collection[BrokerPartition]) -> list[BrokerPartition]:
     """Adds the sizes of the logs, as far as the brokers tell them."""
     if not places:
@@ -72,7 +78,6 @@ def broker_ranges(
     0 as `start` means the start of the log.
     """
     begun, end = start or place.start_offset, min(end, place.end_offset)
-    horizon = min(horizon, place.end_offset)
     if begun >= end:
         return []
     density = bytes_per_offset(place)

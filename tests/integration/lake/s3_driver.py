@@ -32,7 +32,7 @@ RETRIES = "retries"
 
 def grow(lake: Lake, log: str, log_partitions: tuple[int, ...]) -> None:
     chosen = ",".join(map(str, log_partitions))
-    unless_too_busy(lambda: ingest(lake, log, options={"logPartitions": chosen}).awaitTermination())
+    unless_too_busy(lambda: ingest(lake, log, {"logPartitions": chosen}))
 
 
 def current(lake: Lake) -> dict[Key, int]:

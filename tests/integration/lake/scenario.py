@@ -9,8 +9,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from kcoord.pipeline.group_values import to_json
-from kcoord.pipeline.lake.ends import End, add_sample
 from kcoord.pipeline.lake.ingest import write_batch
+from kcoord.pipeline.lake.samples import End, Sample, add_sample
 from kcoord.pipeline.lake.storage import Lake
 from tests.integration.lake.made_log import MadeLog, moment, partitions, source_frame
 
@@ -167,4 +167,4 @@ def fill(spark: SparkSession, lake: Lake, batch: int, *logs: MadeLog, skip: tupl
 
 def add_samples(lake: Lake, moments: tuple[int, ...]) -> None:
     for at in moments:
-        add_sample(lake, ends_at(at), moment(at))
+        add_sample(lake, Sample(moment(at), ends_at(at)))

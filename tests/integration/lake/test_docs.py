@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from kcoord.testing import start_broker
 from tests.docs.terminal import blocks_of
 from tests.support.offsets_sample import unpack_sample
 from tests.support.shared import ROOT
@@ -30,11 +32,18 @@ def test_programs(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixt
         "lake": str(tmp_path / "copy"),
         "checkpoint": str(tmp_path / "checkpoint"),
     }
-    reading, grouping, streaming, notebook = PROGRAMS
+    reading, asking, grouping, streaming, notebook = PROGRAMS
 
     run(reading, names, paths)
     assert "billing" not in capfd.readouterr().out
     assert "committed_offset" in names["commits"].columns
+
+    with start_broker() as broker:
+        broker.create_topic("orders")
+        broker.commit("billing", {"orders": {0: 7}})
+        run(asking, names, {"broker:9092": broker.bootstrap_servers})
+        assert [row["committed_offset"] for row in names["commits"].collect()] == [7]
+    run(reading, names, paths)
 
     names["records"] = spark.read.format("kcoord").load(str(log))
     run(grouping, names, paths)
@@ -49,7 +58,7 @@ def test_programs(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixt
     assert names["lake"].read("status").count() > 0
 
 
-def run(program: str, names: dict[str, Any], paths: dict[str, Path]) -> None:
+def run(program: str, names: dict[str, Any], paths: Mapping[str, object]) -> None:
     """Runs a program of the page with other paths."""
     for shown, path in paths.items():
         program = program.replace(shown, str(path))

@@ -25,9 +25,9 @@ from kcoord.client.consumer.client import Consumer
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from kcoord.pipeline.lake.asof import snapshot
 from kcoord.pipeline.lake.builders import WHOLE
-from kcoord.pipeline.lake.ends import add_sample, ask
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
+from kcoord.pipeline.lake.samples import add_sample, take_sample
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from tests.integration.lake.replay import replay
@@ -53,8 +53,7 @@ def lake(spark: SparkSession, sample: str, tmp_path_factory: pytest.TempPathFact
     """A lake of the sample, made by an `ingest` that was killed and then run again."""
     made = Lake(spark, str(tmp_path_factory.mktemp("lake")))
     _ingest_until_killed(sample, made.uri)
-    assert made.has_checkpoint()
-    unless_too_busy(lambda: ingest(made, sample).awaitTermination())
+    unless_too_busy(lambda: ingest(made, sample))
     yield made
 
 
@@ -95,7 +94,7 @@ def test_the_second_run_of_a_job_changes_nothing(lake: Lake, sample: str) -> Non
     jobs = Jobs(lake, SAMPLE_SETTINGS)
     jobs.ensure_all([*SILVER, "current_offsets", *WHOLE])
     before = _files(lake.uri)
-    ingest(lake, sample).awaitTermination()
+    assert ingest(lake, sample) == []
     again = Jobs(lake, SAMPLE_SETTINGS)
     again.ensure_all([*SILVER, "current_offsets", *WHOLE])
     assert again.made == []
@@ -169,7 +168,7 @@ def test_asof_equals_what_the_broker_reported_at_that_moment(spark: SparkSession
         moment, offsets, members = asyncio.run(_life(broker.address, lake))
     finally:
         broker.stop()
-    ingest(lake, str(broker.data)).awaitTermination()
+    ingest(lake, str(broker.data))
     as_of = snapshot(lake, Jobs(lake, LakeSettings()), moment)
     assert committed_offsets(as_of.offsets.collect()) == offsets
     owned = {
@@ -211,7 +210,7 @@ async def _life(address: str, lake: Lake) -> tuple[datetime, Offsets, set[tuple[
             }
             described = (await admin.describe_consumer_groups(["live"]))["live"]
             members = {(member.member_id, *place) for member in described.members for place in member.assignment}
-            add_sample(lake, await ask(admin), datetime.now(UTC))
+            add_sample(lake, await take_sample(admin))
             await asyncio.sleep(0.05)
             moment = datetime.now(UTC)
             await asyncio.sleep(0.05)

@@ -55,22 +55,31 @@ def _commit(address: str, offset: int) -> None:
 def test_ingest_follows_the_log_until_it_gets_a_signal(
     spark: SparkSession, broker: KcoordProcess, tmp_path: Path
 ) -> None:
-    """Runs twice, once for each signal. The second run continues after the first."""
+    """Runs twice, once for each signal. The second run continues over the wire, while the broker is killed."""
     folder = tmp_path / "lake"
+    sources = ["--log", str(broker.data)], ["--bootstrap-server", broker.address, "--timeout", "2000"]
     for run, number in enumerate((signal.SIGTERM, signal.SIGINT)):
         _commit(broker.address, 10 * run)
-        with _followed(str(broker.data), folder, tmp_path / "err") as process:
+        with _followed(sources[run], folder, tmp_path / "err") as process:
             _wait_for_commits(process, folder, 2 * run + 1)
+            if run:
+                broker.kill()
+                wait_until(lambda: "trying again" in (tmp_path / "err").read_text(), "the broker is missed", 60)
+                broker.start()
             _commit(broker.address, 10 * run + 1)
             _wait_for_commits(process, folder, 2 * run + 2)
             process.send_signal(number)
             assert process.wait(STOP_SECONDS) == 0, (tmp_path / "err").read_text()
     output = (tmp_path / "err").read_text()
-    assert output.count(" records, ") >= 4
+    assert output.count(" records (") >= 4
     assert "Traceback" not in output and "Exception" not in output
     assert "[Stage" not in output  # stderr is not a terminal, so there are no progress bars
-    commits = Lake(spark, str(folder)).read("commits").where("`group` = 'followed'").orderBy("log_offset").collect()
+    lake = Lake(spark, str(folder))
+    commits = lake.read("commits").where("`group` = 'followed'").orderBy("log_offset").collect()
     assert [row["committed_offset"] for row in commits] == [0, 1, 10, 11]
+    assert lake.read("ends").select("timestamp").distinct().count() >= 2
+    (state,) = lake.read("descriptions").select("group", "state").distinct().collect()
+    assert tuple(state) == ("followed", "Empty")
 
 
 class _Followed:
@@ -90,8 +99,8 @@ class _Followed:
         self._stderr.close()
 
 
-def _followed(log: str, lake: Path, stderr: Path) -> _Followed:
-    command = [sys.executable, "-m", "kcoord", "lake", "ingest", "--log", log, "--lake", str(lake), "--follow", "0.2"]
+def _followed(source: list[str], lake: Path, stderr: Path) -> _Followed:
+    command = [sys.executable, "-m", "kcoord", "lake", "ingest", *source, "--lake", str(lake), "--follow", "0.2"]
     return _Followed([*command, "--master", "local[1]", *small_options()], stderr)
 
 

@@ -19,6 +19,7 @@ from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
+import kcoord.pipeline
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.formats.s3 import S3Options
@@ -79,6 +80,7 @@ def test_logs_on_object_storage_are_read_like_local_ones(
     s3_driver.grow(lake, uri, READ)
     assert s3_driver.current(lake) == described_offsets(*READ)
     # The option `groups` prunes the log partitions.
+    kcoord.pipeline.register(spark)
     frame = spark.read.format("kcoord").option("table", "current_offsets").option("groups", "simple-1").load(uri)
     expected = described_offsets()
     assert committed_offsets(frame.collect()) == {key: expected[key] for key in expected if key[0] == "simple-1"} != {}

@@ -30,7 +30,7 @@ def grown(spark: SparkSession, folder: Path, batches: list[bytes], *ends: int) -
     for begin, end in pairwise((0, *ends, len(batches))):
         for batch in batches[begin:end]:
             writer.append(batch)
-        unless_too_busy(lambda: ingest(lake, str(folder / "log")).awaitTermination())
+        unless_too_busy(lambda: ingest(lake, str(folder / "log")))
         Jobs(lake, LakeSettings()).run("current")
     writer.close()
     return lake

@@ -10,10 +10,11 @@ from random import Random
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
+from kcoord.pipeline.log_stream import StreamOffset
 from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.planning import list_logs, log_ranges
 from kcoord.pipeline.schemas import TABLES
-from kcoord.pipeline.stream import KcoordStreamReader, StreamOffset
+from kcoord.pipeline.stream import KcoordStreamReader
 from kcoord.runtime.serde import partition_for
 from tests.support.coordinator_log import batches_of, random_log, stable_offset
 from tests.support.followed_log import batch_rows

@@ -18,8 +18,9 @@ from kcoord.client.producer.client import Producer
 from kcoord.client.types import TopicPartition
 from kcoord.pipeline.errors import BrokerError, DataLossError, OtherTopicError
 from kcoord.pipeline.log_files import NoLogError
+from kcoord.pipeline.log_stream import TOPIC_ID, StreamOffset
 from kcoord.pipeline.options import OptionError, SourceOptions
-from kcoord.pipeline.stream import TOPIC_ID, KcoordStreamReader, StreamOffset
+from kcoord.pipeline.stream import KcoordStreamReader
 from kcoord.testing import allow
 from tests.integration.clients.test_tls import PASSWORD, SecuredBroker
 from tests.integration.test_reassignment import NODES, leaders, reassign

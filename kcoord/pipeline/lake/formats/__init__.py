@@ -9,6 +9,7 @@ are built for one version of Spark and are released months after it.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from enum import StrEnum
 
 from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ class Format(StrEnum):
 _LIBRARIES = {Format.DELTA: "deltalake", Format.ICEBERG: "pyiceberg"}
 
 
-def open_store(spark: SparkSession, place: LakePlace, table_format: Format) -> Store:
+def open_store(session: Callable[[], SparkSession], place: LakePlace, table_format: Format) -> Store:
     """Opens the store of a format. Raises LakeError if the library of the format is missing or has no catalog."""
     library = _LIBRARIES.get(table_format)
     if library is not None and importlib.util.find_spec(library) is None:
@@ -38,11 +39,11 @@ def open_store(spark: SparkSession, place: LakePlace, table_format: Format) -> S
     if table_format is Format.DELTA:
         from kcoord.pipeline.lake.formats.delta import DeltaStore
 
-        return DeltaStore(spark, place)
+        return DeltaStore(session, place)
     if table_format is Format.ICEBERG:
         from kcoord.pipeline.lake.formats.iceberg import IcebergStore
 
-        return IcebergStore(spark, place)
+        return IcebergStore(session, place)
     from kcoord.pipeline.lake.formats.parquet import ParquetStore
 
-    return ParquetStore(spark, place)
+    return ParquetStore(session, place)

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from kcoord.pipeline.lake.files import write_parts
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.tables import LakeTable
 
@@ -46,15 +48,31 @@ class DataFile:
 
 def write_files(place: LakePlace, table: LakeTable, frame: DataFrame) -> list[DataFile]:
     """Writes the frame into a new folder. Returns the files that have rows."""
-    folder = f"data/{uuid.uuid4()}"
+    folder = _new_folder()
     copies = [F.col(f"`{name}`").alias(_LAYOUT + name) for name in table.partitioned_by]
     writer = frame.select("*", *copies).write.options(**WITHOUT_DICTIONARY)
     if copies:
         writer = writer.partitionBy(*(_LAYOUT + name for name in table.partitioned_by))
     writer.parquet(f"{place.table_uri(table)}/{folder}")
-    root = f"{place.root}/{table.layer}/{table.name}/"
+    return _files_in(place, table, folder)
+
+
+def write_rows(place: LakePlace, table: LakeTable, rows: pa.Table) -> list[DataFile]:
+    """Writes rows into a new folder, without Spark. Returns the files."""
+    folder = _new_folder()
+    write_parts(place.files, f"{place.path_of(table)}/{folder}", table.partitioned_by, rows, _LAYOUT)
+    return _files_in(place, table, folder)
+
+
+def _new_folder() -> str:
+    return f"data/{uuid.uuid4()}"
+
+
+def _files_in(place: LakePlace, table: LakeTable, folder: str) -> list[DataFile]:
+    """Returns the files of a folder that have rows."""
+    root = f"{place.path_of(table)}/"
     files = []
-    for info in place.files.get_file_info(fs.FileSelector(root + folder, recursive=True)):
+    for info in place.files.get_file_info(fs.FileSelector(root + folder, recursive=True, allow_not_found=True)):
         if not info.path.endswith(".parquet"):
             continue
         rows = pq.read_metadata(info.path, filesystem=place.files).num_rows

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcoord.pipeline.lake.errors import LakeError
-from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files
+from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files, write_rows
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.tables import LakeTable
 
@@ -23,8 +24,8 @@ from kcoord.pipeline.lake.tables import LakeTable
 class DeltaStore:
     """Reads and writes the lake's tables as Delta tables."""
 
-    def __init__(self, spark: SparkSession, place: LakePlace) -> None:
-        self._spark = spark
+    def __init__(self, session: Callable[[], SparkSession], place: LakePlace) -> None:
+        self._session = session
         self._place = place
         self._options = place.s3.delta() if place.s3 is not None else None
 
@@ -36,7 +37,7 @@ class DeltaStore:
         if "deletionVectors" in (delta.protocol().reader_features or []):
             # Spark would read rows in the files that another program has marked as deleted.
             raise LakeError(f"{uri} has deletion vectors; run REORG TABLE ... APPLY (PURGE) and switch them off")
-        return read_files(self._spark, table, delta.file_uris())
+        return read_files(self._session(), table, delta.file_uris())
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
         files = write_files(self._place, table, frame)
@@ -45,14 +46,14 @@ class DeltaStore:
         filters = [(name, "in", values) for name, values in replaced_values(table, files).items()]
         self._commit(table, files, "overwrite", filters or None)
 
-    def append(self, table: LakeTable, frame: DataFrame) -> None:
-        self._commit(table, write_files(self._place, table, frame), "append", None)
+    def append(self, table: LakeTable, rows: pa.Table) -> None:
+        self._commit(table, write_rows(self._place, table, rows), "append", None)
 
     def _commit(
         self, table: LakeTable, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]] | None
     ) -> None:
         uri, layout = self._place.table_uri(table), list(table.partitioned_by)
-        schema = to_arrow_schema(table.schema, timezone="UTC")
+        schema = table.arrow_schema
         delta = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout, storage_options=self._options)
         now_ms = round(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [

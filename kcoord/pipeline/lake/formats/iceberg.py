@@ -9,10 +9,11 @@ The catalog is the one that pyiceberg's configuration names `kcoord` (`PYICEBERG
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, EqualTo, Or, Reference
@@ -20,10 +21,9 @@ from pyiceberg.expressions.literals import literal
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.utils.config import Config
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcoord.pipeline.lake.errors import LakeError
-from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files
+from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files, write_rows
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.tables import LakeTable
 
@@ -34,8 +34,8 @@ OWN_CATALOG: Final = "_kcoord/iceberg.db"
 class IcebergStore:
     """Reads and writes the lake's tables as Iceberg tables, through a catalog."""
 
-    def __init__(self, spark: SparkSession, place: LakePlace) -> None:
-        self._spark = spark
+    def __init__(self, session: Callable[[], SparkSession], place: LakePlace) -> None:
+        self._session = session
         self._place = place
         configured = Config().get_catalog_config(CATALOG)
         self._catalog_properties = {} if configured is None else {key: str(configured[key]) for key in configured}
@@ -62,7 +62,7 @@ class IcebergStore:
                     # Spark would read rows that another program has marked as deleted.
                     raise LakeError(f"{iceberg.location()} has delete files; rewrite its data files")
                 uris.append(task.file.file_path)
-        return read_files(self._spark, table, uris)
+        return read_files(self._session(), table, uris)
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
         files = write_files(self._place, table, frame)
@@ -75,8 +75,8 @@ class IcebergStore:
             )
         self._commit(table, files, replaced)
 
-    def append(self, table: LakeTable, frame: DataFrame) -> None:
-        self._commit(table, write_files(self._place, table, frame), None)
+    def append(self, table: LakeTable, rows: pa.Table) -> None:
+        self._commit(table, write_rows(self._place, table, rows), None)
 
     def _commit(self, table: LakeTable, files: list[DataFile], replaced: BooleanExpression | None) -> None:
         uri = self._place.table_uri(table)
@@ -90,7 +90,7 @@ class IcebergStore:
 
     def _create(self, catalog: Catalog, table: LakeTable) -> IcebergTable:
         catalog.create_namespace_if_not_exists(table.layer)
-        schema = to_arrow_schema(table.schema, timezone="UTC")
+        schema = table.arrow_schema
         creation = catalog.create_table_transaction(_identifier(table), schema, location=self._place.table_uri(table))
         with creation, creation.update_spec() as layout:
             for name in table.partitioned_by:

@@ -42,6 +42,10 @@ class LakePlace:
     def table_uri(self, table: LakeTable) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
 
+    def path_of(self, table: LakeTable) -> str:
+        """Returns the path of a table's folder in `files`."""
+        return f"{self.root}/{table.layer}/{table.name}"
+
     def exists(self, path: str) -> bool:
         """True if there is a file or folder at a path under the root."""
         return self.files.get_file_info(f"{self.root}/{path}").type is not fs.FileType.NotFound

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from kcoord.pipeline.lake.tables import LakeTable
@@ -21,6 +22,6 @@ class Store(Protocol):
         """Replaces the parts of the layout for which the frame has rows, or the whole table if it has no layout."""
         ...
 
-    def append(self, table: LakeTable, frame: DataFrame) -> None:
+    def append(self, table: LakeTable, rows: pa.Table) -> None:
         """Adds rows."""
         ...

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -20,6 +22,7 @@ MAX_GROUPS: Final = 30
 MAX_EPOCHS: Final = 4000
 MAX_SPELLS: Final = 4000
 MAX_ROWS: Final = 500
+_THREADS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +47,13 @@ class ReportData:
 
 
 def collect(lake: Lake, now: datetime) -> ReportData:
-    """Reads the tables of the lake, which must be up to date."""
-    epochs, members = lake.read("group_epochs"), lake.read("members")
+    """Reads the tables of the lake, which must be up to date. Two queries run at a time, since they are small."""
     note = lake.note("records")
-    return ReportData(
-        now=now,
-        first=_first(lake),
-        records=0 if note is None else note.progress.get("rows", 0),
-        groups=_pandas(_groups(lake, group_states(epochs, members))),
-        status=_pandas(_status(lake)),
-        lag=_pandas(_lag(lake.read("lag"))),
-        epochs=_pandas(_epochs(epochs)),
-        storms=_pandas(lake.read("storms").orderBy(F.col("epochs").desc()).limit(MAX_ROWS)),
-        convergence=_pandas(_convergence(lake.read("convergence"))),
-        spells=_pandas(_spells(lake.read("assignments"))),
-        expiry=_pandas(_expiry(lake.read("expiry"))),
-        hot=_pandas(_hot(lake.read("hot_groups"))),
-        churn=_pandas(_churn(lake.read("churn"))),
-        audit=_pandas(_audit(lake.read("audit_1327"))),
-        orphans=_pandas(_orphans(lake.read("orphans"))),
-    )
-
-
-def _pandas(frame: DataFrame) -> pd.DataFrame:
-    return frame.toPandas()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        first = threads.submit(_first, lake)
+        frames = dict(zip(_QUERIES, threads.map(lambda query: query(lake).toPandas(), _QUERIES.values()), strict=True))
+    records = 0 if note is None else note.progress.get("rows", 0)
+    return ReportData(now=now, first=first.result(), records=records, **frames)
 
 
 def _first(lake: Lake) -> datetime | None:
@@ -75,8 +61,9 @@ def _first(lake: Lake) -> datetime | None:
     return None if oldest_ms is None else datetime.fromtimestamp(int(oldest_ms) / 1000, UTC)
 
 
-def _groups(lake: Lake, states: DataFrame) -> DataFrame:
+def _groups(lake: Lake) -> DataFrame:
     """Returns every group that has members or offsets, with its worst status and its lag."""
+    states = group_states(lake.read("group_epochs"), lake.read("members"))
     offsets = (
         lake.read("current_offsets")
         .groupBy("group")
@@ -97,8 +84,9 @@ def _status(lake: Lake) -> DataFrame:
     return ranked.limit(4 * MAX_ROWS)
 
 
-def _lag(lag: DataFrame) -> DataFrame:
+def _lag(lake: Lake) -> DataFrame:
     """Returns the partitions with the largest lag. Time is cut into MAX_HEAT_COLUMNS pieces; each has its worst lag."""
+    lag = lake.read("lag")
     key = ["group", "topic", "partition"]
     worst = lag.groupBy(*key).agg(F.max("lag").alias("worst")).orderBy(F.col("worst").desc(), *key).limit(MAX_HEAT_ROWS)
     span = lag.agg(F.min(F.unix_millis("timestamp")).alias("begin"), F.max(F.unix_millis("timestamp")).alias("end"))
@@ -110,7 +98,8 @@ def _lag(lag: DataFrame) -> DataFrame:
     )
 
 
-def _epochs(epochs: DataFrame) -> DataFrame:
+def _epochs(lake: Lake) -> DataFrame:
+    epochs = lake.read("group_epochs")
     rows = epochs.where("`kind` != 'target'")
     busiest = rows.groupBy("group").agg(F.count("*").alias("count")).orderBy(F.col("count").desc(), "group")
     rows = rows.join(F.broadcast(busiest.limit(MAX_GROUPS)), "group")
@@ -118,8 +107,9 @@ def _epochs(epochs: DataFrame) -> DataFrame:
     return kept.select("group", "incarnation", "kind", "epoch", "timestamp", "reason", "members", "is_tombstone")
 
 
-def _convergence(convergence: DataFrame) -> DataFrame:
+def _convergence(lake: Lake) -> DataFrame:
     """Summarizes epochs with members only, since an empty group converges at once."""
+    convergence = lake.read("convergence")
     took = F.col("convergence_ms")
     return (
         convergence.where("members > 0")
@@ -133,7 +123,8 @@ def _convergence(convergence: DataFrame) -> DataFrame:
     )
 
 
-def _spells(assignments: DataFrame) -> DataFrame:
+def _spells(lake: Lake) -> DataFrame:
+    assignments = lake.read("assignments")
     rows = assignments.where("`kind` != 'target'")
     busiest = rows.groupBy("group").agg(F.count("*").alias("count")).orderBy(F.col("count").desc(), "group")
     rows = rows.join(F.broadcast(busiest.limit(MAX_GROUPS)), "group")
@@ -143,7 +134,8 @@ def _spells(assignments: DataFrame) -> DataFrame:
     return rows.select("group", *columns).orderBy("from_timestamp").limit(MAX_SPELLS)
 
 
-def _expiry(expiry: DataFrame) -> DataFrame:
+def _expiry(lake: Lake) -> DataFrame:
+    expiry = lake.read("expiry")
     return (
         expiry.groupBy("group", "basis", "expires_at")
         .agg(F.count("*").alias("offsets"), F.min("expires_in_ms").alias("expires_in_ms"))
@@ -152,13 +144,15 @@ def _expiry(expiry: DataFrame) -> DataFrame:
     )
 
 
-def _hot(hot: DataFrame) -> DataFrame:
+def _hot(lake: Lake) -> DataFrame:
+    hot = lake.read("hot_groups")
     totals = hot.groupBy("group").agg(F.sum("commits").alias("all_commits"))
     top = totals.orderBy(F.col("all_commits").desc(), "group").limit(MAX_GROUPS // 2)
     return hot.join(F.broadcast(top), "group").orderBy("group", "hour")
 
 
-def _churn(churn: DataFrame) -> DataFrame:
+def _churn(lake: Lake) -> DataFrame:
+    churn = lake.read("churn")
     return churn.groupBy("group").agg(
         F.sum("joins").alias("joins"),
         F.sum("leaves").alias("leaves"),
@@ -167,9 +161,31 @@ def _churn(churn: DataFrame) -> DataFrame:
     )
 
 
-def _audit(audit: DataFrame) -> DataFrame:
+def _audit(lake: Lake) -> DataFrame:
+    audit = lake.read("audit_1327")
     return audit.orderBy(F.col("records").desc(), "group", "topic", "partition").limit(MAX_ROWS)
 
 
-def _orphans(orphans: DataFrame) -> DataFrame:
+def _orphans(lake: Lake) -> DataFrame:
+    orphans = lake.read("orphans")
     return orphans.orderBy("group", "topic", "partition").limit(MAX_ROWS)
+
+
+def _storms(lake: Lake) -> DataFrame:
+    return lake.read("storms").orderBy(F.col("epochs").desc()).limit(MAX_ROWS)
+
+
+_QUERIES: Final[dict[str, Callable[[Lake], DataFrame]]] = {
+    "groups": _groups,
+    "status": _status,
+    "lag": _lag,
+    "epochs": _epochs,
+    "storms": _storms,
+    "convergence": _convergence,
+    "spells": _spells,
+    "expiry": _expiry,
+    "hot": _hot,
+    "churn": _churn,
+    "audit": _audit,
+    "orphans": _orphans,
+}

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a job of `kcoord lake`: opens the lake, copies what is new in the log, and starts Spark meanwhile.
+
+Everything that can be wrong with the log or the brokers is found before the lake is touched and before Spark starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from kcoord.cli.lake_output import print_made
+from kcoord.cli.lake_source import pairs, source_of
+from kcoord.cli.stopping import stop_on_signals
+from kcoord.cli.table import current_time_ms, parse_time
+from kcoord.pipeline.errors import BrokerError
+from kcoord.pipeline.lake.formats import Format
+from kcoord.pipeline.lake.ingest import Ingest, Ingested
+from kcoord.pipeline.lake.jobs import SILVER, Jobs
+from kcoord.pipeline.lake.samples import add_sample
+from kcoord.pipeline.lake.session import get_session
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
+from kcoord.pipeline.lake.storage import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SMALL_BYTES: Final = 64 << 20
+_SMALL_ROWS: Final = 1_000_000
+"""With less log to read and fewer rows in the lake a job takes seconds, and starting Spark is most of them."""
+_DESCRIBE_SECONDS: Final = 60.0
+"""The least time between two samples with descriptions of all groups, which cost the coordinators most."""
+
+
+class LakeRun:
+    """The lake of a command and the jobs over it. `source` is its log, if the command names one."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self.source = source_of(options)
+        if self.source is not None:
+            self.source.check(may_be_missing=getattr(options, "follow", None) is not None)
+        self.lake = Lake(self._session, options.lake, Format(options.format))
+        self._ingest = None if self.source is None else Ingest(self.lake, self.source.options)
+        self._is_small = self._takes_seconds()
+        self.jobs = Jobs(self.lake, self._settings(), print_made, is_small=self._is_small)
+        self._starting: Future[SparkSession] | None = None
+        self._began = time.monotonic()
+        self._described_at = float("-inf")
+        self._read_bytes = 0
+
+    def copy_new_records(self) -> None:
+        """Copies the log up to its present end, with a sample of the brokers, and updates the silver tables."""
+        if self._ingest is None:
+            return
+        self._ingest.stop_at_present_ends()
+        self._begin()
+        self._add_sample()
+        while (done := self._ingest.next()) is not None:
+            self._report(done)
+        if self.lake.note("records") is not None:
+            self.jobs.again().ensure_all(SILVER)
+
+    def follow(self, interval_s: float) -> None:
+        """Copies what is new at this interval, with a sample each time, until a signal. Ends between two steps."""
+        ingest = self._ingest
+        assert ingest is not None
+        self._begin()
+        with stop_on_signals() as stop:
+            while not stop.is_set():
+                due = time.monotonic() + interval_s
+                try:
+                    self._add_sample()
+                    while not stop.is_set() and (done := ingest.next()) is not None:
+                        self._report(done)
+                        self.jobs.again().ensure_all(SILVER)
+                except BrokerError as error:
+                    if not error.is_retriable:
+                        raise
+                    print(f"warning: {error}; trying again", file=sys.stderr)
+                stop.wait(max(due - time.monotonic(), 0))
+
+    def _begin(self) -> None:
+        """Starts Spark. Waits for it if it has to show that it can read a lake on object storage."""
+        self._start_spark()
+        if not self.lake.is_local:
+            assert self.lake.spark is not None
+
+    def _takes_seconds(self) -> bool:
+        """True if the log and the lake are so small that starting Spark would take most of the time."""
+        note = self.lake.note("records")
+        rows = 0 if note is None else note.progress.get("rows", 0)
+        left_bytes = 0 if self._ingest is None else sum(self._ingest.left_bytes().values())
+        return left_bytes <= _SMALL_BYTES and rows <= _SMALL_ROWS
+
+    def _start_spark(self) -> Future[SparkSession]:
+        """Starts Spark in a thread, so that this one can read meanwhile."""
+        if self._starting is None:
+            self._starting = ThreadPoolExecutor(1).submit(session_of, self._options, is_small=self._is_small)
+        return self._starting
+
+    def _session(self) -> SparkSession:
+        return self._start_spark().result()
+
+    def _settings(self) -> LakeSettings:
+        """Merges the stored settings of the lake and those of the options, and stores them."""
+        options, stored = self._options, self.lake.stored_settings()
+        minutes = options.retention_minutes
+        if minutes is None and self.source is not None and "retention_ms" not in stored:
+            minutes = self.source.retention_minutes()
+        settings = LakeSettings.from_text(
+            stored,
+            retention_ms=None if minutes is None else minutes * MS_PER_MINUTE,
+            expiry_policy=options.expiry_policy,
+            storm_epochs=options.storm_epochs,
+            storm_window_ms=options.storm_window_ms,
+        )
+        self.lake.store_settings(settings.to_text())
+        return settings if options.now is None else replace(settings, now=moment_of(options.now))
+
+    def _add_sample(self) -> None:
+        if self.source is None or self.source.brokers is None:
+            return
+        with_groups = time.monotonic() - self._described_at >= _DESCRIBE_SECONDS
+        sample = self.source.sample(with_groups=with_groups)
+        if sample is not None:
+            add_sample(self.lake, sample)
+            self._described_at = time.monotonic() if with_groups else self._described_at
+
+    def _report(self, done: Ingested) -> None:
+        self._read_bytes += done.size_bytes
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        progress = _progress(done, self._read_bytes / seconds)
+        if self._options.json:
+            print(json.dumps(progress), flush=True)
+        else:
+            print(progress_line(progress, done.total / seconds), file=sys.stderr)
+
+
+def session_of(options: argparse.Namespace, *, is_small: bool) -> SparkSession:
+    spark = get_session(options.master, pairs(options.conf), progress=sys.stderr.isatty(), is_small=is_small)
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _progress(done: Ingested, bytes_per_second: float) -> dict[str, int]:
+    """Returns the numbers of a batch. The time left is an estimate from the bytes that are left."""
+    left = sum(done.left_bytes.values())
+    return {
+        "batch": done.batch,
+        "records": done.rows,
+        "total": done.total,
+        "bytes": done.size_bytes,
+        "partitions_behind": len(done.left_bytes),
+        "bytes_behind": left,
+        "seconds_left": round(left / bytes_per_second) if bytes_per_second else 0,
+    }
+
+
+def progress_line(progress: Mapping[str, int], records_per_second: float) -> str:
+    """Returns the line of a batch, with what is left to read if there is anything."""
+    line = (
+        f"batch {progress['batch']}: {progress['records']:,} records ({progress['bytes'] / 1e6:,.1f} MB), "
+        f"{progress['total']:,} in all, {records_per_second:,.0f}/s"
+    )
+    if not progress["partitions_behind"]:
+        return line
+    return (
+        f"{line}; {progress['partitions_behind']} partitions behind by {progress['bytes_behind'] / 1e6:,.1f} MB, "
+        f"about {progress['seconds_left']:,} s left"
+    )
+
+
+def moment_of(text: str) -> datetime:
+    return datetime.fromtimestamp(parse_time(text, current_time_ms()) / 1000, UTC)

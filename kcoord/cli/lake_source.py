@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the jobs of `kcoord lake` get their log from: folders, or the brokers of a cluster, which also give samples."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kcoord.cli.session import add_connection_options, client_config, client_properties, error_text
+
+if TYPE_CHECKING:
+    from kcoord.client.admin.client import AdminClient
+    from kcoord.client.config import AdminConfig
+    from kcoord.pipeline.lake.samples import Sample
+    from kcoord.pipeline.options import SourceOptions
+
+T = TypeVar("T")
+
+_PREFIX: Final = "kafka."
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", metavar="URI", help="folder that holds __consumer_offsets-N; copied first")
+    add_connection_options(parser)
+    parser.add_argument("--topic", metavar="NAME", help="the topic of the log (default __consumer_offsets)")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the data source")
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSource:
+    """The log of a command. `brokers` has the settings of the client if the log is read from brokers."""
+
+    options: SourceOptions
+    brokers: AdminConfig | None
+
+    def check(self, *, may_be_missing: bool) -> None:
+        """Raises an error if the log cannot be read: no broker answers, a right is missing, or there is no log yet."""
+        from kcoord.pipeline.log_files import NoLogError
+        from kcoord.pipeline.planning import list_folders
+
+        try:
+            if self.brokers is None:
+                list_folders(self.options)
+            else:
+                from kcoord.pipeline.wire.planning import check_rights
+
+                check_rights(self.options)
+        except NoLogError:
+            if not may_be_missing:
+                raise
+
+    def sample(self, *, with_groups: bool) -> Sample | None:
+        """Asks the brokers for a sample. Returns None with a warning if they do not answer."""
+        from kcoord.pipeline.lake.samples import take_sample
+
+        return self._ask("no sample of the brokers", lambda admin: take_sample(admin, with_groups=with_groups))
+
+    def retention_minutes(self) -> int | None:
+        """Returns `offsets.retention.minutes` of the brokers, None if they do not tell it."""
+        from kcoord.pipeline.lake.samples import retention_minutes
+
+        if self.brokers is None:
+            return None
+        return self._ask("offsets.retention.minutes of the brokers is unknown", retention_minutes)
+
+    def _ask(self, failure: str, question: Callable[[AdminClient], Awaitable[T]]) -> T | None:
+        from kcoord.client.admin.client import AdminClient
+        from kcoord_protocol.errors import KafkaError
+
+        config = self.brokers
+        assert config is not None
+
+        async def ask() -> T:
+            async with AdminClient(config) as admin:
+                return await question(admin)
+
+        try:
+            return asyncio.run(ask())
+        except KafkaError as error:
+            print(f"warning: {failure}: {error_text(error)}", file=sys.stderr)
+            return None
+
+
+def source_of(options: argparse.Namespace) -> LakeSource | None:
+    """Returns the source that the options name, None if they name none. Raises ValueError for bad options."""
+    from kcoord.client.config import AdminConfig
+    from kcoord.pipeline.options import SourceOptions
+
+    given = pairs(options.option)
+    if options.topic is not None:
+        given["topic"] = options.topic
+    from_brokers = options.bootstrap_server is not None or options.command_config is not None
+    if options.log is None and not from_brokers:
+        return None
+    if not from_brokers:
+        return LakeSource(SourceOptions.parse({**given, "path": options.log}), None)
+    properties = client_properties(options)
+    config = client_config(AdminConfig, options)
+    kafka = {f"{_PREFIX}{name}": value for name, value in properties.items()}
+    path = {} if options.log is None else {"path": options.log}
+    return LakeSource(SourceOptions.parse({**kafka, **given, **path}), config)
+
+
+def pairs(texts: Sequence[str]) -> dict[str, str]:
+    result = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r} is not KEY=VALUE")
+        result[key] = value
+    return result

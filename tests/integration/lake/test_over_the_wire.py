@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs of the lake over the wire: the tables of the folders, samples of the brokers, and errors before any work."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kcoord.cli.lake import main
+from kcoord.pipeline.lake.jobs import SILVER
+from kcoord.pipeline.lake.storage import Lake
+from kcoord.pipeline.lake.tables import TABLES
+from tests.integration.clients.test_dump_log import write_everything
+from tests.support.authorizing_process import authorizing_process
+from tests.support.kcoord_process import KcoordProcess
+
+Rows = list[str]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
+    """A broker with an authorizer, whose second listener is for a user without rights."""
+    running = authorizing_process(
+        tmp_path_factory.mktemp("broker"),
+        listeners="PLAINTEXT://127.0.0.1:0,ALICE://127.0.0.1:0",
+        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,ALICE:PLAINTEXT",
+        kcoord_listener_principals="ALICE=User:alice",
+        offsets_retention_minutes="77",
+    ).start()
+    write_everything(running.address, "orders")
+    yield running
+    running.stop()
+
+
+def rows(lake: Lake, name: str) -> Rows:
+    """Returns the rows of a table as sorted text, without the numbers of the batches."""
+    columns = [f"`{column.name}`" for column in TABLES[name].columns if column.name != "batch"]
+    return sorted(str(row.asDict(recursive=True)) for row in lake.read(name).select(columns).collect())
+
+
+def test_a_report_over_the_wire_has_the_tables_of_the_folders(
+    spark: SparkSession, broker: KcoordProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wire, folders = (Lake(spark, str(tmp_path / name)) for name in ("wire", "folders"))
+    config = tmp_path / "client.properties"
+    config.write_text(f"bootstrap.servers={broker.address}\nclient.id=auditor\n")
+    page = tmp_path / "report.html"
+    report = ["report", "--lake", wire.uri, "--command-config", str(config), "--output", str(page)]
+    assert main(report) == 0
+    progress = capsys.readouterr().err
+    assert "batch 0: " in progress and " MB), " in progress and "behind" not in progress
+    assert main(["ingest", "--lake", folders.uri, "--log", str(broker.data), "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["records"] == done["total"] > 100 and done["bytes"] > 10_000
+    assert (done["partitions_behind"], done["bytes_behind"], done["seconds_left"]) == (0, 0, 0)
+    for name in ("records", *SILVER):
+        # The samples name topics whose ids alone are in assignments.
+        if name != "assignments":
+            assert rows(wire, name) == rows(folders, name), name
+    assert wire.read("assignments").count() == folders.read("assignments").count() > 0
+    assert wire.read("assignments").where("topic IS NULL").count() == 0
+    assert wire.stored_settings()["retention_ms"] == str(77 * 60_000), "the brokers told it"
+    ends = {(row["topic"], row["partition"]) for row in wire.read("ends").collect()}
+    assert {("orders", 0), ("orders", 1)} <= ends
+    brokers = [(row["broker_id"], row["port"], row["is_controller"]) for row in wire.read("brokers").collect()]
+    assert brokers == [(1, broker.port, True)]
+    described = {row["group"]: row["coordinator"] for row in wire.read("descriptions").collect()}
+    assert {"orders-848", "orders-classic", "orders-tx"} <= described.keys()
+    assert "orders-848" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bootstrap-server", "127.0.0.1:1", "--timeout", "300"], "no connection to 127.0.0.1:1"),
+        (["--bootstrap-server", "{address}", "--topic", "nothing"], "topic: nothing does not exist"),
+        (
+            ["--bootstrap-server", "{alice}"],
+            "the client needs an ACL that allows DESCRIBE on the topic __consumer_offsets",
+        ),
+        (["--log", "/nowhere"], "there is no folder __consumer_offsets-N at /nowhere"),
+        (["--bootstrap-server", "{address}", "--option", "groop=x"], "unknown option groop"),
+    ],
+)
+def test_an_error_is_one_line_and_leaves_no_lake(
+    broker: KcoordProcess, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alice = f"127.0.0.1:{broker.ports[1]}"
+    given = [argument.format(address=broker.address, alice=alice) for argument in arguments]
+    for job in ("ingest", "status"):
+        assert main([job, "--lake", str(tmp_path / "lake"), *given]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("kcoord lake: ") and message in line
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "ingest needs --log, --bootstrap-server or --command-config"),
+        (["--log", "/data", "--bootstrap-server", "127.0.0.1:1"], "--log: not allowed with --bootstrap-server"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_exit_code_2(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["ingest", "--lake", str(tmp_path / "lake"), *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

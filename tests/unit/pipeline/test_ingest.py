@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ingest` in this process, without Spark: batches, crashes between its steps, and checkpoints of older releases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import NoReturn
+
+import pyarrow.parquet as pq
+import pytest
+
+from kcoord.pipeline.lake import record_files
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.ingest import PLAN, Ingest, Ingested, ingest
+from kcoord.pipeline.lake.storage import Lake
+from kcoord.pipeline.options import SourceOptions
+from tests.support.coordinator_log import batches_of, random_log
+from tests.unit.pipeline.support import LogWriter, table_rows
+
+FEW_BYTES = {"maxBytesPerTrigger": "1500", "splitBytes": "4096"}
+
+Place = tuple[int, int]
+
+
+class CrashError(Exception):
+    """Stands for a kill -9."""
+
+
+def no_spark() -> NoReturn:
+    raise AssertionError("a small batch needs no Spark")
+
+
+def lake_at(folder: Path) -> Lake:
+    return Lake(no_spark, str(folder / "lake"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    folder = tmp_path / "log"
+    for number in range(3):
+        writer = LogWriter(folder, number, segment_bytes=4000)
+        for batch in batches_of(random_log(Random(number), 60)):
+            writer.append(batch)
+        writer.close()
+    return str(folder)
+
+
+def places(lake: Lake) -> list[Place]:
+    """Returns the place of every record in the lake, with repetitions."""
+    rows: list[Place] = []
+    for path in Path(lake.uri, "bronze", "records").rglob("[!_]*.parquet"):
+        table = pq.read_table(path, columns=["log_partition", "log_offset"], partitioning=None)
+        rows += [(row["log_partition"], row["log_offset"]) for row in table.to_pylist()]
+    return sorted(rows)
+
+
+def places_in_log(log: str) -> list[Place]:
+    return sorted((int(str(row["log_partition"])), int(str(row["log_offset"]))) for row in table_rows(log))
+
+
+def test_each_record_is_copied_once_in_batches(tmp_path: Path, log: str) -> None:
+    lake = lake_at(tmp_path)
+    done = ingest(lake, log, FEW_BYTES)
+    assert [batch.batch for batch in done] == [*range(len(done))]
+    assert len(done) > 3
+    assert places(lake) == places_in_log(log)
+    assert done[-1].total == sum(batch.rows for batch in done) == len(places(lake))
+    left = [sum(batch.left_bytes.values()) for batch in done]
+    assert left == sorted(left, reverse=True) and left[0] > left[-1] == 0
+    assert ingest(lake, log) == []
+
+
+def test_a_new_ingest_reads_what_follows(tmp_path: Path, log: str) -> None:
+    lake = lake_at(tmp_path)
+    ingest(lake, log)
+    writer = LogWriter(Path(log), 0)
+    for batch in batches_of(random_log(Random(9), 20)):
+        writer.append(batch)
+    writer.close()
+    (done,) = ingest(lake_at(tmp_path), log)
+    assert done.batch == 1
+    assert places(lake) == places_in_log(log)
+
+
+@pytest.mark.parametrize("step", ["write", "note"])
+def test_a_batch_that_was_not_done_is_done_again_with_the_same_files(
+    tmp_path: Path, log: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run would cut the batch into other ranges, and finds more records in the log."""
+    lake = lake_at(tmp_path)
+    job = Ingest(lake, SourceOptions.parse({"path": log, **FEW_BYTES}))
+    assert job.next() is not None
+    with monkeypatch.context() as crashing:
+        if step == "note":
+            crashing.setattr(Lake, "set_note", _crash)
+        else:
+            crashing.setattr(record_files, "_note_facts", _crash)
+        with pytest.raises(CrashError):
+            job.next()
+    before = files(lake)
+    writer = LogWriter(Path(log), 2)
+    for batch in batches_of(random_log(Random(7), 20)):
+        writer.append(batch)
+    writer.close()
+    again = Ingest(lake_at(tmp_path), SourceOptions.parse({"path": log, "splitBytes": "1000000"}))
+    assert sum(again.left_bytes().values()) > 0
+    done: Ingested | None = again.next()
+    assert done is not None and done.batch == 1
+    if step == "note":
+        assert files(lake) == before
+    assert [*iter(again.next, None)]
+    assert places(lake) == places_in_log(log)
+
+
+def _crash(*arguments: object) -> NoReturn:
+    raise CrashError
+
+
+def files(lake: Lake) -> set[str]:
+    return {str(path) for path in Path(lake.uri, "bronze").rglob("*.parquet")}
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_checkpoint_of_an_older_release_is_continued(tmp_path: Path, log: str, is_done: bool) -> None:
+    """The checkpoint of Spark has two batches. The second was done, or not."""
+    old = lake_at(tmp_path)
+    job = Ingest(old, SourceOptions.parse({"path": log, **FEW_BYTES}))
+    ends = []
+    for _ in range(2):
+        assert job.next() is not None
+        ends.append({name: end for name, end in _plan(old)["end"].items() if name != "topic_id"})
+    _write_checkpoint(Path(old.uri, "_kcoord", "checkpoint"), ends)
+    Path(old.uri, "_kcoord", PLAN).unlink()
+    if not is_done:
+        note = json.loads(Path(old.uri, "_kcoord", "records.json").read_text())
+        note["progress"]["batch"] = 0
+        Path(old.uri, "_kcoord", "records.json").write_text(json.dumps(note))
+    lake = lake_at(tmp_path)
+    done = ingest(lake, log)
+    assert [batch.batch for batch in done] == ([2] if is_done else [1, 2])
+    assert places(lake) == places_in_log(log)
+
+
+def _plan(lake: Lake) -> dict[str, dict[str, int]]:
+    plan: dict[str, dict[str, int]] = json.loads(lake.text(PLAN) or "")
+    return plan
+
+
+def _write_checkpoint(folder: Path, ends: Iterable[dict[str, int]]) -> None:
+    (folder / "offsets").mkdir(parents=True)
+    for batch, end in enumerate(ends):
+        text = f'v1\n{{"batchWatermarkMs":0,"conf":{{}}}}\n{json.dumps(end)}'
+        (folder / "offsets" / str(batch)).write_text(text)
+        (folder / "offsets" / f".{batch}.crc").write_text("crc")
+
+
+def test_a_lake_without_its_plan_is_refused(tmp_path: Path, log: str) -> None:
+    ingest(lake_at(tmp_path), log)
+    Path(tmp_path, "lake", "_kcoord", PLAN).unlink()
+    with pytest.raises(LakeError, match=r"ingest\.json does not exist, so it is unknown which records the lake has"):
+        ingest(lake_at(tmp_path), log)
