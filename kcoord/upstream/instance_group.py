@@ -186,6 +186,10 @@ class InstanceGroup:
         except KafkaError as error:
             self._log(request, error)
             member.refused(request, error, lease_clock_ms())
+        except Exception as error:
+            # The member waits for an answer, whatever happens.
+            _logger.exception("%s in the group %s of the upstream failed", type(request).__name__, self.id)
+            member.refused(request, KafkaError(Errors.UNKNOWN_SERVER_ERROR, str(error)), lease_clock_ms())
         self._execute()
 
     def _log(self, request: Request, error: KafkaError) -> None:

@@ -130,6 +130,25 @@ async def test_a_request_after_the_end_of_the_lease_finds_all_shards_closed(monk
         assert await describe(on_stage) == Errors.NONE
 
 
+async def test_a_failure_that_nobody_expects_is_an_answer_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage() as on_stage:
+        failing = on_stage.group_of_all
+
+        async def beat(request: object) -> bool:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as broken:
+            broken.setattr(failing, "beat", beat)
+            on_stage.group.hurry()
+            await asyncio.sleep(0.01)
+        assert "Heartbeat in the group kcoord of the upstream failed" in caplog.text
+        failing.rebalances = True
+        while failing.rebalances:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_stop_leaves_the_group_without_shards() -> None:
     async with stage() as on_stage:
         await on_stage.ownership.leave()
