@@ -215,7 +215,10 @@ async def test_kcoord_client_with_creation_times(gateway: KcoordProcess) -> None
         assert values == [b"later"]
 
 
-def test_kafkas_own_tools(gateway: KcoordProcess, jars: KafkaJars) -> None:
+def test_kafkas_own_tools_with_two_instances(make_gateway: MakeGateway, jars: KafkaJars) -> None:
+    """The tools look coordinators up by node id, and ask every broker for its groups."""
+    gateway = make_gateway().start()
+    make_gateway().start()
     server = ("--bootstrap-server", gateway.address)
     jars.tool("topics", *server, "--create", "--topic", "java", "--partitions", "2")
     jars.tool("console-producer", *server, "--topic", "java", stdin="1\n2\n3\n")
