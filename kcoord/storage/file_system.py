@@ -46,6 +46,26 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class FileSlice:
+    """A part of a file that is not read yet, and that the kernel may pass from the page cache to a socket.
+
+    Its bytes do not change: logs only append, and whatever replaces or removes a file leaves an open file as it is.
+    """
+
+    __slots__ = ("file", "position", "size")
+
+    def __init__(self, file: File, position: int, size: int) -> None:
+        self.file = file
+        self.position = position
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self) -> bytes:
+        return self.file.read_at(self.position, self.size)
+
+
 class Lock(Protocol):
     """An exclusive lock, which the end of the process also releases."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kcoord.storage.errors import OffsetOutOfRangeError
 from kcoord.storage.log_loader import segment_number
-from kcoord.storage.segment import Segment
+from kcoord.storage.segment import LogSlice, Segment
 from kcoord_protocol.record_batch import BatchHeader, decode_header, decode_records
 
 
@@ -63,9 +63,16 @@ class ReadableLog:
         return sum(segment.size_bytes for segment in self._segments[number:]) - before
 
     def read(self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True) -> bytes:
-        """Reads whole batches of one segment, from the batch with `offset`, all below `max_offset`.
+        """Reads what `find` finds. Returns b"" if that is nothing."""
+        batches = self.find(offset, max_bytes, max_offset=max_offset, min_one=min_one)
+        return b"" if batches is None else batches.read()
 
-        Returns b"" at the end of the log. A first batch larger than `max_bytes` is returned whole, unless `min_one` is
+    def find(
+        self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
+    ) -> LogSlice | None:
+        """Finds whole batches of one segment, from the batch with `offset`, all below `max_offset`.
+
+        Returns None at the end of the log. A first batch larger than `max_bytes` is returned whole, unless `min_one` is
         False. Raises OffsetOutOfRangeError if the log does not have the offset.
         """
         end_offset = self._end_offset
@@ -73,17 +80,17 @@ class ReadableLog:
             raise OffsetOutOfRangeError(offset, self._start_offset, end_offset)
         bound = end_offset if max_offset is None else min(max_offset, end_offset)
         if offset >= bound:
-            return b""
+            return None
         segments = self._segments
         first = max(segment_number(segments, offset), 0)
         for segment, following in zip(segments[first:], (*segments[first + 1 :], None), strict=True):
             if segment.base_offset >= bound:
                 break
             is_bounded = following is None or bound < following.base_offset
-            data = segment.read(offset, max_bytes, bound if is_bounded else None)
-            if data is not None:
-                return data if min_one or len(data) <= max_bytes else b""
-        return b""
+            batches = segment.find(offset, max_bytes, bound if is_bounded else None)
+            if batches is not None:
+                return batches if min_one or len(batches) <= max_bytes else None
+        return None
 
     def batches(self, from_offset: int | None = None) -> Iterator[tuple[BatchHeader, bytes]]:
         """Yields all batches from the one with `from_offset`, and checks them. Raises CorruptLogError for damage."""

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 from kcoord.storage.errors import DamagedIndexError, TruncateFailedError
 from kcoord.storage.file_cache import FileCache
-from kcoord.storage.file_system import Bytes, File, FileSystem, join, write_rest
+from kcoord.storage.file_system import Bytes, File, FileSlice, FileSystem, join, write_rest
 from kcoord.storage.index import (
     MAX_RELATIVE_OFFSET,
     OFFSET_ENTRY_BYTES,
@@ -69,6 +69,20 @@ BatchPlace: TypeAlias = tuple[int, int, int, int]
 
 A plain tuple, which is faster to make. Every commit makes one.
 """
+
+
+class LogSlice(FileSlice):
+    """Whole batches of a segment, with consecutive offsets. At least one."""
+
+    __slots__ = ("_segment",)
+
+    def __init__(self, segment: Segment, position: int, size: int) -> None:
+        super().__init__(segment.file(), position, size)
+        self._segment = segment
+
+    def next_offset(self) -> int:
+        """Returns the offset after the last record. Reads headers at the end of the slice."""
+        return self._segment.offset_after(self.position + self.size)
 
 
 def segment_name(base_offset: int) -> str:
@@ -465,8 +479,11 @@ class Segment:
     def _no_batch(self, position: int) -> Damage:
         return Damage(DamageKind.GARBAGE, position, self.base_offset, "there is no record batch")
 
-    def read(self, offset: int, max_bytes: int, max_offset: int | None) -> bytes | None:
-        """Reads whole batches from the first with at least `offset`, below `max_offset`. None if there is none here."""
+    def find(self, offset: int, max_bytes: int, max_offset: int | None) -> LogSlice | None:
+        """Returns whole batches from the first with at least `offset`, below `max_offset`. None if there is none here.
+
+        A first batch that is larger than `max_bytes` is whole too.
+        """
         end = self.size_bytes
         if max_offset is not None and not (self.is_active and max_offset >= self.next_offset):
             bound = self.locate(max_offset, end)
@@ -477,7 +494,17 @@ class Segment:
         limit = first.position + max_bytes
         if limit < end:
             end = self._whole_batches_end(first, limit, end)
-        return self.file().read_at(first.position, end - first.position)
+        return LogSlice(self, first.position, end - first.position)
+
+    def offset_after(self, end: int) -> int:
+        """Returns the offset after the last record of the batch that ends at the position `end`."""
+        last_offset = self.base_offset - 1
+        try:
+            for place in self._places(self.indexes().offsets.floor_position(end - 1), end):
+                last_offset = place.last_offset
+        except Damage as damage:
+            raise corrupt(self.log_path, damage) from None
+        return last_offset + 1
 
     def _whole_batches_end(self, first: BatchPosition, limit: int, end: int) -> int:
         """Returns the end of the last batch that ends at or before `limit`, but at least the end of the first batch."""

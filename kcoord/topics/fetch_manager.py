@@ -24,9 +24,10 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 from kcoord.runtime.shard_log import Append
+from kcoord.storage.file_system import FileSlice
 from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
 from kcoord.topics.producer_state import AbortedTransaction
 from kcoord_protocol.errors import Errors, KafkaError
@@ -71,6 +72,8 @@ class ReadResult:
     log_start_offset: int
     aborted_transactions: list[AbortedTransaction] | None = None
     diverging_epoch: tuple[int, int] | None = None
+    unread_records: FileSlice | None = None
+    """In place of `records`, if they are many: the connection sends them."""
 
 
 class FetchSource(Protocol):
@@ -390,7 +393,7 @@ class FetchManager:
         except KafkaError as error:
             reading.answer_now = True
             return self._failure(partition, error.error, parameters.api_version)
-        reading.total_bytes += len(result.records)
+        reading.total_bytes += len(result.records if result.unread_records is None else result.unread_records)
         if result.diverging_epoch is not None:
             reading.answer_now = True
         return partition_data(partition.partition, result)
@@ -420,7 +423,8 @@ def partition_data(index: int, result: ReadResult) -> FetchResponse.PartitionDat
             FetchResponse.AbortedTransaction(producer_id=transaction.producer_id, first_offset=transaction.first_offset)
             for transaction in aborted
         ],
-        records=result.records,
+        # The encoder needs only the length of a part of a file, and passes it on.
+        records=result.records if result.unread_records is None else cast(bytes, result.unread_records),
     )
     if result.diverging_epoch is not None:
         epoch, end_offset = result.diverging_epoch

@@ -30,7 +30,6 @@ from kcoord.config import TopicConfig
 from kcoord.metadata.image import PartitionImage
 from kcoord.runtime.result import Producer
 from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
-from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_manager import ReadResult
@@ -44,10 +43,13 @@ from kcoord.topics.validation import batch_rules, stamp_batch
 from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import encode_control_batch, walk_batches
+from kcoord_protocol.record_batch import encode_control_batch
 
 HIGH_WATERMARK: Final = -1
 """The offset by which DeleteRecords asks to delete all records."""
+
+SENT_UNREAD_BYTES: Final = 64 << 10
+"""A read that is at least as large returns a part of a file. Reading and copying fewer bytes costs less than that."""
 
 _logger = logging.getLogger(__name__)
 
@@ -468,19 +470,20 @@ class Partition:
         end = stable if read_committed else log.end_offset
         if request.fetch_offset >= end or (max_bytes <= 0 and not whole_first_batch):
             return result
-        result.records = self._read_log(log, request.fetch_offset, max_bytes, end, whole_first_batch)
-        if read_committed:
-            next_offset = _next_offset(result.records, request.fetch_offset)
-            assert next_offset <= stable, f"P-5: a read_committed fetch goes to {next_offset}, above {stable}"
-            result.aborted_transactions = opened.producers.aborted_between(request.fetch_offset, next_offset)
-        return result
-
-    def _read_log(self, log: Log, offset: int, max_bytes: int, end: int, whole_first_batch: bool) -> bytes:
         try:
-            return log.read(offset, max_bytes, max_offset=end, min_one=whole_first_batch)
+            batches = log.find(request.fetch_offset, max_bytes, max_offset=end, min_one=whole_first_batch)
+            if read_committed:
+                next_offset = request.fetch_offset if batches is None else batches.next_offset()
+                assert next_offset <= stable, f"P-5: a read_committed fetch goes to {next_offset}, above {stable}"
+                result.aborted_transactions = opened.producers.aborted_between(request.fetch_offset, next_offset)
+            if batches is not None and len(batches) >= SENT_UNREAD_BYTES and batches.file.descriptor is not None:
+                result.unread_records = batches
+            elif batches is not None:
+                result.records = batches.read()
         except (OSError, StorageError) as error:
-            _logger.error("Reading %s-%d at offset %d failed: %s", self.topic, self.index, offset, error)
+            _logger.error("Reading %s-%d at offset %d failed: %s", self.topic, self.index, request.fetch_offset, error)
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
+        return result
 
     def _diverging_epoch(self, opened: OpenLog, request: FetchPartition) -> tuple[int, int] | None:
         """Returns the epoch and offset at which the reader's log and this log diverge (KIP-595), None if they agree."""
@@ -541,11 +544,3 @@ class Partition:
         self._failure = f"{self.topic}-{self.index} is deleted."
         if opened is not None:
             opened.log.abandon()
-
-
-def _next_offset(data: bytes, fetch_offset: int) -> int:
-    """Returns the offset after the last batch in `data`, `fetch_offset` if there is none."""
-    end = fetch_offset
-    for _, (base_offset, _, _, _, _, _, last_delta, *_) in walk_batches(data):
-        end = base_offset + last_delta + 1
-    return end

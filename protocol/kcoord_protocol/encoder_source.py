@@ -26,7 +26,10 @@ def _joined_uuids(uuids: list[bytes]) -> bytes:
 
 
 def encoder_source(schema: MessageSchema, version: int) -> tuple[str, dict[str, object]]:
-    """Return the source of `encode(o0)`, and the names that it uses; the caller adds `encode_tags`."""
+    """Return the source of `encode(o0)`, and the names that it uses.
+
+    The caller adds `encode_tags`, and `finish`, which makes the result out of the list of pieces.
+    """
     source = _EncoderSource(schema, version)
     source.generate()
     return source.text(), source.constants
@@ -51,7 +54,7 @@ class _EncoderSource(Source):
             self.line("a = w.append")
             self._struct(self.schema.root, "o0")
             self._flush()
-            self.line("return join(w)")
+            self.line("return finish(w)")
 
     def _struct(self, struct: StructSchema, var: str) -> None:
         lost = [

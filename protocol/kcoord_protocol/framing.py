@@ -224,6 +224,11 @@ def decode_response_header(frame: bytes, api_key: int, api_version: int) -> tupl
 
 def encode_response(correlation_id: int, api_key: int, api_version: int, body: bytes) -> bytes:
     """Return a whole response frame with its length prefix."""
+    return encode_response_start(correlation_id, api_key, api_version, len(body)) + body
+
+
+def encode_response_start(correlation_id: int, api_key: int, api_version: int, body_bytes: int) -> bytes:
+    """Return what precedes the body in a response frame: length prefix and header."""
     if response_header_version(api_key, api_version) == 0:
-        return _response_start.pack(4 + len(body), correlation_id) + body
-    return _response_start.pack(5 + len(body), correlation_id) + _NO_TAGS + body
+        return _response_start.pack(4 + body_bytes, correlation_id)
+    return _response_start.pack(5 + body_bytes, correlation_id) + _NO_TAGS

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from struct import error as StructError
-from typing import Any, ClassVar, Final, Self, TypeAlias, cast
+from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar, cast
 
 from kcoord_protocol.decoder_source import decoder_source
 from kcoord_protocol.encoder_source import encoder_source
@@ -28,7 +28,8 @@ from kcoord_protocol.schema import FieldSchema, MessageSchema, StructSchema
 Buffer: TypeAlias = bytes | bytearray | memoryview
 TaggedFields: TypeAlias = tuple[tuple[int, bytes], ...]
 Decoder: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
-Encoder: TypeAlias = Callable[[Any], bytes]
+E = TypeVar("E")
+Encoder: TypeAlias = Callable[[Any], E]
 
 # The exceptions of generated code on malformed bytes or wrong values. A slow second pass then finds the field.
 _CODEC_FAILURES = (StructError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
@@ -151,17 +152,18 @@ class _Decoders(dict[int, Decoder]):
         return decoder
 
 
-class _Encoders(dict[int, Encoder]):
-    """Version -> compiled encoder."""
+class _Encoders(dict[int, Encoder[E]]):
+    """Version -> compiled encoder. `finish` makes its result out of the list of pieces."""
 
-    def __init__(self, cls: type[Message]) -> None:
+    def __init__(self, cls: type[Message], finish: Callable[[list[bytes]], E]) -> None:
         super().__init__()
         self._cls = cls
+        self._finish = finish
 
-    def __missing__(self, version: int) -> Encoder:
+    def __missing__(self, version: int) -> Encoder[E]:
         cls = self._cls
         cls.check_version(version)
-        encoder = self[version] = _compile_encoder(cls, version)
+        encoder = self[version] = _compile_encoder(cls, version, self._finish)
         return encoder
 
 
@@ -180,7 +182,8 @@ class Message(Struct):
     message_schema: ClassVar[MessageSchema]
     _explainer: ClassVar[Explainer]
     _decoders: ClassVar[_Decoders]
-    _encoders: ClassVar[_Encoders]
+    _encoders: ClassVar[_Encoders[bytes]]
+    _piece_encoders: ClassVar[_Encoders[list[bytes]]]
 
     @classmethod
     def decode(cls, data: Buffer, version: int) -> Self:
@@ -216,6 +219,19 @@ class Message(Struct):
         """Write the message as bytes of the given version."""
         try:
             return self._encoders[version](self)
+        except UnsupportedVersionError:
+            raise
+        except _CODEC_FAILURES as e:
+            failure = e
+        raise self._explain_encode(version, failure)
+
+    def encode_pieces(self, version: int) -> list[bytes]:
+        """Write the message as pieces, which are its bytes if they are joined.
+
+        The value of a field of type bytes or records is a piece of its own. So it may be any object that has a length.
+        """
+        try:
+            return self._piece_encoders[version](self)
         except UnsupportedVersionError:
             raise
         except _CODEC_FAILURES as e:
@@ -269,7 +285,8 @@ def make_class(schema: MessageSchema, explainer: Explainer) -> type[Message]:
     namespace["flexible_versions"] = schema.flexible_versions
     cls = cast(type[Message], type(schema.name, (Message,), namespace))
     cls._decoders = _Decoders(cls)
-    cls._encoders = _Encoders(cls)
+    cls._encoders = _Encoders(cls, b"".join)
+    cls._piece_encoders = _Encoders(cls, list)
     return cls
 
 
@@ -289,10 +306,10 @@ def _compile_decoder(cls: type[Message], version: int) -> Decoder:
     return cast(Decoder, _compile(source, constants, f"{cls.message_name} v{version} decoder", "decode"))
 
 
-def _compile_encoder(cls: type[Message], version: int) -> Encoder:
+def _compile_encoder(cls: type[Message], version: int, finish: Callable[[list[bytes]], E]) -> Encoder[E]:
     source, constants = encoder_source(cls.message_schema, version)
-    constants["encode_tags"] = encode_tags
-    return cast(Encoder, _compile(source, constants, f"{cls.message_name} v{version} encoder", "encode"))
+    constants |= {"encode_tags": encode_tags, "finish": finish}
+    return cast("Encoder[E]", _compile(source, constants, f"{cls.message_name} v{version} encoder", "encode"))
 
 
 def _compile_constructor(struct: StructSchema, structs: Mapping[str, type[Struct]]) -> Callable[..., None]:

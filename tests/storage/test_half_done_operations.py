@@ -318,11 +318,17 @@ def test_readers_of_replaced_segments_continue_with_their_own_indexes() -> None:
     writer.roll()
     log = writer.log
     old = log.segments[0]
-    before = [old.read(offset, 1, None) for offset in range(8)]
+
+    def read(offset: int) -> bytes:
+        batches = old.find(offset, 1, None)
+        assert batches is not None
+        return batches.read()
+
+    before = [read(offset) for offset in range(8)]
     clean(log, fs)
     operations: list[Operation] = []
     fs.fault = operations.append
-    assert [old.read(offset, 1, None) for offset in range(8)] == before
+    assert [read(offset) for offset in range(8)] == before
     assert {operation.kind for operation in operations} == {"read_at"}
     operations.clear()
     assert [log.read(offset, 1)[:8] for offset in (3, 6)] == [offset.to_bytes(8, "big") for offset in (3, 6)]

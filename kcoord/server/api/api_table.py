@@ -53,6 +53,7 @@ from kcoord_protocol.message import TaggedFields
 from kcoord_protocol.messages import Message
 
 if TYPE_CHECKING:
+    from kcoord.server.api.pieces import Pieces
     from kcoord.server.observe.client_telemetry import ClientFacts
     from kcoord.server.request_quota import RequestUse
 
@@ -412,8 +413,9 @@ class CloseConnection:
 class WaitingResponse(Protocol):
     """A place in the order of a connection's responses."""
 
-    data: bytes | None
-    """The framed response; None while it is not ready."""
+    @property
+    def data(self) -> bytes | Pieces | None:
+        """The framed response; None while it is not ready."""
 
     def abandon(self) -> None:
         """Called if the client is gone."""
@@ -434,7 +436,7 @@ class Exchange:
         self.rights = rights
         self.response: object = None
         self.future: asyncio.Future[object] | None = None
-        self.data: bytes | None = None
+        self.data: bytes | Pieces | None = None
 
     def decode(self) -> Message:
         """Decodes the body of the frame. Raises DecodeError."""

@@ -51,7 +51,7 @@ class HeartbeatFastPath(FastPath):
         """Remembers the response if it has no error and the member is steady."""
         request, response = exchange.request, cast("HeartbeatResponse", exchange.response)
         assert isinstance(request, ConsumerGroupHeartbeatRequest | HeartbeatRequest)
-        assert exchange.data is not None
+        assert isinstance(exchange.data, bytes)
         reply = None if response.error_code else self._groups.steady(request.group_id, request.member_id)
         if reply is None:
             return

@@ -121,5 +121,5 @@ class MetadataFastPath(FastPath):
 
     def learn(self, exchange: Exchange, now_ms: int) -> None:
         """Shares the response with the other connections."""
-        assert exchange.data is not None
+        assert isinstance(exchange.data, bytes)
         self._answers.remember(exchange.frame, self._broker.image, exchange.response, exchange.data, self._owner)

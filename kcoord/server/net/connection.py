@@ -14,6 +14,7 @@ A connection is in one of these states:
   The reasons for muting:
 
   - The client reads its responses too slowly: `pause_writing` until `resume_writing`.
+  - Parts of files are being sent: `_send_pieces` until `_on_sent` (`kcoord.server.net.piece_sender`).
   - The connection came faster than max.connection.creation.rate: `hold` until its timer. With TLS, the handshake
     begins then.
   - The address of the client is above connection_creation_rate: `close_after` until its timer closes the connection.
@@ -29,7 +30,8 @@ A connection is in one of these states:
   have begun are neither stopped nor undone.
 
 Responses leave in request order. All responses that become ready in one turn of the event loop leave in one write:
-the path announces them (`_flush_soon`), and the write follows after all readable sockets were read.
+the path announces them (`_flush_soon`), and the write follows after all readable sockets were read. If parts of files
+are among them, a PieceSender sends them, and all responses after them until everything is sent.
 `Connections.max_unread_bytes` bounds the responses that a client leaves unread. Muting keeps new requests out; the
 bound is for the responses of requests that were already in flight.
 
@@ -45,7 +47,9 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
+from kcoord.server.api.pieces import Pieces
 from kcoord.server.net.connection_limits import ConnectionLimits
+from kcoord.server.net.piece_sender import PieceSender
 from kcoord.server.net.request_path import RequestPath
 
 _logger = logging.getLogger(__name__)
@@ -192,7 +196,7 @@ class Connections:
     @property
     def in_flight(self) -> int:
         """Number of requests that are not answered yet."""
-        return sum(connection.path.in_flight for connection in self._connections)
+        return sum(connection.in_flight for connection in self._connections)
 
 
 class KafkaConnection(asyncio.Protocol):
@@ -210,6 +214,9 @@ class KafkaConnection(asyncio.Protocol):
         self._flush_scheduled = False
         self._turn_scheduled = False
         self._write_paused = False
+        self._sender: PieceSender | None = None
+        """Not None while parts of files, or responses after them, are not sent."""
+        self._closes_when_sent = False
         self._reading_paused = False
         self._held = False
         self._throttled_until = 0.0
@@ -242,6 +249,8 @@ class KafkaConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._sender is not None:
+            self._sender.close()
         if self._login_timer is not None:
             self._login_timer.cancel()
         self.path.close()
@@ -262,13 +271,21 @@ class KafkaConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self.path.pause(self._write_paused or self._held)
+        if self._sender is not None:
+            self._sender.pause()
+        self._pause_path()
         self._pause_or_resume_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self.path.pause(self._write_paused or self._held)
+        if self._sender is not None:
+            self._sender.resume()
+        self._pause_path()
         self._continue()
+
+    def _pause_path(self) -> None:
+        """Mutes the path while this connection has a reason for that, or ends it."""
+        self.path.pause(self._write_paused or self._held or self._sender is not None)
 
     # --- called by the listener ---------------------------------------------------------------------------------------
 
@@ -283,6 +300,8 @@ class KafkaConnection(asyncio.Protocol):
         if transport is None:
             return False
         unread_bytes = transport.get_write_buffer_size()
+        if self._sender is not None:
+            unread_bytes += self._sender.unsent_bytes
         if unread_bytes < self._unread_bytes or (unread_bytes and not self._unread_bytes):
             self._last_taken = now
         self._unread_bytes = unread_bytes
@@ -309,12 +328,12 @@ class KafkaConnection(asyncio.Protocol):
 
     def _hold(self) -> None:
         self._held = True
-        self.path.pause(self._write_paused or self._held)
+        self._pause_path()
         self._pause_or_resume_reading()
 
     def _release(self) -> None:
         self._held = False
-        self.path.pause(self._write_paused or self._held)
+        self._pause_path()
         self._continue()
 
     def _end_login(self, seconds: float) -> None:
@@ -342,15 +361,24 @@ class KafkaConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Writes the responses that are ready, and closes once they are sent."""
-        if self._transport is not None:
-            self._flush()
-            if farewell := self.path.take_farewell():
-                self._transport.write(farewell)
+        if self._transport is None:
+            return
+        self._flush()
+        if farewell := self.path.take_farewell():
+            self._write(farewell)
+        if self._sender is None:
             self._transport.close()
+        else:
+            self._closes_when_sent = True
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that are not answered yet. Parts of files that are being sent count as one."""
+        return self.path.in_flight + (self._sender is not None)
 
     # --- following the path -------------------------------------------------------------------------------------------
 
@@ -412,13 +440,48 @@ class KafkaConnection(asyncio.Protocol):
             self._continue()
 
     def _flush(self) -> None:
-        data = self.path.take_output()
-        if not data or self._transport is None:
-            return
-        self._transport.write(data)
-        if not self._write_paused:
-            return
+        data = self.path.take_pieces()
+        if data and self._transport is not None:
+            self._write(data)
+
+    def _write(self, data: bytes | Pieces) -> None:
+        transport = self._transport
+        assert transport is not None
+        if self._sender is None and type(data) is bytes:
+            transport.write(data)
+            if not self._write_paused:
+                return
+            unread_bytes = transport.get_write_buffer_size()
+        else:
+            self._send_pieces(transport, data)
+            if self._sender is None:
+                return
+            unread_bytes = transport.get_write_buffer_size() + self._sender.memory_bytes
         limit_bytes = self._owner.max_unread_bytes
-        if self._transport.get_write_buffer_size() > limit_bytes:
+        if unread_bytes > limit_bytes:
             self._owner.report(f"{self.peer}: closing, more than {limit_bytes} bytes of answers are not read")
-            self._transport.abort()
+            transport.abort()
+
+    def _send_pieces(self, transport: asyncio.Transport, data: bytes | Pieces) -> None:
+        """Sends pieces, or data after them. Mutes the path until all are sent."""
+        sender = self._sender
+        if sender is None:
+            sender = PieceSender(transport, self._on_sent, self._on_failed_send, is_paused=self._write_paused)
+        if sender.send(data):
+            self._sender = None
+        elif self._sender is None:
+            self._sender = sender
+            self._pause_path()
+            self._pause_or_resume_reading()
+
+    def _on_sent(self) -> None:
+        self._sender = None
+        if self._closes_when_sent and self._transport is not None:
+            self._transport.close()
+        self._pause_path()
+        self._continue()
+
+    def _on_failed_send(self, reason: str | None) -> None:
+        if reason is not None:
+            self._owner.report(f"{self.peer}: closing, {reason}")
+        self.abort()

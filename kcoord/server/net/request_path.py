@@ -7,7 +7,8 @@ connection of the server drives one, and so can a simulation or a test. The cont
 * `receive(data)` accepts bytes of the client, split anywhere. It works on at most FRAMES_PER_TURN complete requests:
   fast paths, API table and handlers included. The handlers see `broker.now_ms()`.
 * `take_output()` removes and returns the framed responses that may leave now. Responses leave in the order of their
-  requests: a response that is ready early waits for the earlier ones.
+  requests: a response that is ready early waits for the earlier ones. `take_pieces()` does the same, but returns pieces
+  if parts of files are among the responses. So a driver with a socket need not read them.
 * The path calls `on_answer()` if `receive` leaves responses to take, and if a response becomes ready later: a handler
   returned a future, or a fast path waits until its records are durable. The driver then calls `take_output()` soon, and
   `process()` after that, because requests may have waited for a free place in the queue.
@@ -49,7 +50,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kcoord.server.api.api_table import (
     ANONYMOUS,
@@ -62,6 +63,7 @@ from kcoord.server.api.api_table import (
     WaitingResponse,
     ignore_throttle,
 )
+from kcoord.server.api.pieces import Pieces, encode_in_pieces, read_pieces
 from kcoord.server.fast.commit import CommitFastPath
 from kcoord.server.fast.fast_path import FastPath
 from kcoord.server.fast.fetch import FetchFastPath
@@ -141,6 +143,8 @@ class RequestPath:
         self._frames: deque[bytes] = deque()
         self._exchanges: deque[WaitingResponse] = deque()
         self._output: list[bytes] = []
+        self._has_file_slices = False
+        """True if parts of files are in `_output`, too."""
         self._is_paused = False
         self._is_closed = False
         self.client = Client(self._broker.apis.form, remote_host, remote_port)
@@ -259,17 +263,35 @@ class RequestPath:
 
     def take_output(self) -> bytes:
         """Removes and returns the framed responses that may leave now, empty if there are none."""
+        output = self.take_pieces()
+        return output if isinstance(output, bytes) else read_pieces(output)
+
+    def take_pieces(self) -> bytes | Pieces:
+        """Removes and returns what `take_output` returns: as pieces if parts of files are among it."""
         output, exchanges = self._output, self._exchanges
         while exchanges and (data := exchanges[0].data) is not None:
-            output.append(data)
+            if type(data) is bytes:
+                output.append(data)
+            else:
+                self._put(data)
             exchanges.popleft()
         if not output:
             return b""
         if self.is_muted:
             self._mute_or_unmute()
+        if self._has_file_slices:
+            self._output, self._has_file_slices = [], False
+            return cast("Pieces", output)
         data = output[0] if len(output) == 1 else b"".join(output)
         output.clear()
         return data
+
+    def _put(self, data: bytes | Pieces) -> None:
+        if isinstance(data, bytes):
+            self._output.append(data)
+        else:
+            self._output += cast("list[bytes]", data)
+            self._has_file_slices = True
 
     def take_farewell(self) -> bytes:
         """Removes and returns the last response, which leaves after `close_delay_ms`. Empty if there is none.
@@ -452,11 +474,19 @@ class RequestPath:
 
     def _answer(self, exchange: Exchange, response: object) -> None:
         exchange.response = response
-        data = exchange.data = exchange.bound.encode(exchange.correlation_id, response, exchange.request)
+        data = exchange.data = self._encode(exchange)
         if self._exchanges:
             self._exchanges.append(exchange)
         else:
-            self._output.append(data)
+            self._put(data)
+
+    def _encode(self, exchange: Exchange) -> bytes | Pieces:
+        bound = exchange.bound
+        if bound.key is ApiKey.FETCH:
+            pieces = encode_in_pieces(exchange.correlation_id, bound.version, exchange.response)
+            if pieces is not None:
+                return pieces
+        return bound.encode(exchange.correlation_id, exchange.response, exchange.request)
 
     def _send(self, frame: bytes, answer: bytes | DeferredResponse) -> None:
         """Queues a response that was made without a handler."""
@@ -490,7 +520,7 @@ class RequestPath:
         elif response is None:
             exchange.data = b""
         else:
-            exchange.data = exchange.bound.encode(exchange.correlation_id, response, exchange.request)
+            exchange.data = self._encode(exchange)
         if use is not None:
             use.finish(self._broker.now_ms())
         self._on_answer()

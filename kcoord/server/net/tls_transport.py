@@ -192,7 +192,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return self._socket.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        return self._socket.get_extra_info(name, default)
+        return self._tls if name == "ssl_object" else self._socket.get_extra_info(name, default)
 
 
 def _reason(error: ssl.SSLError) -> str:

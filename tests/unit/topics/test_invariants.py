@@ -89,9 +89,9 @@ def test_read_committed_ends_at_the_last_stable_offset(monkeypatch: pytest.Monke
     cluster = Cluster()
     cluster.append(batch_of("a"))
     write(cluster, PRODUCER, 0, "b")
-    read_log = Log.read
+    find = Log.find
     monkeypatch.setattr(
-        Log, "read", lambda log, *arguments, max_offset, **more: read_log(log, *arguments, max_offset=2, **more)
+        Log, "find", lambda log, *arguments, max_offset, **more: find(log, *arguments, max_offset=2, **more)
     )
     with pytest.raises(AssertionError, match="P-5: "):
         read(cluster, 0, committed=True)
