@@ -134,9 +134,12 @@ class UpstreamLog(UpstreamClaim):
         if request is not self._request or batch is None or self.state is not UpstreamState.OWNER:
             super().refused(request, error, now_ms)
         elif batch.provisional is not None:
-            if code.retriable and not (self._attempts == 0 and code in _NOT_VERIFIED):
+            is_unverified = self._attempts == 0 and code in _NOT_VERIFIED
+            if code.retriable and not is_unverified:
                 super().refused(request, error, now_ms)
                 return
+            if is_unverified:
+                error = KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS, f"the transaction was not verified: {error}")
             self._decide(None if batch.seen_at is not None else error, now_ms)
         elif code is Errors.UNKNOWN_PRODUCER_ID and self._attempts == 0 and not (batch.is_claim or batch.is_settled):
             # An old broker has dropped the producer state. The batch was not appended and can follow a renewed claim.

@@ -21,6 +21,18 @@ from tests.support.waiting import wait_until
 RESOLVE_SECONDS = 600
 TOOL_SECONDS = 90
 VERSION = "4.3.1"
+_STREAMS_POM = f"""<?xml version="1.0" encoding="UTF-8"?>
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>kcoord</groupId><artifactId>kafka-streams</artifactId><version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId><artifactId>kafka-streams</artifactId><version>{VERSION}</version>
+    </dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>1.7.36</version></dependency>
+  </dependencies>
+</project>
+"""
 TOOLS = {
     "acls": "org.apache.kafka.tools.AclCommand",
     "cluster": "org.apache.kafka.tools.ClusterTool",
@@ -39,8 +51,30 @@ TOOLS = {
 }
 
 
+def _class_path(name: str, pom: str) -> str:
+    """Returns the class path of the dependencies in a POM. Maven resolves it once into a cache folder of the user."""
+    for needed in ("java", "mvn"):
+        if shutil.which(needed) is None:
+            missing(f"{needed} is not installed")
+    folder = cache_folder()
+    cache = folder / f"{name}.classpath"
+    if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().strip().split(":"))):
+        pom_file = folder / f"{name}.xml"
+        pom_file.write_text(pom)
+        command = ["mvn", "-q", "-f", str(pom_file), "dependency:build-classpath"]
+        command += [f"-Dmdep.outputFile={cache}", "-Dmdep.includeScope=runtime"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return cache.read_text().strip()
+
+
+def streams_class_path() -> str:
+    """Returns the class path of Kafka Streams, with Java's clients."""
+    return _class_path(f"kafka-streams-{VERSION}", _STREAMS_POM)
+
+
 class KafkaJars:
-    """The class path of Kafka. Maven resolves it once into a cache folder of the user.
+    """The class path of Kafka.
 
     Only the class path of 4.3.1 has the tools, since those of other versions are not published. They work with any
     broker.
@@ -51,19 +85,7 @@ class KafkaJars:
         pom = shared("anchors", "kafka", "pom.xml").read_text().replace(VERSION, version)
         if version != VERSION:
             pom = re.sub(r".*<artifactId>kafka-tools</artifactId>.*\n", "", pom)
-        for needed in ("java", "mvn"):
-            if shutil.which(needed) is None:
-                missing(f"{needed} is not installed")
-        folder = cache_folder()
-        cache = folder / f"kafka-{version}.classpath"
-        if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().strip().split(":"))):
-            pom_file = folder / f"kafka-{version}.xml"
-            pom_file.write_text(pom)
-            command = ["mvn", "-q", "-f", str(pom_file), "dependency:build-classpath"]
-            command += [f"-Dmdep.outputFile={cache}", "-Dmdep.includeScope=runtime"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
-            assert done.returncode == 0, done.stdout + done.stderr
-        self.class_path = cache.read_text().strip()
+        self.class_path = _class_path(f"kafka-{version}", pom)
         self._options = f"-Xmx192m {SHORT_LIVED}"
         if version == VERSION:
             self._options += f" {archive_options('kafka', 'java', SHORT_LIVED, self.class_path, self._dump)}"

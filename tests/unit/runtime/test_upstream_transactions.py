@@ -164,8 +164,6 @@ def test_a_batch_that_the_upstream_took_for_a_repetition_is_refused(desk: Transa
         Errors.TRANSACTION_ABORTABLE,
         Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         Errors.INVALID_PRODUCER_ID_MAPPING,
-        Errors.NOT_ENOUGH_REPLICAS,
-        Errors.CONCURRENT_TRANSACTIONS,
     ],
 )
 def test_an_error_of_the_transaction_refuses_the_batch_and_the_append_goes_on(
@@ -186,6 +184,15 @@ def test_an_error_of_the_transaction_refuses_the_batch_and_the_append_goes_on(
     keys = [entry[1] for _, data in desk.world.partition.batches for entry in decode_entries(data)]
     assert keys[2:] == [b"a", b"l", b"b"]
     assert desk.log.state is UpstreamState.OWNER
+
+
+@pytest.mark.parametrize("error", [Errors.NOT_ENOUGH_REPLICAS, Errors.CONCURRENT_TRANSACTIONS])
+def test_a_batch_that_could_not_be_verified_is_refused_and_the_client_repeats_it(
+    desk: TransactionDesk, error: Errors
+) -> None:
+    """Apache Kafka returns NOT_ENOUGH_REPLICAS while another partition is added to the transaction, or it ends."""
+    desk.refuse(desk.commit(), error)
+    assert desk.decisions() == ["0 COORDINATOR_LOAD_IN_PROGRESS", "Written"]
 
 
 @pytest.mark.parametrize("error", [Errors.NOT_ENOUGH_REPLICAS, Errors.REQUEST_TIMED_OUT])
