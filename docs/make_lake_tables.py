@@ -13,6 +13,7 @@ HEAD = """# Tables of the lake
 
 For analysts who query a lake. Every table with its columns, keys and units.
 
+Each table also has the column `cluster`, by which its files are laid out first; lakes of older releases do not have it.
 Types are Spark's; timestamps are UTC. `now` is the newest timestamp in the lake, unless a job was given `--now`.
 [The data pipeline](pipeline.md) lists the tables of each job. `make generate` writes this file.
 """

@@ -128,6 +128,11 @@ def _add(
     parser.add_argument(
         "--format", choices=("parquet", "delta", "iceberg"), default="parquet", help="format of the tables"
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        help="a cluster in the lake (default: that of the log, or all); with a new name its log is kept under it",
+    )
     parser.add_argument("--master", help="Spark's master (default: spark-submit's, else local[*])")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument("--retention-minutes", type=int, metavar="N", help="the brokers' offsets.retention.minutes")
@@ -172,7 +177,8 @@ def _ends(options: argparse.Namespace) -> int:
 
     config = client_config(AdminConfig, options)
     sample = asyncio.run(_sample(config))  # an unreachable broker is reported before the lake is touched
-    lake = Lake(lambda: session_of(options, is_small=True), options.lake, Format(options.format))
+    lake = Lake(lambda: session_of(options, is_small=True), options.lake, Format(options.format), options.cluster)
+    lake.bind(sample.cluster_id)
     samples = options.samples if options.every is not None else 1
     taken = 0
     with stop_on_signals() as stop:
@@ -202,8 +208,12 @@ def _answer(options: argparse.Namespace) -> int:
 
     run = LakeRun(options)
     run.copy_new_records()
-    run.jobs.again().run(options.job)
-    return _print(options, {name: run.lake.read(name) for name in JOBS[options.job]})
+    frames: dict[str, list[DataFrame]] = {name: [] for name in JOBS[options.job]}
+    for lake, jobs in run.each_cluster():
+        jobs.run(options.job)
+        for name, parts in frames.items():
+            parts.append(lake.with_cluster(lake.read(name)))
+    return _print(options, frames)
 
 
 def _asof(options: argparse.Namespace) -> int:
@@ -212,13 +222,12 @@ def _asof(options: argparse.Namespace) -> int:
 
     run = LakeRun(options)
     run.copy_new_records()
-    groups_then = snapshot(run.lake, run.jobs.again(), moment_of(options.time), tuple(options.group))
-    frames = {
-        "groups": groups_then.groups,
-        "members": groups_then.members,
-        "assignments": groups_then.assignments,
-        "offsets": groups_then.offsets,
-    }
+    moment = moment_of(options.time)
+    frames: dict[str, list[DataFrame]] = {"groups": [], "members": [], "assignments": [], "offsets": []}
+    for lake, jobs in run.each_cluster():
+        groups_then = snapshot(lake, jobs, moment, tuple(options.group))
+        for name, parts in frames.items():
+            parts.append(lake.with_cluster(getattr(groups_then, name)))
     return _print(options, frames)
 
 
@@ -228,7 +237,7 @@ def _report(options: argparse.Namespace) -> int:
 
     run = LakeRun(options)
     run.copy_new_records()
-    size = write_report(run.lake, run.jobs.again(), options.output, options.title)
+    size = write_report(run.lake, run.jobs(run.lake), options.output, options.title)
     if options.json:
         print(json.dumps({"output": options.output, "size_bytes": size}))
     else:
@@ -236,8 +245,9 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print(options: argparse.Namespace, frames: Mapping[str, DataFrame]) -> int:
-    tables = {name: print_frame(name, frame, options.limit, as_json=options.json) for name, frame in frames.items()}
+def _print(options: argparse.Namespace, frames: Mapping[str, Sequence[DataFrame]]) -> int:
+    """Prints the tables. `frames` has a part for each cluster."""
+    tables = {name: print_frame(name, parts, options.limit, as_json=options.json) for name, parts in frames.items()}
     if options.json:
         print(json.dumps(tables, indent=2, ensure_ascii=False))
     return 0

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Final
 
 from kcoord.cli.table import format_table, format_time
 
@@ -14,16 +15,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+CLUSTER: Final = "cluster"
+
+
 def print_made(name: str) -> None:
     print(f"{name} ...", file=sys.stderr)
 
 
-def print_frame(name: str, frame: DataFrame, limit: int, *, as_json: bool) -> list[dict[str, object]]:
-    """Prints the first rows as a table unless `as_json`, and returns them for JSON."""
+def print_frame(name: str, parts: Sequence[DataFrame], limit: int, *, as_json: bool) -> list[dict[str, object]]:
+    """Prints the first rows as a table unless `as_json`, and returns them for JSON.
+
+    `parts` has a frame for each cluster. The column `cluster` is printed if there are several.
+    """
+    frame = reduce(type(parts[0]).unionByName, parts)
     rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
     if not as_json:
+        columns = [column for column in frame.columns if column != CLUSTER or len(parts) > 1]
         print(f"{name}\n")
-        print(format_table(frame.columns, [[_text(row[key]) for key in frame.columns] for row in rows[:limit]]))
+        print(format_table(columns, [[_text(row[key]) for key in columns] for row in rows[:limit]]))
         print(f"\n(more than {limit}: see --limit)\n" if len(rows) > limit else "")
     return [{key: _plain(value) for key, value in row.items()} for row in rows[:limit]]
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from kcoord.cli.lake_source import pairs, source_of
 from kcoord.cli.stopping import stop_on_signals
 from kcoord.cli.table import current_time_ms, parse_time
 from kcoord.pipeline.errors import BrokerError
+from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import Ingest, Ingested
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
@@ -44,17 +45,39 @@ class LakeRun:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self.source = source_of(options)
-        if self.source is not None:
-            self.source.check(may_be_missing=getattr(options, "follow", None) is not None)
-        self.lake = Lake(self._session, options.lake, Format(options.format))
-        self._ingest = None if self.source is None else Ingest(self.lake, self.source.options)
-        self._is_small = self._takes_seconds()
-        self.jobs = Jobs(self.lake, self._settings(), print_made, is_small=self._is_small)
         self._starting: Future[SparkSession] | None = None
         self._began = time.monotonic()
         self._described_at = float("-inf")
         self._read_bytes = 0
+        self.source = source_of(options)
+        if self.source is not None:
+            self.source.check(may_be_missing=getattr(options, "follow", None) is not None)
+        self._lakes = [self._open(options.cluster)]
+        self._ingest = None if self.source is None else Ingest(self._lakes[0], self.source.options)
+        if self.source is None and options.cluster is None:
+            names = self._lakes[0].clusters()
+            self._lakes = self._lakes if len(names) < 2 else [self._open(name) for name in names]
+        self._is_small = self._takes_seconds()
+
+    @property
+    def lake(self) -> Lake:
+        """The only cluster of the lake. Raises LakeError if it has several and none is chosen."""
+        if len(self._lakes) > 1:
+            names = ", ".join(str(lake.cluster) for lake in self._lakes)
+            raise LakeError(f"lake {self._options.lake} has the clusters {names}: choose one with --cluster")
+        return self._lakes[0]
+
+    def each_cluster(self) -> Iterator[tuple[Lake, Jobs]]:
+        """Yields the lake and the jobs of each cluster that the command is about."""
+        for lake in self._lakes:
+            yield lake, self.jobs(lake)
+
+    def jobs(self, lake: Lake) -> Jobs:
+        """Returns a new run of the jobs of a cluster."""
+        return Jobs(lake, self._settings(lake), print_made, is_small=self._is_small)
+
+    def _open(self, cluster: str | None) -> Lake:
+        return Lake(self._session, self._options.lake, Format(self._options.format), cluster)
 
     def copy_new_records(self) -> None:
         """Copies the log up to its present end, with a sample of the brokers, and updates the silver tables."""
@@ -66,7 +89,7 @@ class LakeRun:
         while (done := self._ingest.next()) is not None:
             self._report(done)
         if self.lake.note("records") is not None:
-            self.jobs.again().ensure_all(SILVER)
+            self.jobs(self.lake).ensure_all(SILVER)
 
     def follow(self, interval_s: float) -> None:
         """Copies what is new at this interval, with a sample each time, until a signal. Ends between two steps."""
@@ -80,7 +103,7 @@ class LakeRun:
                     self._add_sample()
                     while not stop.is_set() and (done := ingest.next()) is not None:
                         self._report(done)
-                        self.jobs.again().ensure_all(SILVER)
+                        self.jobs(self.lake).ensure_all(SILVER)
                 except BrokerError as error:
                     if not error.is_retriable:
                         raise
@@ -95,8 +118,8 @@ class LakeRun:
 
     def _takes_seconds(self) -> bool:
         """True if the log and the lake are so small that starting Spark would take most of the time."""
-        note = self.lake.note("records")
-        rows = 0 if note is None else note.progress.get("rows", 0)
+        notes = [lake.note("records") for lake in self._lakes]
+        rows = sum(note.progress.get("rows", 0) for note in notes if note is not None)
         left_bytes = 0 if self._ingest is None else sum(self._ingest.left_bytes().values())
         return left_bytes <= _SMALL_BYTES and rows <= _SMALL_ROWS
 
@@ -109,9 +132,9 @@ class LakeRun:
     def _session(self) -> SparkSession:
         return self._start_spark().result()
 
-    def _settings(self) -> LakeSettings:
+    def _settings(self, lake: Lake) -> LakeSettings:
         """Merges the stored settings of the lake and those of the options, and stores them."""
-        options, stored = self._options, self.lake.stored_settings()
+        options, stored = self._options, lake.stored_settings()
         minutes = options.retention_minutes
         if minutes is None and self.source is not None and "retention_ms" not in stored:
             minutes = self.source.retention_minutes()
@@ -122,7 +145,8 @@ class LakeRun:
             storm_epochs=options.storm_epochs,
             storm_window_ms=options.storm_window_ms,
         )
-        self.lake.store_settings(settings.to_text())
+        if settings.to_text() != stored and lake.note("records") is not None:
+            lake.store_settings(settings.to_text())
         return settings if options.now is None else replace(settings, now=moment_of(options.now))
 
     def _add_sample(self) -> None:

@@ -25,6 +25,8 @@ from kcoord.storage.segment_indexes import INDEX_SUFFIX
 _URI: Final = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/]*)(?P<path>/.*)?$")
 _ARROW_SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "mock")
 _TOPIC_ID: Final = re.compile(rb"^topic_id: (\S+)", re.MULTILINE)
+_META_PROPERTIES: Final = "meta.properties"
+_CLUSTER_ID: Final = re.compile(rb"^cluster\.id=(\S+)", re.MULTILINE)
 _INDEX_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
 
 
@@ -105,10 +107,26 @@ def _children(uri: str, pattern: re.Pattern[str]) -> dict[str, re.Match[str]]:
 
 def topic_id_of(folder: Folder) -> str | None:
     """Returns the id of the topic that a log belongs to, None if the folder does not have it."""
-    system, path = open_file_system(join(folder.uri, PARTITION_METADATA_FILE))
+    return _search(join(folder.uri, PARTITION_METADATA_FILE), _TOPIC_ID)
+
+
+def cluster_id_at(uris: Iterable[str]) -> str | None:
+    """Returns the id of the cluster to which data folders belong, None if they do not have it."""
+    for uri in uris:
+        base, mark, query = uri.partition("?")
+        for folder in (base, base.rstrip("/").rpartition("/")[0]):
+            match = _search(f"{folder.rstrip('/')}/{_META_PROPERTIES}{mark}{query}", _CLUSTER_ID)
+            if match is not None:
+                return match
+    return None
+
+
+def _search(uri: str, pattern: re.Pattern[bytes]) -> str | None:
+    """Returns the group of a pattern in a small file, None if there is no such file or no match."""
+    system, path = open_file_system(uri)
     try:
         with system.open_input_stream(path) as file:
-            match = _TOPIC_ID.search(file.read())
+            match = pattern.search(file.read())
     except (OSError, pa.ArrowInvalid):
         return None
     return None if match is None else match[1].decode()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from kcoord.pipeline.decode import Decoder
 from kcoord.pipeline.keys import KeyTable
-from kcoord.pipeline.log_files import Folder, LogFolder, folders_at
+from kcoord.pipeline.log_files import Folder, LogFolder, cluster_id_at, folders_at
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
 from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.range_reader import LogPlace, LogRange
@@ -30,6 +30,15 @@ def list_logs(options: SourceOptions) -> list[LogPlace]:
 
         return [*with_sizes(broker_partitions(options))]
     return [*list_folders(options)]
+
+
+def cluster_id_of(options: SourceOptions) -> str | None:
+    """Returns the id of the cluster whose logs the options name, None if it is unknown."""
+    if not options.properties:
+        return cluster_id_at(options.paths)
+    from kcoord.pipeline.wire.client import client_of
+
+    return client_of(options.properties).cluster_id()
 
 
 def list_folders(options: SourceOptions) -> list[Folder]:

@@ -4,8 +4,8 @@
 Theory of operation. `Ingest` reads the log batch by batch. A batch has its own part of the table's layout (`batch=N`).
 These steps happen in order for each batch:
 
-1. The plan of the batch replaces the previous one (`LAKE/_kcoord/ingest.json`): its number, the offsets of the stream
-   at its start and end, and the ranges of each task.
+1. The plan of the batch replaces the previous one (`ingest.json` beside the notes). It has the number of the batch,
+   the offsets of the stream at its start and end, and the ranges of each task.
 2. The tasks write the part `batch=N`.
 3. The note of the table gets the number of the batch and its rows. From now on the batch is done.
 
@@ -38,7 +38,7 @@ from kcoord.pipeline.lake.tables import TABLES
 from kcoord.pipeline.log_reader import END_OF_LOG
 from kcoord.pipeline.log_stream import LogStream, StreamOffset
 from kcoord.pipeline.options import SourceOptions
-from kcoord.pipeline.planning import pack
+from kcoord.pipeline.planning import cluster_id_of, pack
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
 from kcoord.pipeline.schemas import RECORDS
@@ -88,6 +88,7 @@ class Ingest:
     """Copies a log into a lake. Raises LakeError if it is unknown which records the lake has."""
 
     def __init__(self, lake: Lake, options: SourceOptions) -> None:
+        lake.bind(cluster_id_of(options))
         self._lake = lake
         self._options = options
         self._stream = LogStream(options, resolves=options.is_read_committed)
@@ -131,8 +132,8 @@ class Ingest:
         plan = _plan_of_checkpoint(self._lake)
         if plan is None and self._lake.note("records") is not None:
             raise LakeError(
-                f"{self._lake.uri}/_kcoord/{PLAN} does not exist, so it is unknown which records the lake has: "
-                f"restore it, or remove {self._lake.path(TABLES['records'])} and {self._lake.uri}/_kcoord as well"
+                f"{self._lake.notes_uri}/{PLAN} does not exist, so it is unknown which records the lake has: "
+                f"restore it, or remove {self._lake.path(TABLES['records'])} and {self._lake.notes_uri} as well"
             )
         return plan
 

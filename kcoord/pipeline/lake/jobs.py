@@ -36,6 +36,7 @@ from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import GROUP_OFFSET, MAX_TIMESTAMP_MS
 from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.storage import Lake, TableNote
+from kcoord.pipeline.lake.tables import TABLES
 
 JOBS: Final = {
     "current": ("current_offsets",),
@@ -47,6 +48,8 @@ JOBS: Final = {
 }
 """The tables of each job. The tables that they are made from are updated too."""
 
+COLUMNS: Final = "columns"
+"""The entry of a note that changes if a new release gives the table other columns. Old notes do not have it."""
 TOPIC_NAMES: Final = "topic_names"
 SAMPLED_TOPICS: Final = "topics"
 """The entry in the note of `ends` that changes if the topics of the samples change."""
@@ -66,6 +69,11 @@ _INPUTS: Final = {
 """The tables of jobs from which each table is made."""
 
 Progress = Callable[[str], None]
+
+
+def _is_same(note: TableNote, made_from: dict[str, str]) -> bool:
+    """True if the table was made from the same. A note without columns is of a release with the same columns."""
+    return {COLUMNS: made_from[COLUMNS], **note.made_from} == made_from
 
 
 def _with_inputs(names: Iterable[str]) -> list[str]:
@@ -156,8 +164,8 @@ class Jobs:
 
     def _grow_commits(self) -> None:
         note = self._lake.note("commits") or TableNote()
-        retention = {"retention_ms": str(self._settings.retention_ms)}
-        done = note.progress.get("batch", -1) if note.made_from == retention else -1
+        made_from = {"retention_ms": str(self._settings.retention_ms), COLUMNS: TABLES["commits"].digest}
+        done = note.progress.get("batch", -1) if _is_same(note, made_from) else -1
         newest = self._records().progress.get("batch", -1)
         if done >= newest:
             return
@@ -167,12 +175,13 @@ class Jobs:
         rows = commits.build(records.where(F.col("batch") > done), records, history, self._settings)
         # The layout is by batch, so this replaces what a killed run left, and no older batch.
         self._lake.write("commits", rows)
-        self._lake.set_note("commits", TableNote(note.version + 1, retention, {"batch": newest}))
+        self._lake.set_note("commits", TableNote(note.version + 1, made_from, {"batch": newest}))
 
     def _grow_current(self) -> None:
         note = self._lake.note("current_offsets") or TableNote()
         newest = (self._lake.note("commits") or TableNote()).progress["batch"]
-        done = note.progress.get("batch", -1)
+        made_from = {COLUMNS: TABLES["current_offsets"].digest}
+        done = note.progress.get("batch", -1) if _is_same(note, made_from) else -1
         if done >= newest:
             return
         self._made("current_offsets")
@@ -186,15 +195,17 @@ class Jobs:
         table = current.build(rows, before)
         self._lake.begin("current_offsets")
         self._lake.write("current_offsets", table)
-        self._lake.set_note("current_offsets", TableNote(note.version + 1, {}, {"batch": newest}))
+        self._lake.set_note("current_offsets", TableNote(note.version + 1, made_from, {"batch": newest}))
 
     # Tables that are rebuilt, in part or as a whole.
 
     def _refresh(self, name: str, builder: Builder) -> None:
         note = self._lake.note(name) or TableNote()
         made_from = self._names(note) if "ends" in builder.inputs else {TOPIC_NAMES: ""}
-        is_same = note.made_from.get(TOPIC_NAMES) == made_from[TOPIC_NAMES]
-        done = note.progress if is_same else {}
+        made_from = {**made_from, COLUMNS: TABLES[name].digest}
+        same_names = note.made_from.get(TOPIC_NAMES) == made_from[TOPIC_NAMES]
+        same_columns = note.made_from.get(COLUMNS, made_from[COLUMNS]) == made_from[COLUMNS]
+        done = note.progress if same_names and same_columns else {}
         newest = {key: value for key, value in self._records().progress.items() if key.startswith(GROUP_OFFSET)}
         stale = [int(key.removeprefix(GROUP_OFFSET)) for key, value in newest.items() if done.get(key) != value]
         if not stale:
@@ -225,8 +236,8 @@ class Jobs:
         note = self._lake.note(name) or TableNote()
         made_from = {table: str((self._lake.note(table) or TableNote()).version) for table in builder.inputs}
         settings = {**self._settings.to_text(), "now": self.now().isoformat()}
-        made_from |= {key: settings[key] for key in builder.uses}
-        if note.made_from == made_from:
+        made_from |= {key: settings[key] for key in builder.uses} | {COLUMNS: TABLES[name].digest}
+        if _is_same(note, made_from):
             return
         self._made(name)
         frame = builder.build(self._inputs(builder), self._settings, self.now())

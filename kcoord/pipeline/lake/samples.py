@@ -67,6 +67,7 @@ class Sample:
 
     moment: datetime
     ends: Sequence[End]
+    cluster_id: str | None = None
     brokers: Sequence[SampledBroker] = ()
     descriptions: Sequence[Description] = ()
 
@@ -81,7 +82,7 @@ async def take_sample(admin: AdminClient, *, with_groups: bool = True) -> Sample
         SampledBroker(node.node_id, node.host, node.port, node.rack, node.node_id == controller)
         for node in cluster.nodes
     ]
-    return Sample(moment, ends, brokers, await _describe_groups(admin) if with_groups else [])
+    return Sample(moment, ends, cluster.cluster_id, brokers, await _describe_groups(admin) if with_groups else [])
 
 
 async def ask_ends(admin: AdminClient) -> list[End]:

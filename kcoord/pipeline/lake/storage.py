@@ -2,11 +2,17 @@
 """The tables of a lake, and the notes that say from which inputs each table was made.
 
     LAKE/bronze/records   LAKE/silver/commits   LAKE/gold/status   ...      tables
-    LAKE/_kcoord/TABLE.json                                                 the note of a table
-    LAKE/_kcoord/format, settings.json                                      format and settings of the lake
-    LAKE/_kcoord/ingest.json                                                the last batch of `ingest`
+    LAKE/_kcoord/format, clusters                                           format of the lake, and what it may hold
+    LAKE/_kcoord/cluster=CLUSTER/TABLE.json                                 the note of a table
+    LAKE/_kcoord/cluster=CLUSTER/settings.json, cluster_id                  settings of a cluster, and its id
+    LAKE/_kcoord/cluster=CLUSTER/ingest.json                                the last batch of `ingest`
 
-Theory of operation. A write replaces the parts of the table's layout for which it has rows. With Parquet this happens
+Theory of operation. A lake holds one or more clusters. The tables have a column `cluster`, by which their files are
+laid out first. A `Lake` reads and writes the rows of one cluster, and its frames do not have that column. The name of
+a cluster is its id, unless another name was given. A lake of an older release has one cluster, no such column, and its
+notes directly in `_kcoord`.
+
+A write replaces the parts of the table's layout for which it has rows. With Parquet this happens
 file by file: a reader may see a table that is partly new while a job writes, and after a crash until the job runs
 again. Delta and Iceberg replace all parts in one step.
 
@@ -17,6 +23,7 @@ after the write. If it crashes in between, the note matches no input, so the nex
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,15 +34,24 @@ from py4j.protocol import Py4JError
 from pyarrow import fs
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.errors import LakeError
-from kcoord.pipeline.lake.formats import Format, open_store
+from kcoord.pipeline.lake.formats import Format, check_library, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
+from kcoord.pipeline.lake.formats.store import CLUSTER, Store
 from kcoord.pipeline.lake.tables import TABLES, LakeTable
 from kcoord.pipeline.log_files import join
 
 NOTES: Final = "_kcoord"
+DEFAULT_CLUSTER: Final = "default"
+"""The name of a cluster whose id is unknown, as that of a copied folder."""
+_CLUSTERS: Final = "clusters"
+"""The file that a lake has if its tables have the column `cluster`."""
+_CLUSTER_ID: Final = "cluster_id"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+"""Names of clusters, which are parts of paths."""
 
 
 @dataclass(slots=True)
@@ -56,16 +72,24 @@ class TableNote:
 
 
 class Lake:
-    """The tables under one URI: a local path, or any file system that both Spark and pyarrow support.
+    """The tables of one cluster under a URI: a local path, or any file system that both Spark and pyarrow support.
 
     The options of an `s3://` URI are those of pyarrow. Spark and the libraries of the formats get the same options.
     """
 
     def __init__(
-        self, spark: SparkSession | Callable[[], SparkSession], uri: str, table_format: Format = Format.PARQUET
+        self,
+        spark: SparkSession | Callable[[], SparkSession],
+        uri: str,
+        table_format: Format = Format.PARQUET,
+        cluster: str | None = None,
     ) -> None:
-        """`spark` may be a function that returns the session, which is called when the session is needed."""
+        """`spark` may be a function that returns the session, which is called when the session is needed.
+
+        Without `cluster` the lake must have one cluster at most, or `bind` chooses one.
+        """
         self._given_spark = spark
+        self._given_cluster = cluster
         self.format = table_format
         self._given_uri = uri
         try:
@@ -77,11 +101,82 @@ class Lake:
         self._frames: dict[str, tuple[int, DataFrame]] = {}
         """The frame of each table and the version that it has: Spark lists the files of a table for each new frame."""
         self._check_format()
-        self._store = open_store(lambda: self.spark, self._place, table_format)
-        if self.text("format") is None:
-            self.replace_text("format", table_format.value)
+        self._check_cluster()
         if not callable(spark):
             assert self.spark is spark
+
+    # Clusters.
+
+    @cached_property
+    def cluster(self) -> str | None:
+        """The name of the cluster; None in a lake of an older release."""
+        if not self._has_clusters:
+            return None
+        if self._given_cluster is not None:
+            return self._given_cluster
+        names = self.clusters()
+        if len(names) > 1:
+            raise LakeError(f"lake {self.uri} has the clusters {', '.join(names)}: choose one (--cluster)")
+        return names[0] if names else DEFAULT_CLUSTER
+
+    def clusters(self) -> list[str]:
+        """Returns the names of the clusters in the lake. A lake of an older release has none."""
+        selector = fs.FileSelector(f"{self._place.root}/{NOTES}", allow_not_found=True)
+        names = (info.base_name for info in self._files.get_file_info(selector))
+        return sorted(name.removeprefix(f"{CLUSTER}=") for name in names if name.startswith(f"{CLUSTER}="))
+
+    def bind(self, cluster_id: str | None) -> None:
+        """Chooses the cluster with this id, unless one is given, and notes its id. None means that it is unknown.
+
+        Raises LakeError if the chosen cluster has another id.
+        """
+        if self._has_clusters and self._given_cluster is None and cluster_id is not None:
+            self._given_cluster = self._name_of(cluster_id)
+            self._check_cluster()
+        stored = self.text(_CLUSTER_ID)
+        if cluster_id is not None and stored is None:
+            self.replace_text(_CLUSTER_ID, cluster_id)
+        elif cluster_id is not None and stored != cluster_id:
+            own = "" if self.cluster is None else f" under the name {self.cluster}"
+            hint = "begin another lake" if self.cluster is None else "choose another name (--cluster)"
+            raise LakeError(f"lake {self.uri} has the cluster {stored}{own}, not {cluster_id}: {hint}")
+
+    def _name_of(self, cluster_id: str) -> str:
+        """Returns the name under which the lake has a cluster, or its id if the cluster is new."""
+        ids = {name: self._cluster_id_of(name) for name in self.clusters()}
+        if cluster_id in ids.values():
+            return next(name for name in ids if ids[name] == cluster_id)
+        # If the id of the only cluster was unknown until now, it is this one. The topic's id would tell another.
+        return next(iter(ids)) if [*ids.values()] == [None] else cluster_id
+
+    def _cluster_id_of(self, name: str) -> str | None:
+        return self._read_text(f"{NOTES}/{CLUSTER}={name}/{_CLUSTER_ID}")
+
+    @cached_property
+    def _has_clusters(self) -> bool:
+        return self._place.exists(f"{NOTES}/{_CLUSTERS}")
+
+    def _check_cluster(self) -> None:
+        """Raises LakeError if the given name cannot be used."""
+        name = self._given_cluster
+        if name is not None and _NAME.fullmatch(name) is None:
+            raise LakeError(f"cluster {name!r}: a name has letters, digits, '.', '_' and '-'")
+        if name is not None and not self._has_clusters:
+            raise LakeError(f"lake {self.uri} is of an older release, and has one cluster only: begin another lake")
+
+    @property
+    def _notes(self) -> str:
+        """The folder of the cluster's notes."""
+        return NOTES if self.cluster is None else f"{NOTES}/{CLUSTER}={self.cluster}"
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(lambda: self.spark, self._place, self.format, self.cluster)
+
+    @property
+    def notes_uri(self) -> str:
+        """The URI of the cluster's folder of notes."""
+        return f"{self.uri}/{self._notes}"
 
     @property
     def is_local(self) -> bool:
@@ -98,8 +193,9 @@ class Lake:
         return f"{self.uri}/{table.layer}/{table.name}"
 
     def files_uri(self, table: LakeTable) -> str:
-        """Returns pyarrow's URI of a table's folder, with the options of the lake's URI. `path` returns Spark's URI."""
-        return join(self._given_uri, f"{table.layer}/{table.name}")
+        """Returns pyarrow's URI of the cluster's folder in a table of Parquet, with the options of the lake's URI."""
+        folder = f"{table.layer}/{table.name}"
+        return join(self._given_uri, folder if self.cluster is None else f"{folder}/{CLUSTER}={self.cluster}")
 
     # Tables.
 
@@ -117,6 +213,10 @@ class Lake:
             cached = self._frames[name] = version, frame.select(*(f"`{column.name}`" for column in table.columns))
         return cached[1]
 
+    def with_cluster(self, frame: DataFrame) -> DataFrame:
+        """Adds the name of the cluster to rows of the lake, as the first column."""
+        return frame.select(F.lit(self.cluster or self.text(_CLUSTER_ID)).alias(CLUSTER), "*")
+
     def write(self, name: str, frame: DataFrame) -> None:
         """Replaces the parts of the table's layout for which the frame has rows.
 
@@ -131,10 +231,17 @@ class Lake:
         self._store.append(TABLES[name], rows)
 
     def _check_format(self) -> None:
-        """Raises LakeError if the lake was created with another format. The format of a lake never changes."""
-        stored = self.text("format")
+        """Raises LakeError if the lake was created with another format. Stores the format of a new lake.
+
+        The format of a lake never changes.
+        """
+        stored = self._read_text(f"{NOTES}/format")
         if stored is not None and stored != self.format:
             raise LakeError(f"lake {self.uri} is kept as {stored}, not as {self.format}; use --format {stored}")
+        check_library(self.format)
+        if stored is None:
+            self._write_text(f"{NOTES}/{_CLUSTERS}", "")
+            self._write_text(f"{NOTES}/format", self.format.value)
 
     def _check_spark(self, spark: SparkSession) -> None:
         """Raises LakeError if Spark cannot read the lake. Spark and pyarrow have file systems of their own."""
@@ -180,24 +287,30 @@ class Lake:
         self.replace_text("settings.json", json.dumps(settings, indent=1, sort_keys=True))
 
     def text(self, name: str) -> str | None:
-        """Returns the text of a file in the folder of notes, or None if there is none."""
-        if not self._place.exists(f"{NOTES}/{name}"):
-            return None
-        with self._files.open_input_stream(f"{self._place.root}/{NOTES}/{name}") as file:
-            return str(file.read().decode())
+        """Returns the text of a file in the cluster's folder of notes, or None if there is none."""
+        return self._read_text(f"{self._notes}/{name}")
 
     def names(self, folder: str) -> list[str]:
-        """Returns the names of the files in a folder under the folder of notes."""
-        selector = fs.FileSelector(f"{self._place.root}/{NOTES}/{folder}", allow_not_found=True)
+        """Returns the names of the files in a folder under the cluster's folder of notes."""
+        selector = fs.FileSelector(f"{self._place.root}/{self._notes}/{folder}", allow_not_found=True)
         return [info.base_name for info in self._files.get_file_info(selector)]
 
     def replace_text(self, name: str, text: str) -> None:
-        """Replaces a file in the folder of notes. A reader sees either the old text or the new text."""
-        folder = f"{self._place.root}/{NOTES}"
-        self._files.create_dir(folder)
-        with self._files.open_output_stream(f"{folder}/{name}.new") as file:
+        """Replaces a file in the cluster's folder of notes. A reader sees either the old text or the new text."""
+        self._write_text(f"{self._notes}/{name}", text)
+
+    def _read_text(self, path: str) -> str | None:
+        if not self._place.exists(path):
+            return None
+        with self._files.open_input_stream(f"{self._place.root}/{path}") as file:
+            return str(file.read().decode())
+
+    def _write_text(self, path: str, text: str) -> None:
+        path = f"{self._place.root}/{path}"
+        self._files.create_dir(path.rpartition("/")[0])
+        with self._files.open_output_stream(f"{path}.new") as file:
             file.write(text.encode())
-        self._files.move(f"{folder}/{name}.new", f"{folder}/{name}")
+        self._files.move(f"{path}.new", path)
 
 
 def _reason(error: Exception) -> str:

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from kcoord.pipeline.schemas import RECORDS as SOURCE_RECORDS
 from kcoord.pipeline.schemas import TIMESTAMP, list_of
+from kcoord_protocol.batch_header import crc32c
 
 _TYPES: Final = {
     "bigint": pa.int64(),
@@ -65,6 +66,11 @@ class LakeTable:
     @property
     def arrow_schema(self) -> pa.Schema:
         return pa.schema([pa.field(column.name, column.arrow) for column in self.columns])
+
+    @property
+    def digest(self) -> str:
+        """A text that changes if the table gets other columns."""
+        return f"{crc32c(repr([(column.name, column.type) for column in self.columns]).encode()):08x}"
 
     def conform(self, frame: DataFrame) -> DataFrame:
         """Selects the table's columns and casts them to its types.

@@ -71,8 +71,14 @@ class BrokerClient:
         return self._run(self._topic(name), name)
 
     def cluster_id(self) -> str | None:
-        """Returns the id of the cluster, as the last metadata had it."""
-        return self._cluster.metadata.cluster_id
+        """Returns the id of the cluster."""
+
+        async def ask() -> str | None:
+            deadline = self._cluster.deadline()
+            await self._cluster.retry("find the cluster", deadline, lambda: self._cluster.refresh_metadata(()))
+            return self._cluster.metadata.cluster_id
+
+        return self._run(ask(), "")
 
     def offsets(
         self, topic: str, partitions: Collection[int], timestamp: int, *, read_committed: bool = False

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,8 +18,11 @@ from kcoord.pipeline.lake.formats import Format, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import Jobs
+from kcoord.pipeline.lake.samples import End, Sample, add_sample
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake, TableNote
+from kcoord.pipeline.lake.tables import TABLES
+from tests.integration.lake.made_log import moment
 from tests.support.offsets_sample import Key, committed_offsets, described_offsets, unpack_sample
 from tests.support.spark import unless_too_busy
 
@@ -80,24 +84,53 @@ def test_a_lake_grows_by_atomic_changes_exactly_once(
     assert len(places) == len(set(places)) > 0
     assert _current(lake) == described_offsets(1, 3)
 
+    # Another cluster in the same tables replaces no row of the first one.
+    second = Lake(spark, lake.uri, table_format, "second")
+    _ingest(second, sample, "3")
+    assert _current(second) == described_offsets(3)
+    assert _current(lake) == described_offsets(1, 3)
+    assert second.clusters() == ["default", "second"]
+
     # The older version of the table is still readable.
     counts = _versions(lake)
-    assert counts[0] == len(described_offsets(3)) and counts[-1] == len(described_offsets(1, 3)) > counts[0]
+    both = len(described_offsets(1, 3))
+    assert counts[0] == len(described_offsets(3)) < both
+    assert both in counts and counts[-1] == both + len(described_offsets(3))
 
 
-def test_a_format_without_its_library_is_rejected(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("table_format", [*Format])
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_table_gets_the_columns_of_a_newer_release(
+    spark: SparkSession, tmp_path: Path, table_format: Format, is_old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A lake of an older release has no column `cluster` either."""
+    if is_old:
+        (tmp_path / "_kcoord").mkdir()
+        (tmp_path / "_kcoord" / "format").write_text(table_format.value)
+    whole = TABLES["ends"]
+    fewer = replace(whole, columns=tuple(column for column in whole.columns if column.name != "created_timestamp"))
+    with monkeypatch.context() as older:
+        older.setitem(TABLES, "ends", fewer)
+        add_sample(Lake(spark, str(tmp_path), table_format), Sample(moment(0), [End("t", "id", 0, 0, 1, None)]))
+    newer = Lake(spark, str(tmp_path), table_format)
+    assert newer.read("ends").collect()[0]["created_timestamp"] is None
+    add_sample(newer, Sample(moment(9), [End("t", "id", 0, 0, 2, moment(5))]))
+    rows = newer.read("ends").orderBy("timestamp").collect()
+    assert [(row["end_offset"], row["created_timestamp"] is not None) for row in rows] == [(1, False), (2, True)]
+
+
+def test_a_format_without_its_library_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for table_format in FORMATS:
         with pytest.raises(LakeError, match=rf"pip install '\.\[{table_format}\]'"):
-            open_store(lambda: spark, LakePlace.of(str(tmp_path)), table_format)
+            Lake(lambda: pytest.fail("Spark is not needed"), str(tmp_path / "lake"), table_format)
+    assert not (tmp_path / "lake").exists()
 
 
 def test_iceberg_on_object_storage_needs_a_catalog(spark: SparkSession, tmp_path: Path) -> None:
     elsewhere = LakePlace("s3://bucket/lake", fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "lake")
     with pytest.raises(LakeError, match="PYICEBERG_CATALOG__KCOORD__URI"):
-        open_store(lambda: spark, elsewhere, Format.ICEBERG)
+        open_store(lambda: spark, elsewhere, Format.ICEBERG, None)
 
 
 def test_a_catalog_of_another_lake_is_rejected(

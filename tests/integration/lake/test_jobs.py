@@ -62,7 +62,7 @@ def _ingest_until_killed(log: str, lake: str) -> None:
     command += ["--option", f"maxBytesPerTrigger={600_000}", *small_options()]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
-    note = Path(lake, "_kcoord", "records.json")
+    note = Path(lake, "_kcoord", "cluster=default", "records.json")
 
     def has_batches() -> bool:
         assert process.poll() is None, "ingest ended before it could be killed"

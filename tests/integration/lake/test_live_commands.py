@@ -109,8 +109,7 @@ def _wait_for_commits(process: subprocess.Popen[bytes], lake: Path, batches: int
 
     def are_there() -> bool:
         assert process.poll() is None, "the command ended"
-        note = lake / "_kcoord" / "commits.json"
-        return note.exists() and int(json.loads(note.read_text())["progress"]["batch"]) >= batches - 1
+        return any(json.loads(note.read_text())["progress"]["batch"] >= batches - 1 for note in _notes(lake, "commits"))
 
     wait_until(are_there, f"{batches} micro-batches are in the lake", START_SECONDS)
 
@@ -146,7 +145,11 @@ def test_ends_adds_samples_until_it_gets_a_signal(
 
 
 def _samples(lake: Path) -> int:
-    return int(json.loads((lake / "_kcoord" / "ends.json").read_text())["version"])
+    return sum(json.loads(note.read_text())["version"] for note in _notes(lake, "ends"))
+
+
+def _notes(lake: Path, name: str) -> list[Path]:
+    return [*lake.glob(f"_kcoord/cluster=*/{name}.json")]
 
 
 def test_ends_reports_an_unreachable_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from kcoord.pipeline.lake.tables import TABLES
 from tests.integration.clients.test_dump_log import write_everything
 from tests.support.authorizing_process import authorizing_process
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.offsets_sample import described_offsets, unpack_sample
 
 Rows = list[str]
 
@@ -72,6 +73,27 @@ def test_a_report_over_the_wire_has_the_tables_of_the_folders(
     described = {row["group"]: row["coordinator"] for row in wire.read("descriptions").collect()}
     assert {"orders-848", "orders-classic", "orders-tx"} <= described.keys()
     assert "orders-848" in page.read_text()
+    check_a_second_cluster(wire, tmp_path, capsys)
+
+
+def check_a_second_cluster(lake: Lake, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Copies the log of another cluster into the lake, and asks for both and for one."""
+    log = unpack_sample(folder / "sample")
+    options = ["--lake", lake.uri, "--retention-minutes", "1"]
+    assert main(["ingest", *options, "--log", log, "--cluster", "sample", "--option", "logPartitions=3"]) == 0
+    capsys.readouterr()
+    both, chosen = (_current(capsys, *options, *more) for more in ([], ["--cluster", "sample"]))
+    assert {cluster for cluster, _ in both} == {lake.cluster, "sample"}
+    assert {group for cluster, group in both if cluster == "sample"} == {group for _, group in chosen}
+    assert {group for _, group in chosen} == {group for group, _, _ in described_offsets(3)}
+    assert main(["report", *options, "--output", str(folder / "both.html")]) == 1
+    assert f"has the clusters {', '.join(sorted([str(lake.cluster), 'sample']))}" in capsys.readouterr().err
+
+
+def _current(capsys: pytest.CaptureFixture[str], *options: str) -> set[tuple[str, str]]:
+    """Returns cluster and group of the current offsets."""
+    assert main(["current", *options, "--json", "--limit", "1000"]) == 0
+    return {(row["cluster"], row["group"]) for row in json.loads(capsys.readouterr().out)["current_offsets"]}
 
 
 @pytest.mark.parametrize(

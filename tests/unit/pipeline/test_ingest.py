@@ -125,23 +125,29 @@ def files(lake: Lake) -> set[str]:
 
 @pytest.mark.parametrize("is_done", [True, False])
 def test_a_checkpoint_of_an_older_release_is_continued(tmp_path: Path, log: str, is_done: bool) -> None:
-    """The checkpoint of Spark has two batches. The second was done, or not."""
+    """The checkpoint of Spark has two batches. The second was done, or not. The lake has one nameless cluster."""
+    notes = tmp_path / "lake" / "_kcoord"
+    notes.mkdir(parents=True)
+    (notes / "format").write_text("parquet")
     old = lake_at(tmp_path)
     job = Ingest(old, SourceOptions.parse({"path": log, **FEW_BYTES}))
     ends = []
     for _ in range(2):
         assert job.next() is not None
         ends.append({name: end for name, end in _plan(old)["end"].items() if name != "topic_id"})
-    _write_checkpoint(Path(old.uri, "_kcoord", "checkpoint"), ends)
-    Path(old.uri, "_kcoord", PLAN).unlink()
+    _write_checkpoint(notes / "checkpoint", ends)
+    (notes / PLAN).unlink()
     if not is_done:
-        note = json.loads(Path(old.uri, "_kcoord", "records.json").read_text())
+        note = json.loads((notes / "records.json").read_text())
         note["progress"]["batch"] = 0
-        Path(old.uri, "_kcoord", "records.json").write_text(json.dumps(note))
+        (notes / "records.json").write_text(json.dumps(note))
     lake = lake_at(tmp_path)
     done = ingest(lake, log)
     assert [batch.batch for batch in done] == ([2] if is_done else [1, 2])
     assert places(lake) == places_in_log(log)
+    assert lake.cluster is None
+    with pytest.raises(LakeError, match="is of an older release, and has one cluster only"):
+        Lake(no_spark, lake.uri, cluster="second")
 
 
 def _plan(lake: Lake) -> dict[str, dict[str, int]]:
@@ -159,6 +165,66 @@ def _write_checkpoint(folder: Path, ends: Iterable[dict[str, int]]) -> None:
 
 def test_a_lake_without_its_plan_is_refused(tmp_path: Path, log: str) -> None:
     ingest(lake_at(tmp_path), log)
-    Path(tmp_path, "lake", "_kcoord", PLAN).unlink()
+    Path(tmp_path, "lake", "_kcoord", "cluster=default", PLAN).unlink()
     with pytest.raises(LakeError, match=r"ingest\.json does not exist, so it is unknown which records the lake has"):
         ingest(lake_at(tmp_path), log)
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def name_cluster(log: str, cluster_id: str) -> str:
+    """Makes the log that of a broker of a cluster."""
+    Path(log, "meta.properties").write_text(f"version=1\ncluster.id={cluster_id}\nnode.id=1\n")
+    return log
+
+
+def other_log(tmp_path: Path) -> str:
+    writer = LogWriter(tmp_path / "other", 0)
+    for batch in batches_of(random_log(Random(5), 10)):
+        writer.append(batch)
+    writer.close()
+    return str(tmp_path / "other")
+
+
+def test_each_cluster_has_its_own_place_in_a_lake(tmp_path: Path, log: str) -> None:
+    other = name_cluster(other_log(tmp_path), "B")
+    ingest(lake_at(tmp_path), name_cluster(log, "A"))
+    ingest(lake_at(tmp_path), other)
+    lake = lake_at(tmp_path)
+    assert lake.clusters() == ["A", "B"]
+    assert places(lake) == sorted([*places_in_log(log), *places_in_log(other)])
+    with pytest.raises(LakeError, match=r"has the clusters A, B: choose one \(--cluster\)"):
+        lake.note("records")
+    assert ingest(lake_at(tmp_path), log) == []
+    note = Lake(no_spark, lake.uri, cluster="B").note("records")
+    assert note is not None and note.progress["rows"] == len(places_in_log(other))
+    with pytest.raises(LakeError, match=r"has the cluster B under the name B, not A: choose another name"):
+        ingest(Lake(no_spark, lake.uri, cluster="B"), log)
+    with pytest.raises(LakeError, match="cluster 'a/b': a name has letters"):
+        Lake(no_spark, lake.uri, cluster="a/b")
+
+
+def test_a_name_of_a_cluster_stays(tmp_path: Path, log: str) -> None:
+    """The first `ingest` names the cluster, whose id is unknown. The next ones find it by its id."""
+    uri = str(tmp_path / "lake")
+    ingest(Lake(no_spark, uri, cluster="production"), log)
+    writer = LogWriter(Path(log), 0)
+    for batch in batches_of(random_log(Random(9), 5)):
+        writer.append(batch)
+    writer.close()
+    assert len(ingest(Lake(no_spark, uri), name_cluster(log, "A"))) == 1
+    ingest(Lake(no_spark, uri), name_cluster(other_log(tmp_path), "B"))
+    lake = Lake(no_spark, uri)
+    assert lake.clusters() == ["B", "production"]
+    assert ingest(Lake(no_spark, uri), log) == []
+
+
+def test_a_lake_of_an_older_release_goes_on_with_its_only_cluster(tmp_path: Path, log: str) -> None:
+    notes = tmp_path / "lake" / "_kcoord"
+    notes.mkdir(parents=True)
+    (notes / "format").write_text("parquet")
+    ingest(lake_at(tmp_path), name_cluster(log, "A"))
+    assert (notes / "records.json").exists() and (tmp_path / "lake" / "bronze" / "records" / "kind=offset").exists()
+    with pytest.raises(LakeError, match="has the cluster A, not B: begin another lake"):
+        ingest(lake_at(tmp_path), name_cluster(other_log(tmp_path), "B"))

@@ -30,20 +30,26 @@ class Format(StrEnum):
 _LIBRARIES = {Format.DELTA: "deltalake", Format.ICEBERG: "pyiceberg"}
 
 
-def open_store(session: Callable[[], SparkSession], place: LakePlace, table_format: Format) -> Store:
-    """Opens the store of a format. Raises LakeError if the library of the format is missing or has no catalog."""
+def check_library(table_format: Format) -> None:
+    """Raises LakeError if the library of the format is missing."""
     library = _LIBRARIES.get(table_format)
     if library is not None and importlib.util.find_spec(library) is None:
         install = f"pip install '.[{table_format}]' in a checkout of kcoord"
         raise LakeError(f"--format {table_format} needs {library}: {install}")
+
+
+def open_store(
+    session: Callable[[], SparkSession], place: LakePlace, table_format: Format, cluster: str | None
+) -> Store:
+    """Opens the store of a format. Raises LakeError if the format has no catalog."""
     if table_format is Format.DELTA:
         from kcoord.pipeline.lake.formats.delta import DeltaStore
 
-        return DeltaStore(session, place)
+        return DeltaStore(session, place, cluster)
     if table_format is Format.ICEBERG:
         from kcoord.pipeline.lake.formats.iceberg import IcebergStore
 
-        return IcebergStore(session, place)
+        return IcebergStore(session, place, cluster)
     from kcoord.pipeline.lake.formats.parquet import ParquetStore
 
-    return ParquetStore(session, place)
+    return ParquetStore(session, place, cluster)

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.files import write_parts
 from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.formats.store import CLUSTER
 from kcoord.pipeline.lake.tables import LakeTable
 
 _LAYOUT = "_"
@@ -46,8 +47,9 @@ class DataFile:
     layout: dict[str, str]
 
 
-def write_files(place: LakePlace, table: LakeTable, frame: DataFrame) -> list[DataFile]:
-    """Writes the frame into a new folder. Returns the files that have rows."""
+def write_files(place: LakePlace, table: LakeTable, frame: DataFrame, cluster: str | None) -> list[DataFile]:
+    """Writes the frame into a new folder. Returns the files that have rows. The table is the one that is stored."""
+    frame = frame if cluster is None else frame.withColumn(CLUSTER, F.lit(cluster))
     folder = _new_folder()
     copies = [F.col(f"`{name}`").alias(_LAYOUT + name) for name in table.partitioned_by]
     writer = frame.select("*", *copies).write.options(**WITHOUT_DICTIONARY)
@@ -57,8 +59,10 @@ def write_files(place: LakePlace, table: LakeTable, frame: DataFrame) -> list[Da
     return _files_in(place, table, folder)
 
 
-def write_rows(place: LakePlace, table: LakeTable, rows: pa.Table) -> list[DataFile]:
-    """Writes rows into a new folder, without Spark. Returns the files."""
+def write_rows(place: LakePlace, table: LakeTable, rows: pa.Table, cluster: str | None) -> list[DataFile]:
+    """Does the same as `write_files`, without Spark."""
+    if cluster is not None:
+        rows = rows.append_column(CLUSTER, pa.repeat(pa.scalar(cluster, pa.string()), len(rows)))
     folder = _new_folder()
     write_parts(place.files, f"{place.path_of(table)}/{folder}", table.partitioned_by, rows, _LAYOUT)
     return _files_in(place, table, folder)
@@ -88,13 +92,17 @@ def read_files(spark: SparkSession, table: LakeTable, uris: Sequence[str]) -> Da
     return spark.read.schema(table.schema).parquet(*uris)
 
 
-def replaced_values(table: LakeTable, files: Sequence[DataFile]) -> dict[str, list[str]]:
-    """Returns the values of each column of the layout for which the files have rows, in order.
+def replaced_values(table: LakeTable, files: Sequence[DataFile], cluster: str | None) -> dict[str, list[str]] | None:
+    """Returns the values of the layout's columns whose rows a write replaces. None if it replaces no rows.
 
     A write replaces the rows with any combination of these values. That equals Spark's dynamic overwriting: only
-    `records` has two columns in its layout, and a write has one micro-batch.
+    `records` has two columns in its layout, and a write has one batch.
     """
-    return {name: sorted({file.layout[name] for file in files}) for name in table.partitioned_by}
+    own = [name for name in table.partitioned_by if name != CLUSTER]
+    if own and not files:
+        return None
+    values = {} if cluster is None else {CLUSTER: [cluster]}
+    return values | {name: sorted({file.layout[name] for file in files}) for name in own}
 
 
 def _layout(path: str) -> dict[str, str]:

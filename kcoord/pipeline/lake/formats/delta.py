@@ -11,22 +11,24 @@ import time
 from collections.abc import Callable
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files, write_rows
 from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.formats.store import CLUSTER, in_cluster
 from kcoord.pipeline.lake.tables import LakeTable
 
 
 class DeltaStore:
     """Reads and writes the lake's tables as Delta tables."""
 
-    def __init__(self, session: Callable[[], SparkSession], place: LakePlace) -> None:
+    def __init__(self, session: Callable[[], SparkSession], place: LakePlace, cluster: str | None) -> None:
         self._session = session
         self._place = place
+        self._cluster = cluster
         self._options = place.s3.delta() if place.s3 is not None else None
 
     def read(self, table: LakeTable) -> DataFrame | None:
@@ -37,27 +39,33 @@ class DeltaStore:
         if "deletionVectors" in (delta.protocol().reader_features or []):
             # Spark would read rows in the files that another program has marked as deleted.
             raise LakeError(f"{uri} has deletion vectors; run REORG TABLE ... APPLY (PURGE) and switch them off")
-        return read_files(self._session(), table, delta.file_uris())
+        filters = None if self._cluster is None else [(CLUSTER, "=", self._cluster)]
+        return read_files(self._session(), table, delta.file_uris(file_pruning_predicate=filters))
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
-        files = write_files(self._place, table, frame)
-        if table.partitioned_by and not files:
-            return
-        filters = [(name, "in", values) for name, values in replaced_values(table, files).items()]
-        self._commit(table, files, "overwrite", filters or None)
+        stored = in_cluster(table, self._cluster)
+        files = write_files(self._place, stored, frame, self._cluster)
+        replaced = replaced_values(stored, files, self._cluster)
+        if replaced is not None:
+            self._commit(stored, files, "overwrite", [(name, "in", values) for name, values in replaced.items()])
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
-        self._commit(table, write_rows(self._place, table, rows), "append", None)
+        stored = in_cluster(table, self._cluster)
+        self._commit(stored, write_rows(self._place, stored, rows, self._cluster), "append", [])
 
     def _commit(
-        self, table: LakeTable, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]] | None
+        self, table: LakeTable, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]]
     ) -> None:
         uri, layout = self._place.table_uri(table), list(table.partitioned_by)
         schema = table.arrow_schema
         delta = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout, storage_options=self._options)
+        stored_names = {field.name for field in delta.schema().fields}
+        new_fields = [field for field in Schema.from_arrow(schema).fields if field.name not in stored_names]
+        if new_fields:  # a newer release has more columns
+            delta.alter.add_columns(new_fields)
         now_ms = round(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size_bytes, file.layout, now_ms, True, json.dumps({"numRecords": file.rows}))
             for file in files
         ]
-        delta.create_write_transaction(actions, mode, schema, layout, filters)
+        delta.create_write_transaction(actions, mode, schema, layout, filters or None)

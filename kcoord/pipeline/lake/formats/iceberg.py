@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files, write_rows
 from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.formats.store import CLUSTER, in_cluster
 from kcoord.pipeline.lake.tables import LakeTable
 
 CATALOG: Final = "kcoord"
@@ -34,9 +35,10 @@ OWN_CATALOG: Final = "_kcoord/iceberg.db"
 class IcebergStore:
     """Reads and writes the lake's tables as Iceberg tables, through a catalog."""
 
-    def __init__(self, session: Callable[[], SparkSession], place: LakePlace) -> None:
+    def __init__(self, session: Callable[[], SparkSession], place: LakePlace, cluster: str | None) -> None:
         self._session = session
         self._place = place
+        self._cluster = cluster
         configured = Config().get_catalog_config(CATALOG)
         self._catalog_properties = {} if configured is None else {key: str(configured[key]) for key in configured}
         if configured is None:
@@ -57,7 +59,12 @@ class IcebergStore:
             if iceberg is None:
                 return None
             uris = []
-            for task in iceberg.scan().plan_files():
+            own = (
+                AlwaysTrue()
+                if self._cluster is None
+                else EqualTo(term=Reference(CLUSTER), value=literal(self._cluster))
+            )
+            for task in iceberg.scan(row_filter=own).plan_files():
                 if task.delete_files:
                     # Spark would read rows that another program has marked as deleted.
                     raise LakeError(f"{iceberg.location()} has delete files; rewrite its data files")
@@ -65,23 +72,28 @@ class IcebergStore:
         return read_files(self._session(), table, uris)
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
-        files = write_files(self._place, table, frame)
-        if table.partitioned_by and not files:
+        stored = in_cluster(table, self._cluster)
+        files = write_files(self._place, stored, frame, self._cluster)
+        replaced = replaced_values(stored, files, self._cluster)
+        if replaced is None:
             return
-        replaced: BooleanExpression = AlwaysTrue()
-        for name, values in replaced_values(table, files).items():
-            replaced = And(
-                replaced, Or(*(EqualTo(term=Reference(name), value=literal(value)) for value in values), AlwaysFalse())
-            )
-        self._commit(table, files, replaced)
+        rows: BooleanExpression = AlwaysTrue()
+        for name, values in replaced.items():
+            any_value = (EqualTo(term=Reference(name), value=literal(value)) for value in values)
+            rows = And(rows, Or(*any_value, AlwaysFalse()))
+        self._commit(stored, files, rows)
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
-        self._commit(table, write_rows(self._place, table, rows), None)
+        stored = in_cluster(table, self._cluster)
+        self._commit(stored, write_rows(self._place, stored, rows, self._cluster), None)
 
     def _commit(self, table: LakeTable, files: list[DataFile], replaced: BooleanExpression | None) -> None:
         uri = self._place.table_uri(table)
         with self._catalog() as catalog:
             iceberg = self._load(catalog, table) or self._create(catalog, table)
+            if {column.name for column in table.columns} - {field.name for field in iceberg.schema().fields}:
+                with iceberg.update_schema() as evolution:  # a newer release has more columns
+                    evolution.union_by_name(table.arrow_schema)
             with iceberg.transaction() as change:
                 if replaced is not None and any(iceberg.scan(row_filter=replaced).plan_files()):
                     change.delete(replaced)

@@ -11,26 +11,31 @@ from pyspark.sql import DataFrame, SparkSession
 from kcoord.pipeline.lake.files import write_parts
 from kcoord.pipeline.lake.formats.data_files import WITHOUT_DICTIONARY
 from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.formats.store import CLUSTER
 from kcoord.pipeline.lake.tables import LakeTable
 
 
 class ParquetStore:
-    """Reads and writes the lake's tables as folders of Parquet files."""
+    """Reads and writes the lake's tables as folders of Parquet files. A cluster has a folder in each table."""
 
-    def __init__(self, session: Callable[[], SparkSession], place: LakePlace) -> None:
+    def __init__(self, session: Callable[[], SparkSession], place: LakePlace, cluster: str | None) -> None:
         self._session = session
         self._place = place
+        self._folder = "" if cluster is None else f"/{CLUSTER}={cluster}"
 
     def read(self, table: LakeTable) -> DataFrame | None:
-        if not self._place.exists(f"{table.layer}/{table.name}"):
+        if not self._place.exists(f"{table.layer}/{table.name}{self._folder}"):
             return None
-        return self._session().read.schema(table.schema).parquet(self._place.table_uri(table))
+        return self._session().read.schema(table.schema).parquet(self._uri(table))
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
         writer = frame.write.mode("overwrite").options(**WITHOUT_DICTIONARY)
         if table.partitioned_by:
             writer = writer.partitionBy(*table.partitioned_by).option("partitionOverwriteMode", "dynamic")
-        writer.parquet(self._place.table_uri(table))
+        writer.parquet(self._uri(table))
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
-        write_parts(self._place.files, self._place.path_of(table), table.partitioned_by, rows)
+        write_parts(self._place.files, f"{self._place.path_of(table)}{self._folder}", table.partitioned_by, rows)
+
+    def _uri(self, table: LakeTable) -> str:
+        return f"{self._place.table_uri(table)}{self._folder}"
