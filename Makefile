@@ -8,7 +8,7 @@ KILLS ?= 1000
 ROUNDS ?= 10
 REQUESTS ?= 100000
 SOAK_TESTS := tests/soak tests/fuzz/test_decoder.py tests/fuzz/test_live.py tests/integration/lake/test_many_keys.py \
-	tests/integration/test_hostile_logins.py
+	tests/integration/test_hostile_logins.py tests/integration/clients/test_upstream_security.py
 IMAGE ?= kcoord:dev
 SEED ?= 0
 STATES ?= 1000000

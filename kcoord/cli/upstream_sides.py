@@ -16,11 +16,15 @@ from kcoord.client.admin.model import ConfigResource, ConfigResourceType
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import AdminConfig
 from kcoord.client.types import Node
+from kcoord.config.broker_settings import PASS_THROUGH
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 
 PREFIX: Final = "kcoord.upstream."
 SERVERS: Final = "kcoord.upstream.bootstrap.servers"
+AUTHENTICATION: Final = "kcoord.upstream.authentication"
+_OF_BOTH: Final = ("client.id", "default.api.timeout.ms")
+"""The settings of connections to kcoord that connections to the upstream have, too."""
 GROUPS_AT_A_TIME: Final = 100
 """The groups of one request."""
 
@@ -42,7 +46,10 @@ class Sides:
 
 @asynccontextmanager
 async def connect(options: argparse.Namespace) -> AsyncIterator[Sides]:
-    """Connects to both sides. Raises CommandError if --bootstrap-server is not kcoord in front of a cluster."""
+    """Connects to both sides. Raises CommandError if --bootstrap-server is not kcoord in front of a cluster.
+
+    If clients log in at the upstream, the user of this command can log in at both sides.
+    """
     properties = client_properties(options)
     own = {name: value for name, value in properties.items() if not name.startswith(PREFIX)}
     config = AdminConfig.from_properties(own, warn)
@@ -55,10 +62,10 @@ async def connect(options: argparse.Namespace) -> AsyncIterator[Sides]:
                 raise CommandError(f"{own['bootstrap.servers']} is not kcoord in front of an existing cluster")
             resource = ConfigResource(ConfigResourceType.BROKER, str(instances[0].node_id))
             described = (await kcoord.describe_configs([resource]))[resource]
+            theirs = own if described[AUTHENTICATION].value == PASS_THROUGH else {key: own[key] for key in _OF_BOTH}
             theirs = {
-                "client.id": own["client.id"],
+                **theirs,
                 "bootstrap.servers": described[SERVERS].value or "",
-                "default.api.timeout.ms": own["default.api.timeout.ms"],
                 **{name.removeprefix(PREFIX): value for name, value in properties.items() if name.startswith(PREFIX)},
             }
             upstream = AdminClient(AdminConfig.from_properties(theirs, warn))
