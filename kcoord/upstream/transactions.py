@@ -86,23 +86,26 @@ class TransactionalOffsets:
         except KafkaError as error:
             if error.error in _UNSENT:
                 raise KafkaError(Errors.COORDINATOR_NOT_AVAILABLE, error.message) from error
-            raise
+            raise _refusal(error, request.transactional_id) from None
         for code in _codes(answer):
             if code == Errors.UNKNOWN_TOPIC_OR_PARTITION:
                 # The coordinator has not heard of the topic yet.
                 raise KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS)
             if code:
-                refusal = _naming_right(KafkaError(error_of(code)), request.transactional_id)
-                if refusal.error in _MISSING_RIGHTS:
-                    _logger.warning("A group cannot be added to a transaction: %s", refusal)
-                raise refusal
+                raise _refusal(KafkaError(error_of(code)), request.transactional_id)
         return AddOffsetsToTxnResponse()
 
 
-def _naming_right(error: KafkaError, transactional_id: str) -> KafkaError:
-    if error.error is Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return naming_right(error, "Write", f"transactional id {transactional_id}")
-    return naming_right(error, "Write", f"topic {OFFSETS_TOPIC}")
+def _refusal(error: KafkaError, transactional_id: str) -> KafkaError:
+    """Returns the error for the client. If kcoord's user lacks a right, the error names it, and so does the log."""
+    if error.error not in _MISSING_RIGHTS:
+        return error
+    is_about_id = error.error is Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    refusal = naming_right(
+        error, "Write", f"transactional id {transactional_id}" if is_about_id else f"topic {OFFSETS_TOPIC}"
+    )
+    _logger.warning("A group cannot be added to a transaction: %s", refusal)
+    return refusal
 
 
 def _codes(answer: AddPartitionsToTxnResponse) -> list[int]:

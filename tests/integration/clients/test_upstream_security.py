@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -17,10 +18,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
 from kcoord.client import AdminClient
-from kcoord.client.config import AdminConfig
 from kcoord.testing import allow
 from kcoord_protocol.acls import Acl, AclFilter
-from tests.integration.upstream.rights import RIGHTS, Right
+from kcoord_protocol.errors import KafkaError as OwnKafkaError
+from tests.integration.upstream.rights import CLIENT_ID, RIGHTS, TOPIC, Right, use
 from tests.support.certificates import Authority
 from tests.support.command_line import CommandLine, rows
 from tests.support.kafka_broker import KafkaBroker, free_port_pair
@@ -30,7 +31,6 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.java
 
-TOPIC = "orders"
 SECONDS = 30.0
 ALL_RIGHTS = "KCOORD_SOAK_ROUNDS" in os.environ
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -41,6 +41,7 @@ OF_ALICE = [
     allow("alice", "Read", topic=TOPIC),
     allow("alice", "Write", topic=TOPIC),
     allow("alice", "Read", group="alice-", prefixed=True),
+    allow("alice", "Write", transactional_id=CLIENT_ID),
 ]
 OF_ADMIN = [
     allow("bob", "DescribeConfigs", cluster=True),
@@ -163,14 +164,21 @@ def login(kafka: SecuredKafka, gateway: KcoordProcess, user: str, mechanism: str
     return {**settings, "sasl.username": user, "sasl.password": USERS[user]}
 
 
-def properties(kafka: SecuredKafka, user: str, folder: Path) -> str:
-    """Writes the settings of Kafka's tools and of kcoord's commands. Returns the file."""
+def properties(kafka: SecuredKafka, user: str) -> dict[str, str]:
+    """Returns the settings of Kafka's tools and of kcoord's commands."""
+    return {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": f'{SCRAM} username="{user}" password="{USERS[user]}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": kafka.authority_file,
+    }
+
+
+def write_properties(kafka: SecuredKafka, user: str, folder: Path) -> str:
+    """Writes the settings to a file. Returns its name."""
     file = folder / f"{user}.properties"
-    file.write_text(
-        "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nssl.truststore.type=PEM\n"
-        f"ssl.truststore.location={kafka.authority_file}\n"
-        f'sasl.jaas.config={SCRAM} username="{user}" password="{USERS[user]}";\n'
-    )
+    file.write_text("".join(f"{key}={value}\n" for key, value in properties(kafka, user).items()))
     return str(file)
 
 
@@ -196,6 +204,11 @@ def test_confluent_kafka(kafka: SecuredKafka, gateway: KcoordProcess, mechanism:
     consumer.close()
 
 
+def test_transaction(kafka: SecuredKafka, gateway: KcoordProcess) -> None:
+    settings = {"bootstrap.servers": gateway.address, **properties(kafka, "alice")}
+    asyncio.run(use(settings, "alice-commits"))
+
+
 def test_another_user_may_neither_write_nor_join(kafka: SecuredKafka, gateway: KcoordProcess) -> None:
     settings = login(kafka, gateway, "bob", "SCRAM-SHA-512")
     errors: list[KafkaError | None] = []
@@ -216,7 +229,7 @@ def test_another_user_may_neither_write_nor_join(kafka: SecuredKafka, gateway: K
 
 def test_java(kafka: SecuredKafka, gateway: KcoordProcess, jars: KafkaJars, tmp_path: Path) -> None:
     server = ("--bootstrap-server", gateway.address)
-    config = properties(kafka, "alice", tmp_path)
+    config = write_properties(kafka, "alice", tmp_path)
     jars.tool(
         "console-producer", *server, "--topic", TOPIC, "--command-config", config, stdin="java-1\njava-2\njava-3\n"
     )
@@ -231,7 +244,7 @@ def test_java(kafka: SecuredKafka, gateway: KcoordProcess, jars: KafkaJars, tmp_
 
 
 def test_commands_log_in_at_both_sides(kafka: SecuredKafka, gateway: KcoordProcess, tmp_path: Path) -> None:
-    config = properties(kafka, "bob", tmp_path)
+    config = write_properties(kafka, "bob", tmp_path)
     shown = CommandLine(gateway.address).succeed("upstream", "status", "--command-config", config).out
     assert "__kcoord_offsets" in shown
 
@@ -247,28 +260,14 @@ def test_a_missing_right_is_named(kafka: SecuredKafka, right: Right, tmp_path: P
     gateway.spawn()
     text = f"lacks the right {right.operation} on "
     try:
-        if right.name == "*":
+        if right.is_for_clients:
             ready = wait_until(
                 lambda: re.findall(r"kcoord is ready: SASL_SSL://127.0.0.1:(\d+),", gateway.log), "it is ready", SECONDS
             )
             gateway.ports = [int(ready[0])]
-            asyncio.run(use(kafka, gateway))
+            settings = {"bootstrap.servers": gateway.address, "default.api.timeout.ms": "2000"}
+            with contextlib.suppress(OwnKafkaError):
+                asyncio.run(use({**settings, **properties(kafka, "alice")}, f"alice-{RIGHTS.index(right)}"))
         wait_until(lambda: text in gateway.log, f"{right} is named; log: {gateway.log_file}", SECONDS)
     finally:
         gateway.stop(signal.SIGKILL)
-
-
-async def use(kafka: SecuredKafka, gateway: KcoordProcess) -> None:
-    """Asks as alice for the topic and for offsets of a group that kcoord does not know."""
-    own = {
-        "bootstrap.servers": gateway.address,
-        "security.protocol": "SASL_SSL",
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": kafka.authority_file,
-        "sasl.mechanism": "PLAIN",
-        "sasl.jaas.config": f'{PLAIN} username="alice" password="alice-secret";',
-        "default.api.timeout.ms": "2000",
-    }
-    async with AdminClient(AdminConfig.from_properties(own)) as admin:
-        await admin.describe_topics([TOPIC])
-        await admin.list_consumer_group_offsets(["alice-new"])

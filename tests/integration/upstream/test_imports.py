@@ -269,6 +269,17 @@ async def test_offsets_of_an_open_transaction_are_waited_for(
     assert (await waiting)[FIRST] == OffsetAndMetadata(14)
 
 
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_transaction_adds_to_what_is_imported(gateway: KcoordProcess, group: str, commits: bool) -> None:
+    async with Producer(bootstrap_servers=gateway.address, transactional_id=group) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({FIRST: OffsetAndMetadata(15)}, ConsumerGroupMetadata(group))
+        await (producer.commit_transaction() if commits else producer.abort_transaction())
+    offsets = {FIRST: OffsetAndMetadata(15 if commits else 10), SECOND: OffsetAndMetadata(20)}
+    assert await committed(gateway, group) == offsets
+
+
 @pytest.mark.parametrize(
     "fault",
     [

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient as ConfluentAdmin
 
 from kcoord.client import AdminClient
@@ -17,14 +17,18 @@ from kcoord.client.config import AdminConfig
 from kcoord.testing import KcoordBroker, allow, start_broker
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
     MetadataRequest,
     MetadataResponse,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,
     SaslHandshakeResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
 )
-from tests.integration.upstream.rights import RIGHTS
+from tests.integration.upstream.rights import CLIENT_ID, RIGHTS
 from tests.integration.wire import ConnectionClosed, WireClient
 from tests.support.command_line import CommandLine
 from tests.support.kcoord_process import FAST, KcoordProcess
@@ -46,7 +50,9 @@ OF_ALICE = [
     allow("alice", "Read", topic=TOPIC),
     allow("alice", "Write", topic=TOPIC),
     allow("alice", "Read", group="alice-", prefixed=True),
+    allow("alice", "Write", transactional_id=CLIENT_ID),
 ]
+INSTANCE = 1_000_000
 SESSION_MS = 1_500
 SECONDS = 20.0
 
@@ -166,6 +172,55 @@ def test_every_port_asks_for_a_login(gateway: KcoordProcess) -> None:
                 assert answer.error_message == "Authentication failed: Invalid username or password"
                 with pytest.raises((ConnectionClosed, ConnectionResetError)):
                     client.call(MetadataRequest(topics=[]), 9, MetadataResponse)
+
+
+def test_offsets_in_transactions(gateway: KcoordProcess) -> None:
+    settings = login(gateway.address, "alice")
+    producer = Producer({**settings, "transactional.id": CLIENT_ID})
+    producer.init_transactions(SECONDS)
+    groups = {group: Consumer({**settings, "group.id": group}) for group in ("alice-pays", "bobs")}
+    for offset, finish in ((3, producer.commit_transaction), (4, producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(TOPIC, b"paid", partition=2)
+        offsets = [TopicPartition(TOPIC, 0, offset)]
+        producer.send_offsets_to_transaction(offsets, groups["alice-pays"].consumer_group_metadata(), SECONDS)
+        finish(SECONDS)
+        assert groups["alice-pays"].committed([TopicPartition(TOPIC, 0)], SECONDS)[0].offset == 3
+    producer.begin_transaction()
+    with pytest.raises(KafkaException) as error:
+        producer.send_offsets_to_transaction(offsets, groups["bobs"].consumer_group_metadata(), SECONDS)
+    assert error.value.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    producer.abort_transaction(SECONDS)
+
+
+def test_a_client_cannot_use_the_rights_of_kcoord_in_transactions(gateway: KcoordProcess) -> None:
+    """kcoord's user may write with alice's transactional id, and bob may not, on any port."""
+    admin = ConfluentAdmin(login(gateway.address, "alice"))
+    for broker in admin.list_topics(timeout=10).brokers.values():
+        with WireClient(broker.port) as client:
+            client.call(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+            token = SaslAuthenticateRequest(auth_bytes=f"\0bob\0{USERS['bob']}".encode())
+            client.call(token, 2, SaslAuthenticateResponse)
+            request = AddOffsetsToTxnRequest(transactional_id=CLIENT_ID, group_id="bobs")
+            answer = client.call(request, 3, AddOffsetsToTxnResponse)
+            assert answer.error_code == Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            commit = TxnOffsetCommitRequest(
+                transactional_id=CLIENT_ID,
+                group_id="bobs",
+                topics=[
+                    TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
+                        name=TOPIC,
+                        partitions=[
+                            TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                                partition_index=0, committed_offset=1
+                            )
+                        ],
+                    )
+                ],
+            )
+            committed = client.call(commit, 3, TxnOffsetCommitResponse)
+            expected = Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if broker.id == INSTANCE else Errors.NOT_COORDINATOR
+            assert committed.topics[0].partitions[0].error_code == expected
 
 
 def test_changed_acls_count_soon_and_at_once_if_they_come_through_kcoord(

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.client import AdminClient
-from kcoord.client.config import AdminConfig
 from kcoord.testing import KcoordBroker, allow, start_broker
-from tests.integration.upstream.rights import RIGHTS, Right
+from kcoord_protocol.errors import KafkaError
+from tests.integration.upstream.rights import CLIENT_ID, GROUP, RIGHTS, TOPIC, Right, use
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 
-TOPIC = "orders"
 USERS = {"gateway": "gateway-secret", "alice": "alice-secret"}
-OF_ALICE = [allow("alice", "Read", topic=TOPIC), allow("alice", "Read", group="a", prefixed=True)]
+OF_ALICE = [
+    allow("alice", "Read", topic=TOPIC),
+    allow("alice", "Read", group=GROUP),
+    allow("alice", "Write", transactional_id=CLIENT_ID),
+]
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 PARTITIONS = int(FAST["offsets.topic.num.partitions"])
 SECONDS = 20.0
@@ -28,7 +30,8 @@ NAMED = {
         for operation in ("Create", "DescribeConfigs", "Read", "Write")
     },
     "Write on transactional ids kcoord-": "Write on transactional id kcoord-",
-    "Describe on group *": "Describe on group alices",
+    "Write on transactional ids": f"Write on transactional id {CLIENT_ID}",
+    "Describe on group *": f"Describe on group {GROUP}",
     "Describe on topic *": "Describe on them",
     "Describe on cluster": "Describe on the cluster",
 }
@@ -50,8 +53,8 @@ def start(upstream: KcoordBroker, folder: Path) -> KcoordProcess:
     return gateway
 
 
-def use(gateway: KcoordProcess) -> str:
-    """Asks as alice for a topic and for offsets of a group. Returns the error, empty if there is none."""
+def use_as_alice(gateway: KcoordProcess) -> str:
+    """Uses everything. Returns the error, empty if there is none."""
     ready = wait_until(lambda: re.findall(r"kcoord is ready: PLAINTEXT://(\S+),", gateway.log), "it is ready", SECONDS)
     properties = {
         "bootstrap.servers": ready[0],
@@ -61,25 +64,23 @@ def use(gateway: KcoordProcess) -> str:
         "default.api.timeout.ms": "2000",
     }
 
-    async def run() -> str:
-        async with AdminClient(AdminConfig.from_properties(properties)) as admin:
-            await admin.describe_topics([TOPIC])
-            error = (await admin.list_consumer_group_offsets(["alices"])).error("alices")
-        return "" if error is None else str(error)
-
-    return asyncio.run(run())
+    try:
+        asyncio.run(use(properties))
+    except KafkaError as error:
+        return str(error)
+    return ""
 
 
 def test_the_documented_rights_suffice(tmp_path: Path) -> None:
     acls = [*(right.acl("gateway") for right in RIGHTS), *OF_ALICE]
     with start_broker(users=USERS, acls=acls) as upstream:
         upstream.create_topic(TOPIC)
-        upstream.commit("alices", {TOPIC: {0: 7}})
+        upstream.commit(GROUP, {TOPIC: {0: 7}})
         for folder in (tmp_path / "first", tmp_path / "second"):
             folder.mkdir()
             gateway = start(upstream, folder)
             try:
-                assert use(gateway) == ""
+                assert use_as_alice(gateway) == ""
                 assert "lacks" not in gateway.log
             finally:
                 gateway.kill()
@@ -95,8 +96,8 @@ def test_each_right_that_is_missing_is_named(right: Right, tmp_path: Path) -> No
             upstream.create_topic("__kcoord_offsets", PARTITIONS, settings)
         gateway = start(upstream, tmp_path)
         try:
-            if right.name == "*":
-                use(gateway)
+            if right.is_for_clients:
+                use_as_alice(gateway)
             text = f"kcoord's user in the upstream lacks the right {NAMED.get(str(right), str(right))}"
             if right == Right("Describe", "topic", "*"):
                 text = "kcoord's user lacks the right Describe on them"
