@@ -119,6 +119,20 @@ def test_a_partition_of_the_image_keeps_its_time() -> None:
     assert record == new_topic_times_record(TOPICS[0], [7, 7, 9])
 
 
+def test_a_time_that_came_too_late_is_corrected_once() -> None:
+    shared = SharedMetadata()
+    for times in ([7], [9]):
+        shared.replay(new_topic_times_record(TOPICS[0], times))
+    (correction,) = shared.corrections()
+    assert correction == new_topic_times_record(TOPICS[0], [7])
+    shared.replay(correction)
+    assert shared.corrections() == []
+    shared.replay(new_topic_times_record(TOPICS[0], [9]))
+    (tombstone,) = shared.obsolete([TOPICS[0]])
+    shared.replay(tombstone)
+    assert shared.corrections() == []
+
+
 def test_topics_that_are_gone_are_forgotten() -> None:
     shared = SharedMetadata()
     shared.replay(new_topic_times_record(TOPICS[0], [7]))

@@ -118,6 +118,15 @@ def test_the_leader_remembers_owners_that_have_restarted() -> None:
     assert planned(5, joined(first, last), joined(second), last=last).shards_of(2) == list(range(25))
 
 
+def test_the_memory_of_the_leader_counts_only_against_older_claims() -> None:
+    first, second = instance(1), instance(2)
+    last = ShardMap(4, 1, {1: first, 2: second}, [2] * 25 + [1] * 25)
+    older = ShardMap(3, 1, {1: first, 2: second}, [1] * 25 + [2] * 25)
+    newer = ShardMap(5, 1, {1: first, 2: second}, [1] * 25 + [2] * 25)
+    assert planned(6, joined(first, last), joined(second, older), last=last).shards_of(2) == list(range(25))
+    assert planned(6, joined(first, newer), joined(second, newer), last=last).shards_of(2) == list(range(25, 50))
+
+
 def test_an_instance_that_cannot_read_the_records_owns_nothing() -> None:
     old, new = instance(1), instance(2)
     both_old = planned(1, joined(old), joined(new))

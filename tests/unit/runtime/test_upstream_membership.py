@@ -18,6 +18,7 @@ from kcoord.runtime.upstream_membership import (
     UpstreamMembership,
 )
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import UpstreamMemberMetadata
 from tests.unit.runtime.upstream_group import INTERVAL_MS, SESSION_MS, SHARDS, World, instance
 
 SEEDS = 60
@@ -367,6 +368,131 @@ def test_a_fenced_shard_is_claimed_again_if_a_later_heartbeat_confirms_the_owner
     assert isinstance(heartbeat, Heartbeat), "it does not wait for the interval"
     machine.beaten(heartbeat, 430, rebalances=True)
     assert taken(machine) == [], "the map of the rebalance decides"
+
+
+def rejoin(machine: UpstreamMembership, now_ms: int) -> SyncGroup:
+    """Takes a member through a rebalance, up to SyncGroup."""
+    heartbeat = beat(machine, now_ms)
+    machine.beaten(heartbeat, now_ms, rebalances=True)
+    (join,) = taken(machine)
+    assert isinstance(join, JoinGroup)
+    machine.joined(join, "m", machine.generation + 1, {"m": join.metadata}, now_ms)
+    (sync,) = taken(machine)
+    assert isinstance(sync, SyncGroup)
+    return sync
+
+
+def test_heartbeats_begin_with_the_assignment_and_a_hint_does_not_change_that(machine: UpstreamMembership) -> None:
+    machine.hurry(0)
+    assert taken(machine) == []
+    become_member(machine, 1_000)
+    assert machine.next_ms == 1_000 + INTERVAL_MS
+    rejoin(machine, 2_000)
+    machine.hurry(2_010)
+    assert taken(machine) == []
+
+
+@pytest.mark.parametrize("late_ms", [-1, 0])
+def test_an_assignment_that_arrives_after_the_lease_gives_none(machine: UpstreamMembership, late_ms: int) -> None:
+    become_member(machine)
+    sync = rejoin(machine, 1_000)
+    machine.synced(sync, sync.assignments["m"], 1_000 + SESSION_MS + late_ms)
+    (outcome,) = taken(machine)
+    if late_ms < 0:
+        assert isinstance(outcome, Assigned)
+        return
+    assert isinstance(outcome, LeaseOver)
+    heartbeat = beat(machine, 1_000 + SESSION_MS + INTERVAL_MS)
+    machine.beaten(heartbeat, 1_000 + 2 * SESSION_MS + INTERVAL_MS, rebalances=False)
+    assert taken(machine) == [], "this answer is too late as well"
+    heartbeat = beat(machine, 9_000 + SESSION_MS)
+    machine.beaten(heartbeat, 9_001 + SESSION_MS, rebalances=False)
+    (outcome,) = taken(machine)
+    assert isinstance(outcome, Assigned)
+
+
+def test_a_map_without_the_current_addresses_is_replaced_at_once_and_then_after_longer_and_longer_pauses(
+    machine: UpstreamMembership,
+) -> None:
+    become_member(machine)
+    sync: object = rejoin(machine, 1_000)
+    assert isinstance(sync, SyncGroup)
+    old = sync.assignments["m"]
+    machine.join(instance(1, 9999), 1_010)
+    now_ms, pauses = 1_010, []
+    for _ in range(4):
+        assert isinstance(sync, SyncGroup)
+        machine.synced(sync, old, now_ms)
+        actions = [action for action in taken(machine) if not isinstance(action, Assigned)]
+        begun_ms = now_ms
+        while not actions:
+            now_ms += 10
+            machine.tick(now_ms)
+            actions = [action for action in taken(machine) if not isinstance(action, Heartbeat)]
+        pauses.append(now_ms - begun_ms)
+        (join,) = actions
+        assert isinstance(join, JoinGroup)
+        machine.joined(join, "m", machine.generation + 1, None, now_ms)
+        (sync,) = taken(machine)
+    assert pauses == [0, 100, 200, 200]
+
+
+def test_a_failed_request_is_repeated_with_doubled_pauses(machine: UpstreamMembership) -> None:
+    machine.join(instance(1), 0)
+    now_ms, attempts, pauses = 0, [], []
+    for _ in range(4):
+        (join,) = taken(machine)
+        assert isinstance(join, JoinGroup)
+        attempts.append(UpstreamMemberMetadata.decode_prefix(join.metadata, 2, 0)[0].attempt)
+        machine.refused(join, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE), now_ms)
+        pauses.append(machine.next_ms - now_ms)
+        now_ms = int(machine.next_ms)
+        machine.tick(now_ms)
+    assert pauses == [50, 100, 200, 200]
+    assert attempts == [1, 2, 3, 4]
+
+
+def test_a_generation_that_is_over_is_left_for_the_next_one(machine: UpstreamMembership) -> None:
+    become_member(machine)
+    machine.refused(beat(machine, 200), KafkaError(Errors.ILLEGAL_GENERATION), 210)
+    (join,) = taken(machine)
+    assert isinstance(join, JoinGroup) and join.member_id == "m"
+    assert machine.holds_lease(220), "the lease of the last heartbeat still holds"
+
+
+def test_a_heartbeat_from_before_a_request_to_join_says_nothing_about_it(machine: UpstreamMembership) -> None:
+    become_member(machine)
+    early = beat(machine, 200)
+    machine.join(instance(1, 9999), 200)
+    (join,) = taken(machine)
+    assert isinstance(join, JoinGroup)
+    machine.beaten(early, 210, rebalances=False)
+    for now_ms in range(400, 2_000, 200):
+        machine.refused(beat(machine, now_ms), KafkaError(Errors.NETWORK_EXCEPTION), now_ms)
+    machine.joined(join, "m", 2, None, 2_000)
+    assert [type(action) for action in taken(machine)] == [SyncGroup]
+
+
+def test_a_new_map_forgets_which_shards_were_fenced(machine: UpstreamMembership) -> None:
+    become_member(machine)
+    machine.fenced(3, 150)
+    (heartbeat,) = taken(machine)
+    assert isinstance(heartbeat, Heartbeat)
+    machine.beaten(heartbeat, 160, rebalances=True)
+    (join,) = taken(machine)
+    assert isinstance(join, JoinGroup)
+    machine.joined(join, "m", 2, {"m": join.metadata}, 170)
+    (sync,) = taken(machine)
+    assert isinstance(sync, SyncGroup)
+    machine.synced(sync, sync.assignments["m"], 180)
+    assert [type(action) for action in taken(machine)] == [Assigned], "which claims all shards of the map"
+    machine.beaten(beat(machine, 400), 410, rebalances=False)
+    assert taken(machine) == []
+    machine.fenced(4, 500)
+    (heartbeat,) = taken(machine)
+    assert isinstance(heartbeat, Heartbeat) and heartbeat.created_ms == 500
+    machine.beaten(heartbeat, 510, rebalances=False)
+    assert [type(action) for action in taken(machine)] == [Reclaim]
 
 
 def test_leaving_needs_a_member_id_and_ends_everything(machine: UpstreamMembership) -> None:
