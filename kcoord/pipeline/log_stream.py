@@ -8,7 +8,7 @@ The offset of a stream is the next log offset of each log partition, and the top
 Theory of operation. `latest` returns the offset up to which the next batch reads, and `ranges` cuts the logs between
 two offsets into ranges.
 
-* A `Follower` knows the ends of the logs, in folders or in a cluster. It finds the end of a batch within the byte
+* A `LogFollower` knows the ends of the logs, in folders or in a cluster. It finds the end of a batch within the byte
   budget. The end of a log partition is a stable offset: with read_committed every transaction below it is decided or
   abandoned. If no stable offset is within the budget, the batch exceeds the budget, since a long transaction would
   otherwise stop the stream.
@@ -37,7 +37,7 @@ TOPIC_ID: Final = "topic_id"
 StreamOffset = dict[str, int | str]
 
 
-class Follower(Protocol):
+class LogFollower(Protocol):
     """Follows the ends of the logs of a topic. Offsets are by the number of the log partition, as text."""
 
     def look(self) -> str | None:
@@ -121,7 +121,7 @@ class LogStream:
         return topic_id if read_id is None else str(read_id)
 
 
-def _follower_of(options: SourceOptions, *, resolves: bool) -> Follower:
+def _follower_of(options: SourceOptions, *, resolves: bool) -> LogFollower:
     if not options.properties:
         return FolderFollower(options, resolves=resolves)
     from kcoord.pipeline.wire.follower import BrokerFollower

@@ -65,7 +65,7 @@ _REFUSED_AT_FIRST: Final = frozenset(
 """Errors that end a member that has never had a map: its settings are wrong. Later they may pass."""
 
 
-class MembershipState(Enum):
+class InstanceState(Enum):
     """The states of the member. The module docstring has the transitions."""
 
     OUT = "out"
@@ -160,7 +160,7 @@ class UpstreamMembership:
         heartbeat_interval_ms: int,
         record_version: int,
     ) -> None:
-        self.state = MembershipState.OUT
+        self.state = InstanceState.OUT
         self.actions: list[Action] = []
         self.shard_map: ShardMap | None = None
         """The last map that this instance got, also while it has no lease."""
@@ -210,16 +210,16 @@ class UpstreamMembership:
     def join(self, instance: Instance, now_ms: int) -> None:
         """Joins the group, or announces other addresses of this instance to it."""
         self._instance = instance
-        if self.state is MembershipState.OUT:
+        if self.state is InstanceState.OUT:
             self._begin_join(now_ms)
-        elif self.state is MembershipState.MEMBER:
+        elif self.state is InstanceState.MEMBER:
             self._join_if_outdated(now_ms)
 
     def leave(self) -> None:
         """Leaves the group. The caller has closed its shards."""
-        if self.member_id and self.state is not MembershipState.FAILED:
+        if self.member_id and self.state is not InstanceState.FAILED:
             self.actions.append(LeaveGroup(self.member_id))
-        self._end(MembershipState.OUT)
+        self._end(InstanceState.OUT)
 
     def hurry(self, now_ms: int) -> None:
         """Sends the next heartbeat now: there may be a rebalance, or this instance may have been replaced."""
@@ -268,7 +268,7 @@ class UpstreamMembership:
         if members is not None:
             assignment = plan(generation, members.values(), self._shard_count, self.shard_map)
             assignments = dict.fromkeys(members, assignment)
-        self.state = MembershipState.SYNCING
+        self.state = InstanceState.SYNCING
         self._failures = 0
         self._heartbeat = None
         self._heartbeat_ms = _NEVER
@@ -296,7 +296,7 @@ class UpstreamMembership:
             )
             return
         self.shard_map = shard_map
-        self.state = MembershipState.MEMBER
+        self.state = InstanceState.MEMBER
         self._request = None
         self._heartbeat_ms = now_ms + self._heartbeat_interval_ms
         self._prolong(request.created_ms)
@@ -313,12 +313,12 @@ class UpstreamMembership:
         self._heartbeat = None
         self._heartbeat_failures = 0
         self._prolong(request.created_ms)
-        if self.state is MembershipState.MEMBER and not self._has_lease and now_ms < self._lease_until_ms:
+        if self.state is InstanceState.MEMBER and not self._has_lease and now_ms < self._lease_until_ms:
             self._assign()
         if rebalances:
-            if self.state is not MembershipState.JOINING:
+            if self.state is not InstanceState.JOINING:
                 self._begin_join(now_ms)
-        elif self.state is MembershipState.JOINING:
+        elif self.state is InstanceState.JOINING:
             self._expect_answer(request, now_ms)
         else:
             self._reclaim(request)
@@ -349,7 +349,7 @@ class UpstreamMembership:
         if error.error is not Errors.ILLEGAL_GENERATION:
             self._heartbeat_failures += 1
             self._heartbeat_ms = now_ms + self._backoff_ms(self._heartbeat_failures)
-        elif self.state is MembershipState.JOINING:
+        elif self.state is InstanceState.JOINING:
             self._expect_answer(request, now_ms)
         else:
             self._begin_join(now_ms)
@@ -365,7 +365,7 @@ class UpstreamMembership:
     # Joining.
 
     def _begin_join(self, now_ms: int, delay_ms: int = 0) -> None:
-        self.state = MembershipState.JOINING
+        self.state = InstanceState.JOINING
         self._failures = 0
         self._request = None
         self._retry_ms = now_ms + delay_ms
@@ -374,7 +374,7 @@ class UpstreamMembership:
 
     def _repeat(self, now_ms: int) -> None:
         """Sends JoinGroup or SyncGroup, the first time or again."""
-        if self.state is MembershipState.SYNCING:
+        if self.state is InstanceState.SYNCING:
             self._send_sync(now_ms)
             return
         assert self._instance is not None
@@ -438,10 +438,10 @@ class UpstreamMembership:
         self._begin_join(now_ms)
 
     def _fail(self, error: KafkaError) -> None:
-        self._end(MembershipState.FAILED)
+        self._end(InstanceState.FAILED)
         self.actions.append(Failed(error))
 
-    def _end(self, state: MembershipState) -> None:
+    def _end(self, state: InstanceState) -> None:
         self.state = state
         self.member_id = ""
         self.generation = NO_GENERATION

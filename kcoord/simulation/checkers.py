@@ -17,7 +17,7 @@ from kcoord_protocol.messages import OffsetFetchResponse
 TopicPartition: TypeAlias = tuple[bytes, int]
 
 
-class Ownership:
+class PartitionOwners:
     """I-1: a partition has at most one owner in a group, across both protocols."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kcoord.metadata.image import MetadataImage
-from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs
+from kcoord.simulation.checkers import AcknowledgedCommits, PartitionOwners, ToldEpochs
 from kcoord.simulation.client import RETRIABLE, SimulatedClient
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.trace import Trace
@@ -48,7 +48,7 @@ class Promises:
     """
 
     trace: Trace
-    ownership: Ownership
+    ownership: PartitionOwners
     epochs: ToldEpochs
     commits: AcknowledgedCommits
     image: Callable[[], MetadataImage]

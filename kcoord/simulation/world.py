@@ -21,7 +21,7 @@ from kcoord.simulation.acl_admin import AclAdmin, creation_of
 from kcoord.simulation.admin import Admin
 from kcoord.simulation.assignor_member import AssignorMember, draw_member
 from kcoord.simulation.broker import SimulatedBroker
-from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
+from kcoord.simulation.checkers import AcknowledgedCommits, PartitionOwners, ToldEpochs, TopicPartition
 from kcoord.simulation.classic import ClassicConsumer
 from kcoord.simulation.client import ModelClient, Scene
 from kcoord.simulation.clock import START_MS, VirtualClock
@@ -119,7 +119,7 @@ class World:
         self.scene = scene = Scene(self.clock, self.network, self.options, self.trace, self.stream)
         self.broker = SimulatedBroker(self.clock, self.stream("broker"), self.options, self.trace, self.network, fault)
         self.commits = AcknowledgedCommits(self.broker.observer)
-        self.ownership = Ownership()
+        self.ownership = PartitionOwners()
         self.controller = Controller(self.broker, self.stream("times"), self.trace)
         self.topics = TopicAdmin(scene)
         self.promises = Promises(

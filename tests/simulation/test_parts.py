@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from kcoord.simulation.checkers import Ownership, ToldEpochs
+from kcoord.simulation.checkers import PartitionOwners, ToldEpochs
 from kcoord.simulation.client import Scene, SimulatedClient
 from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, Attempt, Ledger, Place, Transaction
@@ -189,7 +189,7 @@ def test_requests_without_a_response_cause_one_timeout() -> None:
 
 
 def test_a_partition_has_one_owner() -> None:
-    ownership = Ownership()
+    ownership = PartitionOwners()
     ownership.grant("g", "a", {(TOPIC, 0), (TOPIC, 1)})
     ownership.grant("g", "a", {(TOPIC, 0)})
     ownership.grant("other", "b", {(TOPIC, 0)})

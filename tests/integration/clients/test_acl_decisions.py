@@ -312,7 +312,10 @@ SCRAM_QUESTIONS = [None, [], ["carol"], ["carol", "carol", "nobody"], ["dave", "
 
 
 def scram_results(side: Side) -> list[object]:
-    """Changes the users of SCRAM and returns all results, sorted: Kafka has users in the order of a hash map."""
+    """Changes the users of SCRAM and returns all results.
+
+    They are sorted: Kafka has users and their mechanisms in the order of hash maps.
+    """
     results: list[object] = []
     with WireClient(side.port) as client:
         for change in SCRAM_CHANGES:
@@ -335,7 +338,10 @@ def scram_results(side: Side) -> list[object]:
         wait_until(has_all_changes, "all changes are applied", 30)
         for names in SCRAM_QUESTIONS:
             described = describe(names)
-            infos = {row.user: [(i.mechanism, i.iterations) for i in row.credential_infos] for row in described.results}
+            infos = {
+                row.user: sorted((info.mechanism, info.iterations) for info in row.credential_infos)
+                for row in described.results
+            }
             rows = [(row.user, row.error_code, row.error_message) for row in described.results]
             results.append((described.error_code, described.error_message, sorted(rows), infos))
     return results

@@ -9,10 +9,10 @@ from kcoord.runtime.upstream_membership import (
     Assigned,
     Failed,
     Heartbeat,
+    InstanceState,
     JoinGroup,
     LeaseOver,
     LeaveGroup,
-    MembershipState,
     Reclaim,
     SyncGroup,
     UpstreamMembership,
@@ -146,7 +146,7 @@ def test_the_older_of_two_processes_with_the_same_node_id_fails(world: World) ->
     newer = world.start(1)
     world.run(1_000)
     assert older.failure is not None and older.failure.error is Errors.FENCED_INSTANCE_ID
-    assert older.machine.state is MembershipState.FAILED
+    assert older.machine.state is InstanceState.FAILED
     assert newer.owned == list(range(SHARDS))
 
 

@@ -17,10 +17,10 @@ from kcoord.runtime.upstream_membership import (
     Assigned,
     Failed,
     Heartbeat,
+    InstanceState,
     JoinGroup,
     LeaseOver,
     LeaveGroup,
-    MembershipState,
     Reclaim,
     Request,
     SyncGroup,
@@ -245,7 +245,7 @@ class World:
         maps: list[ShardMap | None] = [process.machine.shard_map for process in alive]
         owned = sorted(shard_id for process in alive for shard_id in process.owned)
         return (
-            all(process.machine.state is MembershipState.MEMBER for process in alive)
+            all(process.machine.state is InstanceState.MEMBER for process in alive)
             and all(shard_map == maps[0] for shard_map in maps)
             and owned == list(range(SHARDS))
         )
