@@ -32,6 +32,7 @@ _HELP = {
     "rebalances": "rebalance storms, convergence, member churn, busiest groups",
     "expiry": "when committed offsets expire (KIP-211)",
     "orphans": "offsets that no consumer needs (KIP-496)",
+    "losses": "offsets that were deleted, reset or expired, by whom, and denied attempts",
     "audit-1327": "records that `latest` lost, or will lose, on new partitions (KIP-1327)",
 }
 _DEFAULT_LIMIT = 50

@@ -21,6 +21,7 @@ from kcoord.cli.lake_source import pairs, source_of
 from kcoord.cli.stopping import stop_on_signals
 from kcoord.cli.table import current_time_ms, parse_time
 from kcoord.pipeline.errors import BrokerError
+from kcoord.pipeline.lake.audit import check_audit_log, copy_audit_log
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import Ingest, Ingested
@@ -52,6 +53,8 @@ class LakeRun:
         self.source = source_of(options)
         if self.source is not None:
             self.source.check(may_be_missing=getattr(options, "follow", None) is not None)
+        for audit_log in options.audit:
+            check_audit_log(audit_log)
         self._lakes = [self._open(options.cluster)]
         self._ingest = None if self.source is None else Ingest(self._lakes[0], self.source.options)
         if self.source is None and options.cluster is None:
@@ -80,7 +83,11 @@ class LakeRun:
         return Lake(self._session, self._options.lake, Format(self._options.format), cluster)
 
     def copy_new_records(self) -> None:
-        """Copies the log up to its present end, with a sample of the brokers, and updates the silver tables."""
+        """Copies the log up to its present end, with a sample of the brokers, and updates the silver tables.
+
+        Copies audit logs too.
+        """
+        self._copy_audit_logs()
         if self._ingest is None:
             return
         self._ingest.stop_at_present_ends()
@@ -100,6 +107,7 @@ class LakeRun:
             while not stop.is_set():
                 due = time.monotonic() + interval_s
                 try:
+                    self._copy_audit_logs()
                     self._add_sample()
                     while not stop.is_set() and (done := ingest.next()) is not None:
                         self._report(done)
@@ -109,6 +117,12 @@ class LakeRun:
                         raise
                     print(f"warning: {error}; trying again", file=sys.stderr)
                 stop.wait(max(due - time.monotonic(), 0))
+
+    def _copy_audit_logs(self) -> None:
+        for audit_log in self._options.audit:
+            entries = copy_audit_log(self.lake, audit_log)
+            if entries and not self._options.json:
+                print(f"{audit_log}: {entries:,} new entries", file=sys.stderr)
 
     def _begin(self) -> None:
         """Starts Spark. Waits for it if it has to show that it can read a lake on object storage."""

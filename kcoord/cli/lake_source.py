@@ -27,6 +27,13 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", metavar="URI", help="folder that holds __consumer_offsets-N; copied first")
     add_connection_options(parser)
     parser.add_argument("--topic", metavar="NAME", help="the topic of the log (default __consumer_offsets)")
+    parser.add_argument(
+        "--audit",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an audit log of kcoord, with its older files; copied too. May be repeated",
+    )
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the data source")
 
 

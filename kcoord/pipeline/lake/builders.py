@@ -21,6 +21,7 @@ from kcoord.pipeline.lake import (
     group_epochs,
     hot_groups,
     lag,
+    losses,
     members,
     rebalances,
     status,
@@ -87,6 +88,9 @@ WHOLE: Final = {
     "churn": Builder(
         ("members", "group_epochs"),
         lambda inputs, settings, now: rebalances.build_churn(inputs["members"], inputs["group_epochs"]),
+    ),
+    "losses": Builder(
+        ("commits", "changes"), lambda inputs, settings, now: losses.build(inputs["commits"], inputs["changes"])
     ),
     "hot_groups": Builder(("commits",), lambda inputs, settings, now: hot_groups.build(inputs["commits"])),
     "expiry": Builder(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lake as datasets of Spark's declarative pipelines, from the same builders as the jobs.
 
-`records` is a streaming table, and all others are materialized views. A pipeline cannot query a broker, so samples of
-ends come from the table that the setting `kcoord.ends` names.
+`records` is a streaming table, and all others are materialized views. A pipeline cannot query a broker and does not
+read audit logs, so `ends` and `changes` come from the tables that the settings `kcoord.ends` and `kcoord.changes` name.
 """
 
 from __future__ import annotations
@@ -29,18 +29,13 @@ def define() -> None:
     _expect_accumulators(spark)
     settings, now = _settings(spark)
     log = spark.conf.get("kcoord.log")
-    samples = spark.conf.get("kcoord.ends", "")
     # The function of a dataset must not analyze anything, not even a schema, so the empty tables are made here.
-    no_ends = spark.createDataFrame([], TABLES["ends"].schema)
-    no_commits = spark.createDataFrame([], TABLES["commits"].schema)
+    given = {name: (spark.conf.get(f"kcoord.{name}", "") or "", _empty(spark, name)) for name in ("ends", "changes")}
+    no_commits = _empty(spark, "commits")
 
     @pipelines.table(name="records", comment=TABLES["records"].doc)
     def records() -> DataFrame:
         return bronze(spark.readStream.format("kcoord").option("table", "records").load(log), 0)
-
-    @pipelines.materialized_view(name="ends", comment=TABLES["ends"].doc)
-    def ends() -> DataFrame:
-        return spark.read.table(samples) if samples else no_ends
 
     @pipelines.materialized_view(name="commits", comment=TABLES["commits"].doc)
     def all_commits() -> DataFrame:
@@ -51,9 +46,20 @@ def define() -> None:
     def current_offsets() -> DataFrame:
         return current.build(spark.read.table("commits"))
 
+    for name, (source, empty) in given.items():
+        view = pipelines.materialized_view(name=name, comment=TABLES[name].doc)
+        view(_given(spark, source, empty))
     for name, builder in {**BY_LOG_PARTITION, **WHOLE}.items():
         view = pipelines.materialized_view(name=name, comment=TABLES[name].doc)
         view(_query(spark, builder, settings, now))
+
+
+def _empty(spark: SparkSession, name: str) -> DataFrame:
+    return spark.createDataFrame([], TABLES[name].schema)
+
+
+def _given(spark: SparkSession, source: str, empty: DataFrame) -> Callable[[], DataFrame]:
+    return lambda: spark.read.table(source) if source else empty
 
 
 def _expect_accumulators(spark: SparkSession) -> None:

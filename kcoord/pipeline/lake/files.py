@@ -24,10 +24,13 @@ def file_system(uri: str) -> tuple[fs.FileSystem, str]:
     return system, str(path)
 
 
-def write_parts(files: fs.FileSystem, root: str, layout: Sequence[str], rows: pa.Table, prefix: str = "") -> None:
+def write_parts(
+    files: fs.FileSystem, root: str, layout: Sequence[str], rows: pa.Table, prefix: str = "", *, replaces: bool = False
+) -> None:
     """Writes one Parquet file for each combination of values in the columns of the layout, as Spark lays out files.
 
-    With a `prefix` for the names of the folders the files have these columns too.
+    With a `prefix` for the names of the folders the files have these columns too. If it `replaces`, the files that a
+    folder had are removed.
     """
     for values, part in _parts(rows, layout):
         folder = "/".join([root, *(f"{prefix}{name}={value}" for name, value in values.items())])
@@ -36,6 +39,10 @@ def write_parts(files: fs.FileSystem, root: str, layout: Sequence[str], rows: pa
         # Spark ignores names that begin with an underscore, so it never reads a file that is not complete.
         unfinished = f"{folder}/_{name}"
         pq.write_table(part if prefix else part.drop_columns([*values]), unfinished, filesystem=files)
+        if replaces:
+            for info in files.get_file_info(fs.FileSelector(folder)):
+                if info.path != unfinished:
+                    files.delete_file(info.path)
         files.move(unfinished, f"{folder}/{name}")
 
 

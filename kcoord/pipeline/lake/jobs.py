@@ -45,6 +45,7 @@ JOBS: Final = {
     "expiry": ("expiry",),
     "orphans": ("orphans",),
     "audit-1327": ("audit_1327",),
+    "losses": ("losses", "denials"),
 }
 """The tables of each job. The tables that they are made from are updated too."""
 
@@ -59,8 +60,8 @@ SILVER: Final = ("commits", "group_epochs", "members", "regexes", "assignments")
 _MOST_PLACES: Final = 1_000_000
 """At most this many keys, about 50 MB, are sent to every worker."""
 _THREADS: Final = 2
-_SOURCES: Final = frozenset({"records", "ends", "brokers", "descriptions"})
-"""Tables that no job makes: `ingest` and samples do."""
+_SOURCES: Final = frozenset({"records", "ends", "brokers", "descriptions", "audit", "changes", "denials"})
+"""Tables that no job makes: `ingest`, samples and copies of audit logs do."""
 _INPUTS: Final = {
     "commits": frozenset[str](),
     "current_offsets": frozenset({"commits"}),

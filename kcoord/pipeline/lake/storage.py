@@ -225,6 +225,11 @@ class Lake:
         self._frames.pop(name, None)
         self._store.replace(TABLES[name], frame)
 
+    def replace_rows(self, name: str, rows: pa.Table) -> None:
+        """Does the same as `write`, without Spark, for a table with a layout."""
+        self._frames.pop(name, None)
+        self._store.replace_rows(TABLES[name], rows)
+
     def append(self, name: str, rows: pa.Table) -> None:
         """Adds rows, which have the columns of the table. This is for samples, which no other table can replace."""
         self._frames.pop(name, None)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from kcoord.pipeline.group_values import to_json
 from kcoord.pipeline.lake.ingest import write_batch
 from kcoord.pipeline.lake.samples import End, Sample, add_sample
-from kcoord.pipeline.lake.storage import Lake
+from kcoord.pipeline.lake.storage import Lake, TableNote
+from kcoord.pipeline.lake.tables import TABLES
 from tests.integration.lake.made_log import MadeLog, moment, partitions, source_frame
 
 DAY: Final = 86_400
@@ -163,6 +165,22 @@ def fill(spark: SparkSession, lake: Lake, batch: int, *logs: MadeLog, skip: tupl
         part.rows = log.rows[begun:]
         rest.append(part)
     write_batch(lake, source_frame(spark, *rest), batch)
+
+
+def add_changes(lake: Lake) -> None:
+    """Adds what the audit log of a broker has: a deletion, a reset, a deletion that failed, and one of long ago."""
+    common = {"principal": "User:admin", "host": "10.0.0.7", "client_id": "tool", "batch": 0, "broker": 1}
+    place = {"group": "watch", "topic": "st", "partition": 1}
+    rows = [
+        {"timestamp": moment(12.5), "request": "DeleteGroups", "action": "group-delete", "group": "again"},
+        {"timestamp": moment(79), "request": "OffsetCommit", "action": "reset", **place, "committed_offset": 250},
+        {"timestamp": moment(52), "request": "OffsetDelete", "action": "offset-delete", "error": "DENIED"},
+        {"timestamp": moment(-DAY), "request": "DeleteTopics", "action": "topic-delete", "topic": "doomed"},
+    ]
+    rows[2] |= {"group": "od", "topic": "orders", "partition": 0}
+    numbered = [{**common, **row, "file": "f", "position": number} for number, row in enumerate(rows)]
+    lake.replace_rows("changes", pa.Table.from_pylist(numbered, schema=TABLES["changes"].arrow_schema))
+    lake.set_note("changes", TableNote(1))
 
 
 def add_samples(lake: Lake, moments: tuple[int, ...]) -> None:

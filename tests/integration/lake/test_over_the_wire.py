@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -12,13 +13,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kcoord.cli.lake import main
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from kcoord.pipeline.lake.jobs import SILVER
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
+from kcoord_protocol.errors import KafkaError
 from tests.integration.clients.test_dump_log import write_everything
 from tests.support.authorizing_process import authorizing_process
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.offsets_sample import described_offsets, unpack_sample
+from tests.support.waiting import wait_until
 
 Rows = list[str]
 
@@ -26,12 +31,14 @@ Rows = list[str]
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
     """A broker with an authorizer, whose second listener is for a user without rights."""
+    folder = tmp_path_factory.mktemp("broker")
     running = authorizing_process(
-        tmp_path_factory.mktemp("broker"),
+        folder,
         listeners="PLAINTEXT://127.0.0.1:0,ALICE://127.0.0.1:0",
         listener_security_protocol_map="PLAINTEXT:PLAINTEXT,ALICE:PLAINTEXT",
         kcoord_listener_principals="ALICE=User:alice",
         offsets_retention_minutes="77",
+        kcoord_audit_log=str(folder / "audit.log"),
     ).start()
     write_everything(running.address, "orders")
     yield running
@@ -74,6 +81,37 @@ def test_a_report_over_the_wire_has_the_tables_of_the_folders(
     assert {"orders-848", "orders-classic", "orders-tx"} <= described.keys()
     assert "orders-848" in page.read_text()
     check_a_second_cluster(wire, tmp_path, capsys)
+
+
+def test_losses_name_who_deleted_reset_or_was_denied(
+    broker: KcoordProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = TopicPartition("orders", 0)
+
+    async def lose_offsets() -> None:
+        async with AdminClient(bootstrap_servers=broker.address, client_id="tool") as admin:
+            for offset in (9, 4):
+                (await admin.alter_consumer_group_offsets("lost", {place: OffsetAndMetadata(offset)})).all()
+            (await admin.delete_consumer_group_offsets("lost", [place])).all()
+        async with AdminClient(bootstrap_servers=f"127.0.0.1:{broker.ports[1]}") as alice:
+            with pytest.raises(KafkaError):
+                (await alice.delete_consumer_groups(["lost"])).all()
+
+    asyncio.run(lose_offsets())
+    audit = str(broker.log_file.with_name("audit.log"))
+    wait_until(lambda: "User:alice" in Path(audit).read_text(), "the denial is in the audit log")
+    options = ["--lake", str(tmp_path / "lake"), "--bootstrap-server", broker.address, "--audit", audit, "--json"]
+    assert main(["losses", *options, "--limit", "1000"]) == 0
+    answer = json.loads(capsys.readouterr().out.partition("\n")[2])
+    names = ("action", "lost_offset", "new_offset", "principal", "client_id", "request")
+    losses = [tuple(row[name] for name in names) for row in answer["losses"] if row["group"] == "lost"]
+    assert sorted(losses, key=str) == [
+        ("offset-delete", 4, None, "User:ANONYMOUS", "tool", "OffsetDelete"),
+        ("reset", 9, 4, "User:ANONYMOUS", "tool", "OffsetCommit"),
+        ("reset", None, 9, "User:ANONYMOUS", "tool", "OffsetCommit"),
+    ]
+    denied = [row for row in answer["denials"] if row["resource"] == "lost"]
+    assert {(row["principal"], row["resource_type"]) for row in denied} == {("User:alice", "GROUP")}
 
 
 def check_a_second_cluster(lake: Lake, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

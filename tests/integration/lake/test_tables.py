@@ -23,7 +23,7 @@ from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
 from tests.integration.lake.made_log import moment
-from tests.integration.lake.scenario import DAY, SAMPLES, add_samples, fill, first_half, second_half
+from tests.integration.lake.scenario import DAY, SAMPLES, add_changes, add_samples, fill, first_half, second_half
 from tests.support.shared import missing
 
 RETENTION_S = 7 * DAY
@@ -40,6 +40,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     second_half(log, other)
     fill(spark, made, 1, log, other, skip=lengths)
     add_samples(made, SAMPLES[2:])
+    add_changes(made)
     Jobs(made, LakeSettings()).ensure_all([*SILVER, "current_offsets", *WHOLE])
     yield made
 
@@ -254,6 +255,20 @@ def test_audit_1327_has_the_records_that_latest_skips(lake: Lake) -> None:
     ]
 
 
+def test_losses_have_who_removed_or_reset_offsets(lake: Lake) -> None:
+    columns = "group topic partition action lost_offset new_offset records reason_source principal client_id"
+    assert rows(lake.read("losses"), columns) == [
+        ("again", "orders", 0, "group-delete", 5, None, None, "audit", "User:admin", "tool"),
+        ("od", "orders", 0, "offset-delete", 1, None, None, "inferred", None, None),
+        ("od", "orders", 1, "offset-delete", 1, None, None, "recorded", "User:eve", None),
+        ("old", "orders", 1, "expired", 4, None, None, "inferred", None, None),
+        ("td1", "doomed", 0, "topic-delete", 1, None, None, "inferred", None, None),
+        ("td2", "doomed", 0, "topic-delete", 1, None, None, "inferred", None, None),
+        ("watch", "st", 1, "reset", 300, 250, -50, "audit", "User:admin", "tool"),
+    ]
+    assert rows(lake.read("losses"), "timestamp request_timestamp", "action = 'reset'") == [(80.0, 79.0)]
+
+
 def test_hot_groups_are_counted_by_the_hour(lake: Lake) -> None:
     columns = "hour commits tombstones partitions share"
     assert rows(lake.read("hot_groups"), columns, "`group` = 'old'") == [
@@ -326,6 +341,7 @@ def test_the_report_has_every_section(page: Path) -> None:
     assert '<span class="chip REWIND">REWIND</span>' in text
     assert '<span class="chip skipped">skipped</span>' in text
     assert "--delete-offsets --group reader --topic legacy:0" in text
+    assert "User:admin (tool at 10.0.0.7)" in text and ">-50<" in text
     # The page loads no other file.
     assert "<script src" not in text and '<link rel="stylesheet"' not in text
 

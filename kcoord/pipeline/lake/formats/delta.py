@@ -44,14 +44,20 @@ class DeltaStore:
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
         stored = in_cluster(table, self._cluster)
-        files = write_files(self._place, stored, frame, self._cluster)
-        replaced = replaced_values(stored, files, self._cluster)
-        if replaced is not None:
-            self._commit(stored, files, "overwrite", [(name, "in", values) for name, values in replaced.items()])
+        self._replace(stored, write_files(self._place, stored, frame, self._cluster))
+
+    def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
+        stored = in_cluster(table, self._cluster)
+        self._replace(stored, write_rows(self._place, stored, rows, self._cluster))
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
         stored = in_cluster(table, self._cluster)
         self._commit(stored, write_rows(self._place, stored, rows, self._cluster), "append", [])
+
+    def _replace(self, stored: LakeTable, files: list[DataFile]) -> None:
+        replaced = replaced_values(stored, files, self._cluster)
+        if replaced is not None:
+            self._commit(stored, files, "overwrite", [(name, "in", values) for name, values in replaced.items()])
 
     def _commit(
         self, table: LakeTable, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]]

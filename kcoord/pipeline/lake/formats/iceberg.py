@@ -73,7 +73,17 @@ class IcebergStore:
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
         stored = in_cluster(table, self._cluster)
-        files = write_files(self._place, stored, frame, self._cluster)
+        self._replace(stored, write_files(self._place, stored, frame, self._cluster))
+
+    def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
+        stored = in_cluster(table, self._cluster)
+        self._replace(stored, write_rows(self._place, stored, rows, self._cluster))
+
+    def append(self, table: LakeTable, rows: pa.Table) -> None:
+        stored = in_cluster(table, self._cluster)
+        self._commit(stored, write_rows(self._place, stored, rows, self._cluster), None)
+
+    def _replace(self, stored: LakeTable, files: list[DataFile]) -> None:
         replaced = replaced_values(stored, files, self._cluster)
         if replaced is None:
             return
@@ -82,10 +92,6 @@ class IcebergStore:
             any_value = (EqualTo(term=Reference(name), value=literal(value)) for value in values)
             rows = And(rows, Or(*any_value, AlwaysFalse()))
         self._commit(stored, files, rows)
-
-    def append(self, table: LakeTable, rows: pa.Table) -> None:
-        stored = in_cluster(table, self._cluster)
-        self._commit(stored, write_rows(self._place, stored, rows, self._cluster), None)
 
     def _commit(self, table: LakeTable, files: list[DataFile], replaced: BooleanExpression | None) -> None:
         uri = self._place.table_uri(table)

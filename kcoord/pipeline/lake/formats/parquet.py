@@ -34,8 +34,14 @@ class ParquetStore:
             writer = writer.partitionBy(*table.partitioned_by).option("partitionOverwriteMode", "dynamic")
         writer.parquet(self._uri(table))
 
+    def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
+        write_parts(self._place.files, self._path(table), table.partitioned_by, rows, replaces=True)
+
     def append(self, table: LakeTable, rows: pa.Table) -> None:
-        write_parts(self._place.files, f"{self._place.path_of(table)}{self._folder}", table.partitioned_by, rows)
+        write_parts(self._place.files, self._path(table), table.partitioned_by, rows)
+
+    def _path(self, table: LakeTable) -> str:
+        return f"{self._place.path_of(table)}{self._folder}"
 
     def _uri(self, table: LakeTable) -> str:
         return f"{self._place.table_uri(table)}{self._folder}"

@@ -34,6 +34,10 @@ class Store(Protocol):
         """Replaces the parts of the layout for which the frame has rows, or all rows if the table has no layout."""
         ...
 
+    def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
+        """Does the same as `replace`, without Spark, for a table with a layout."""
+        ...
+
     def append(self, table: LakeTable, rows: pa.Table) -> None:
         """Adds rows."""
         ...

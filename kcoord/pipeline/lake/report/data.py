@@ -44,6 +44,8 @@ class ReportData:
     churn: pd.DataFrame
     audit: pd.DataFrame
     orphans: pd.DataFrame
+    losses: pd.DataFrame
+    denials: pd.DataFrame
 
 
 def collect(lake: Lake, now: datetime) -> ReportData:
@@ -171,6 +173,23 @@ def _orphans(lake: Lake) -> DataFrame:
     return orphans.orderBy("group", "topic", "partition").limit(MAX_ROWS)
 
 
+def _losses(lake: Lake) -> DataFrame:
+    """Returns the newest losses. What one request or one moment did to a topic of a group is one row."""
+    who = ["principal", "host", "client_id", "request", "reason_source"]
+    second = F.date_trunc("second", "timestamp").alias("timestamp")
+    grouped = lake.read("losses").groupBy("group", "topic", "action", second, *who)
+    sums = F.count("*").alias("partitions"), F.sum("records").alias("records"), F.sum("lost_offset").alias("lost")
+    return grouped.agg(*sums).orderBy(F.col("timestamp").desc(), "group", "topic").limit(MAX_ROWS)
+
+
+def _denials(lake: Lake) -> DataFrame:
+    """Returns who was denied what, most often first."""
+    what = ["principal", "request", "operation", "resource_type", "resource"]
+    grouped = lake.read("denials").groupBy(*what)
+    times = F.count("*").alias("times"), F.max("timestamp").alias("timestamp"), F.max("host").alias("host")
+    return grouped.agg(*times).orderBy(F.col("times").desc(), *what).limit(MAX_ROWS)
+
+
 def _storms(lake: Lake) -> DataFrame:
     return lake.read("storms").orderBy(F.col("epochs").desc()).limit(MAX_ROWS)
 
@@ -188,4 +207,6 @@ _QUERIES: Final[dict[str, Callable[[Lake], DataFrame]]] = {
     "churn": _churn,
     "audit": _audit,
     "orphans": _orphans,
+    "losses": _losses,
+    "denials": _denials,
 }

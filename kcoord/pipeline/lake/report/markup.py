@@ -31,6 +31,11 @@ def number(value: object, unit: str = "") -> str:
     return NOTHING if value is None or pd.isna(value) else f"{float(str(value)):,.0f}{unit}"
 
 
+def signed(value: object) -> str:
+    """Formats a difference: `+5` records were skipped, `-5` are read again."""
+    return number(value) if value is None or pd.isna(value) else f"{float(str(value)):+,.0f}"
+
+
 def moment(value: object) -> str:
     return NOTHING if not isinstance(value, pd.Timestamp) or pd.isna(value) else value.strftime(_TIME)
 
@@ -206,6 +211,55 @@ def audit(data: ReportData) -> str:
         Cell("First commit at", lambda row: number(row["first_committed_offset"]), "n"),
     )
     return table(data.audit, cells)
+
+
+_ACTIONS = {
+    "expired": "expired",
+    "group-delete": "deleted with the group",
+    "topic-delete": "deleted with the topic",
+    "offset-delete": "deleted",
+    "reset": "reset",
+    "rewind": "set back",
+}
+
+
+def losses(data: ReportData) -> str:
+    if data.losses.empty:
+        return empty("<b>None.</b> No committed offset was removed or set back.")
+    cells = (
+        Cell("Time", lambda row: moment(row["timestamp"])),
+        Cell("Group", lambda row: str(row["group"])),
+        Cell("Topic", lambda row: str(row["topic"])),
+        Cell("Partitions", lambda row: number(row["partitions"]), "n"),
+        Cell("What", lambda row: _ACTIONS.get(row["action"], row["action"])),
+        Cell("Records", lambda row: signed(row["records"]), "n"),
+        Cell("By", _who),
+        Cell("Known from", lambda row: str(row["reason_source"])),
+    )
+    return table(data.losses, cells)
+
+
+def denials(data: ReportData) -> str:
+    if data.denials.empty:
+        return empty("<b>No denied attempt</b> is in the lake. <code>--audit</code> copies the audit logs of brokers.")
+    cells = (
+        Cell("Principal", lambda row: str(row["principal"])),
+        Cell("Request", lambda row: str(row["request"])),
+        Cell("Denied", lambda row: f"{row['operation']} on {str(row['resource_type']).lower()} {row['resource']}"),
+        Cell("Times", lambda row: number(row["times"]), "n"),
+        Cell("Last", lambda row: moment(row["timestamp"])),
+        Cell("From", lambda row: str(row["host"])),
+    )
+    return table(data.denials, cells)
+
+
+def _who(row: pd.Series) -> str:
+    """Returns the principal with its client and address, as far as they are known."""
+    if row["action"] == "expired":
+        return "the retention"
+    principal = row["principal"] if isinstance(row["principal"], str) else "unknown"
+    client = f" ({row['client_id']} at {row['host']})" if isinstance(row["client_id"], str) else ""
+    return f"{principal}{client}"
 
 
 def orphans(data: ReportData) -> str:

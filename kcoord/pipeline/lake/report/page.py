@@ -68,6 +68,8 @@ def render(data: ReportData, title: str) -> str:
         churn=markup.churn(data),
         audit=markup.audit(data),
         orphans=markup.orphans(data),
+        losses=markup.losses(data),
+        denials=markup.denials(data),
     )
 
 
