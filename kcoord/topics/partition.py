@@ -88,7 +88,9 @@ class Partition:
 
     __slots__ = (
         "_failure",
+        "_has_enough_replicas",
         "_log_dir",
+        "_needed_replicas",
         "_open",
         "config",
         "files",
@@ -131,6 +133,7 @@ class Partition:
         self.log_config.segment_index_bytes = config.segment_index_bytes
         self.log_config.index_interval_bytes = config.index_interval_bytes
         self.log_config.file_delete_delay_ms = config.file_delete_delay_ms
+        self._count_replicas()
 
     def _jitter_ms(self, config: TopicConfig) -> int:
         """Returns the partition's share of segment.jitter.ms, which spreads the rolls of many partitions.
@@ -145,6 +148,7 @@ class Partition:
         """Applies the leader and leader epoch of `image`."""
         new_epoch = image.leader_epoch != self.image.leader_epoch
         self.image = image
+        self._count_replicas()
         if new_epoch and self._open is not None:
             self._assign_epoch(self._open)
 
@@ -254,9 +258,9 @@ class Partition:
     ) -> AppendResult:
         """Appends a client's batch; a duplicate returns the offset of the batch that was appended before."""
         self.check_leader(UNDEFINED_EPOCH)
-        if requires_all:
-            self._check_in_sync_replicas()
-        opened = self.open(now_ms)
+        if requires_all and not self._has_enough_replicas:
+            raise self._not_enough_replicas()
+        opened = self._open or self.open(now_ms)
         log = opened.log
         stamped = stamp_batch(
             batch, self.rules, base_offset=log.end_offset, leader_epoch=self.image.leader_epoch, now_ms=now_ms
@@ -338,18 +342,20 @@ class Partition:
         self.check_leader(UNDEFINED_EPOCH)
         return list(self.open(now_ms).producers.entries.values())
 
-    def _check_in_sync_replicas(self) -> None:
-        """Raises NOT_ENOUGH_REPLICAS if fewer than min.insync.replicas are in sync.
+    def _count_replicas(self) -> None:
+        """Notes whether min.insync.replicas are in sync.
 
         min.insync.replicas is capped by the number of replicas (observed in Kafka 4.3.1).
         """
-        needed = min(self.config.min_insync_replicas, len(self.image.replicas))
-        if len(self.image.isr) < needed:
-            raise KafkaError(
-                Errors.NOT_ENOUGH_REPLICAS,
-                f"{self.topic}-{self.index} has {len(self.image.isr)} in-sync replicas; min.insync.replicas requires "
-                f"{needed}.",
-            )
+        self._needed_replicas = min(self.config.min_insync_replicas, len(self.image.replicas))
+        self._has_enough_replicas = len(self.image.isr) >= self._needed_replicas
+
+    def _not_enough_replicas(self) -> KafkaError:
+        return KafkaError(
+            Errors.NOT_ENOUGH_REPLICAS,
+            f"{self.topic}-{self.index} has {len(self.image.isr)} in-sync replicas; min.insync.replicas requires "
+            f"{self._needed_replicas}.",
+        )
 
     def _write(
         self,

@@ -262,6 +262,8 @@ class TopicStore:
 
     def has_partition(self, topic: str, partition: int) -> bool:
         """Returns whether the partition exists, on any broker."""
+        if (topic, partition) in self._partitions:
+            return True
         return self._image is not None and self._image.partition(topic, partition) is not None
 
     def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
@@ -301,10 +303,13 @@ class TopicStore:
         verified: Verified | None = None,
     ) -> AppendResult:
         """Appends a client's batch to a partition's log. The batch is then in the page cache."""
-        if self._internal(topic, partition) is not None:
-            # A coordinator owns the log. Not even Kafka's own admin client may write there.
-            raise KafkaError(Errors.INVALID_TOPIC_EXCEPTION, f"Clients must not append to the topic {topic}.")
-        result = self.partition(topic, partition).append(
+        served = self._partitions.get((topic, partition))
+        if served is None:
+            if self._internal(topic, partition) is not None:
+                # A coordinator owns the log. Not even Kafka's own admin client may write there.
+                raise KafkaError(Errors.INVALID_TOPIC_EXCEPTION, f"Clients must not append to the topic {topic}.")
+            served = self.partition(topic, partition)
+        result = served.append(
             batch,
             requires_all=requires_all,
             verified=verified,

@@ -19,11 +19,13 @@ from kcoord_protocol.batch_header import (
     ATTRIBUTES_POSITION,
     BATCH_OVERHEAD_BYTES,
     COMPRESSION_BITS,
+    CONTROL_BIT,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_POSITION,
     NO_TIMESTAMP,
+    TRANSACTIONAL_BIT,
     BatchHeader,
     crc32c,
     decode_header,
@@ -155,9 +157,11 @@ def single_batch(records: bytes | None, api_version: int) -> bytes:
             Errors.UNSUPPORTED_COMPRESSION_TYPE,
             f"Produce version {api_version} does not allow zstd, which requires version 7 or later.",
         )
+    if size == len(records):
+        return records
     if _whole_batch_bytes(records, size) is not None:
         raise KafkaError(Errors.INVALID_RECORD, "A produce request may have only one record batch per partition.")
-    return records if size == len(records) else records[:size]
+    return records[:size]
 
 
 def _whole_batch_bytes(records: bytes, position: int) -> int | None:
@@ -190,10 +194,11 @@ def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
     if header.base_offset != 0:
         raise KafkaError(Errors.INVALID_RECORD, f"The base offset of a sent batch must be 0, not {header.base_offset}.")
     _check_size(len(data), rules)
-    if len(data) < header.size_bytes or crc32c(memoryview(data)[ATTRIBUTES_POSITION : header.size_bytes]) != header.crc:
+    end = header.batch_length + LOG_OVERHEAD_BYTES
+    if len(data) < end or crc32c(memoryview(data)[ATTRIBUTES_POSITION:end]) != header.crc:
         raise KafkaError(Errors.CORRUPT_MESSAGE, "The checksum of the record batch does not match its bytes.")
     _check_counts(header)
-    if header.is_control:
+    if header.attributes & CONTROL_BIT:
         raise KafkaError(Errors.INVALID_RECORD, "Clients must not write control records.")
     if header.producer_id != NO_PRODUCER_ID and header.base_sequence < 0:
         raise KafkaError(
@@ -252,7 +257,7 @@ def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoc
         base_offset,
         last_offset,
         max_timestamp,
-        header.is_transactional,
+        bool(header.attributes & TRANSACTIONAL_BIT),
     )
     return StampedBatch(
         stored, facts, header.records_count, max_timestamp, now_ms if rules.log_append_time else NO_TIMESTAMP
@@ -327,10 +332,11 @@ def _stamp(
 
     The checksum begins at the attributes, so the offset and the leader epoch do not change it.
     """
-    start = _START.pack(base_offset, len(data) - LOG_OVERHEAD_BYTES, leader_epoch)
+    length = len(data) - LOG_OVERHEAD_BYTES
+    start = _START.pack(base_offset, length, leader_epoch)
     stored = b"".join((start, memoryview(data)[_START.size :]))
     type_changed = rules.log_append_time != bool(header.attributes & LOG_APPEND_TIME_BIT)
-    if type_changed or len(data) != header.size_bytes or max_timestamp != header.max_timestamp:
+    if type_changed or length != header.batch_length or max_timestamp != header.max_timestamp:
         stored = _stamp_timestamp(stored, max_timestamp, log_append_time=rules.log_append_time)
     return stored
 

@@ -134,5 +134,10 @@ def decode_compact_nullable_string(data: bytes, position: int) -> tuple[str | No
 
 def decode_compact_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     """Read compact bytes or null. The length of null, zero, may be encoded in more bytes than it needs."""
-    size, end = decode_uvarint(data, position)
-    return (None, end) if size == 0 else decode_compact_bytes(data, position)
+    size, position = decode_uvarint(data, position)
+    if size == 0:
+        return None, position
+    end = position + size - 1
+    if end > len(data):
+        raise ValueError("invalid bytes length")
+    return data[position:end], end
