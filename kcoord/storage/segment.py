@@ -198,12 +198,14 @@ class Segment:
         """
         if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
             return True
-        size = self.size_bytes
+        size = self._size
         if size == 0:
             return False
         if size + data_bytes > self.config.segment_bytes:
             return True
-        first_timestamp = self.first_timestamp()
+        first_timestamp = self._first_timestamp
+        if first_timestamp is None:
+            first_timestamp = self.first_timestamp()
         if first_timestamp is None or first_timestamp < 0:
             age_ms = now_ms - self.created_ms
         else:
@@ -221,7 +223,6 @@ class Segment:
 
         A failed write is undone and raises OSError. If it cannot be undone, raises TruncateFailedError.
         """
-        size = self.size_bytes
         if self._pinned is None:
             self._pinned = self._files.writer(self.log_path)
         self.is_unsynced = True
@@ -231,9 +232,11 @@ class Segment:
                 write_rest(self._pinned, data, taken)
         except OSError as error:
             try:
-                self._pinned.truncate(size)
+                self._pinned.truncate(self._size)
             except OSError:
-                raise TruncateFailedError(f"{self.log_path}: a failed write at {size} could not be undone") from error
+                raise TruncateFailedError(
+                    f"{self.log_path}: a failed write at {self._size} could not be undone"
+                ) from error
             raise
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:

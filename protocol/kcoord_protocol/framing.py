@@ -41,6 +41,7 @@ class FrameReader:
         "_max_request_bytes",
         "_missing_bytes",
         "_pieces",
+        "has_unfinished_frame",
     )
 
     def __init__(
@@ -53,18 +54,15 @@ class FrameReader:
         """The bytes of a frame whose length cannot be checked yet."""
         self._pieces: list[bytes | bytearray] = []
         self._missing_bytes = 0
-        """The number of bytes after `_pieces` that complete a frame; 0 outside of a frame."""
+        """The number of bytes after `_pieces` that complete a frame; 0 if the length is not known."""
+        self.has_unfinished_frame = False
+        """True if the bytes that were received end within a frame."""
 
     def allow(self, max_frame_bytes: int, max_request_bytes: int, bulk_api_keys: Container[int]) -> None:
         """Replaces the limits for frames whose length has not been checked yet."""
         self._max_frame_bytes = max_frame_bytes
         self._max_request_bytes = max_request_bytes
         self._bulk_api_keys = bulk_api_keys
-
-    @property
-    def has_unfinished_frame(self) -> bool:
-        """True if the bytes that were received end within a frame."""
-        return self._missing_bytes > 0 or bool(self._head)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Take received bytes and return the frames that are complete now, without their length prefix.
@@ -73,25 +71,28 @@ class FrameReader:
         """
         if type(data) is not bytes:
             data = bytes(data)
-        missing = self._missing_bytes
-        if missing:
-            if len(data) < missing:
-                self._keep(data)
-                return []
-            pieces, self._pieces, self._missing_bytes = self._pieces, [], 0
-            frames = [b"".join((*pieces, memoryview(data)[:missing]))]
-            return frames if len(data) == missing else self._cut(data, missing, frames)
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif len(data) >= LENGTH_BYTES:
+        if self.has_unfinished_frame:
+            return self._continue(data)
+        if len(data) >= LENGTH_BYTES:
             # Fast path: a client that waits for each response sends one whole frame at a time.
             (length,) = _length_at(data)
             if length == len(data) - LENGTH_BYTES and length <= self._max_request_bytes:
                 return [data[LENGTH_BYTES:]]
         return self._cut(data, 0, [])
 
+    def _continue(self, data: bytes) -> list[bytes]:
+        missing = self._missing_bytes
+        if not missing:
+            return self._cut(self._head + data, 0, [])
+        if len(data) < missing:
+            self._keep(data)
+            return []
+        pieces, self._pieces, self._missing_bytes = self._pieces, [], 0
+        return self._cut(data, missing, [b"".join((*pieces, memoryview(data)[:missing]))])
+
     def _keep(self, data: bytes) -> None:
         """Keeps a piece of a frame. Small pieces are joined, since each object takes memory of its own."""
+        self.has_unfinished_frame = True
         self._missing_bytes -= len(data)
         pieces = self._pieces
         if len(data) >= _SMALL_PIECE_BYTES:
@@ -120,6 +121,7 @@ class FrameReader:
             position = body + length
             frames.append(data[body:position])
         self._head = data[position:]
+        self.has_unfinished_frame = position < end
         return frames
 
     def _check_request(self, data: bytes, body: int, length: int, frames: list[bytes]) -> None:

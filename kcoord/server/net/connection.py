@@ -365,7 +365,7 @@ class KafkaConnection(asyncio.Protocol):
             return
         self._flush()
         if farewell := self.path.take_farewell():
-            self._write(farewell)
+            self._write(self._transport, farewell)
         if self._sender is None:
             self._transport.close()
         else:
@@ -442,25 +442,20 @@ class KafkaConnection(asyncio.Protocol):
     def _flush(self) -> None:
         data = self.path.take_pieces()
         if data and self._transport is not None:
-            self._write(data)
+            self._write(self._transport, data)
 
-    def _write(self, data: bytes | Pieces) -> None:
-        transport = self._transport
-        assert transport is not None
+    def _write(self, transport: asyncio.Transport, data: bytes | Pieces) -> None:
         if self._sender is None and type(data) is bytes:
             transport.write(data)
-            if not self._write_paused:
-                return
-            unread_bytes = transport.get_write_buffer_size()
         else:
             self._send_pieces(transport, data)
-            if self._sender is None:
-                return
-            unread_bytes = transport.get_write_buffer_size() + self._sender.memory_bytes
-        limit_bytes = self._owner.max_unread_bytes
-        if unread_bytes > limit_bytes:
-            self._owner.report(f"{self.peer}: closing, more than {limit_bytes} bytes of answers are not read")
-            transport.abort()
+        if self._write_paused or self._sender is not None:
+            unread_bytes = transport.get_write_buffer_size()
+            unread_bytes += self._sender.memory_bytes if self._sender is not None else 0
+            limit_bytes = self._owner.max_unread_bytes
+            if unread_bytes > limit_bytes:
+                self._owner.report(f"{self.peer}: closing, more than {limit_bytes} bytes of answers are not read")
+                transport.abort()
 
     def _send_pieces(self, transport: asyncio.Transport, data: bytes | Pieces) -> None:
         """Sends pieces, or data after them. Mutes the path until all are sent."""

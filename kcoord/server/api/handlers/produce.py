@@ -31,6 +31,7 @@ VERSIONS = range(0, 14)
 _TOPIC_IDS_SINCE_VERSION: Final = 13
 _LEADER_HINTS_SINCE_VERSION: Final = 10
 
+_NO_LEADER_HINT: Final = ProduceResponse.LeaderIdAndEpoch()
 _WITHOUT_START_OFFSET: Final = (
     Errors.UNKNOWN_TOPIC_OR_PARTITION,
     Errors.UNKNOWN_TOPIC_ID,
@@ -213,6 +214,7 @@ def _produce(
         base_offset=appended.base_offset,
         log_append_time_ms=appended.log_append_time_ms,
         log_start_offset=appended.log_start_offset,
+        current_leader=_NO_LEADER_HINT,
     )
 
 
