@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
 from kcoord.runtime.shard_log import Append
-from kcoord.topics.fetch_manager import CompletedFetch
-from kcoord.topics.fetch_session import next_epoch
+from kcoord.topics.fetch_manager import CompletedFetch, ReadResult
+from kcoord.topics.fetch_session import FetchPartition, next_epoch
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest, FetchResponse
 from kcoord_protocol.record_batch import iter_headers
@@ -226,6 +227,25 @@ def test_a_fetch_waits_for_enough_data(cluster: Cluster) -> None:
     assert client.poll() == []
     cluster.append(batch_of("x" * 50))
     assert sizes(client.poll()[0].response) == [2, 1]
+
+
+def test_many_appends_wake_a_fetch_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(cluster)
+    places = [(TOPIC, index, 0) for index in range(4)]
+    assert client.send(client.request(places, wait_ms=500)) is None
+    read = cluster.store.read
+    asked: list[int] = []
+
+    def count(partition: FetchPartition, **named: Any) -> ReadResult:
+        asked.append(partition.partition)
+        return read(partition, **named)
+
+    monkeypatch.setattr(cluster.store, "read", count)
+    for index in (0, 1, 2, 3, 1, 3):
+        cluster.append(batch_of("x"), partition=index)
+    assert asked == []
+    (completion,) = client.poll()
+    assert (asked, sizes(completion.response)) == ([0, 1, 2, 3], [1, 2, 1, 2])
 
 
 def test_a_fetch_ends_after_max_wait_ms(cluster: Cluster) -> None:
