@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.configs import Config
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, NewTopic, TopicDescription
+from kcoord.runtime.upstream_reader import TOMBSTONES_KEPT_MS
 from kcoord.server.errors import StartError
 from kcoord.upstream.rights import naming_right
 from kcoord_protocol.errors import Errors, KafkaError
@@ -25,6 +26,8 @@ _REPLICAS_FOR_TWO_IN_SYNC: Final = 3
 _VISIBLE_SECONDS: Final = 15.0
 _VISIBLE_CHECK_SECONDS: Final = 0.1
 _CONTENTS: Final = {OFFSETS_TOPIC: "committed offsets", SHARED_TOPIC: "creation times and configs of groups"}
+LEAST_RETENTION_MS: Final = 3_600_000
+"""An instance reads the log from its beginning in this time, and instances that follow it notice every deletion."""
 _COMPACTION_LAG_MS: Final = 3_600_000
 """Creation times that came too late are corrected before the log that all instances share is compacted."""
 
@@ -33,8 +36,11 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
-async def prepare_topic(admin: AdminClient, name: str, partitions: int, segment_bytes: int) -> None:
-    """Creates one of kcoord's topics if it does not exist. Raises StartError if it cannot be used."""
+async def prepare_topic(admin: AdminClient, name: str, partitions: int, segment_bytes: int) -> int:
+    """Creates one of kcoord's topics if it does not exist. Raises StartError if it cannot be used.
+
+    Returns how long compaction keeps tombstones, in ms.
+    """
     resource = ConfigResource(ConfigResourceType.TOPIC, name)
     try:
         description = await _with_right("Describe", name, _describe(admin, name))
@@ -42,11 +48,13 @@ async def prepare_topic(admin: AdminClient, name: str, partitions: int, segment_
             is_created = await _with_right("Create", name, _create(admin, name, partitions, segment_bytes))
             description = await _with_right("Describe", name, _until_visible(admin, name))
             if is_created:
-                return
+                return TOMBSTONES_KEPT_MS
         configs = await _with_right("DescribeConfigs", name, _configs(admin, resource))
     except KafkaError as error:
         raise StartError(f"the topic {name} of the upstream cannot be used: {error}") from None
-    _check(description, {key: entry.value or "" for key, entry in configs.items()}, partitions)
+    values = {key: entry.value or "" for key, entry in configs.items()}
+    _check(description, values, partitions)
+    return int(values.get("delete.retention.ms") or TOMBSTONES_KEPT_MS)
 
 
 async def _with_right(operation: str, name: str, step: Awaitable[T]) -> T:
@@ -73,6 +81,7 @@ async def _create(admin: AdminClient, name: str, partitions: int, segment_bytes:
     configs = {
         "cleanup.policy": "compact",
         "compression.type": "producer",
+        "delete.retention.ms": str(TOMBSTONES_KEPT_MS),
         "max.message.bytes": str(LARGEST_BATCH_BYTES),
         "message.timestamp.type": "LogAppendTime",
         "segment.bytes": str(segment_bytes),
@@ -132,6 +141,13 @@ def _check(description: TopicDescription, configs: Mapping[str, str], partitions
         raise StartError(
             f"the topic {name} of the upstream has message.timestamp.type={timestamps}. Set it to LogAppendTime, "
             "because brokers forget producers by timestamps, and then do not reject an earlier owner"
+        )
+    retention = configs.get("delete.retention.ms")
+    if name == OFFSETS_TOPIC and retention and int(retention) < LEAST_RETENTION_MS:
+        raise StartError(
+            f"the topic {name} of the upstream has delete.retention.ms={retention}. Set it to at least "
+            f"{LEAST_RETENTION_MS}, because instances that read more slowly than deletions are forgotten would serve "
+            "deleted offsets"
         )
     replicas = _replicas(description)
     if configs.get("unclean.leader.election.enable") == "true":

@@ -93,6 +93,7 @@ async def test_the_older_of_two_owners_is_fenced_and_acknowledges_nothing(kafka:
                 await older.put("a", 2)
             assert older.state() is ShardState.CLOSED
             assert await newer.put("b", 3) == "b=3"
+            await older.lost()
             older.claim()
             await older.served()
             assert older.balance() == {"a": 1, "b": 3}
@@ -304,6 +305,7 @@ async def test_the_topic_is_created_with_the_defaults_of_the_upstream(admin: Adm
         ("cleanup.policy", "delete", "cleanup.policy=delete, which deletes committed offsets. Set it to compact"),
         ("cleanup.policy", "compact,delete", "cleanup.policy=compact,delete, which deletes committed offsets"),
         ("message.timestamp.type", "CreateTime", "message.timestamp.type=CreateTime. Set it to LogAppendTime"),
+        ("delete.retention.ms", "60000", "delete.retention.ms=60000. Set it to at least 3600000"),
     ],
 )
 async def test_a_topic_with_unsafe_settings_is_refused(admin: AdminClient, name: str, value: str, text: str) -> None:
