@@ -17,7 +17,7 @@ from kcoord.metrics.exposition import (
     Timing,
     families,
 )
-from kcoord.metrics.measures import BUCKETS_MS, WINDOW_SECONDS
+from kcoord.metrics.measures import BUCKETS_MS, WINDOW_SECONDS, StandbyFigures
 from kcoord_protocol.api_keys import ApiKey
 
 PAGE = Path(__file__).parent / "reference" / "metrics.md"
@@ -65,7 +65,7 @@ def sample_snapshot() -> MetricsSnapshot:
         client_computation_ms=1500,
         client_assignor_fallbacks=2,
         groups_waiting=0,
-        instance=InstanceFigures(1, 2, 25, 9000, 0, 0, timing),
+        instance=InstanceFigures(1, 2, 25, 9000, 0, 0, timing, StandbyFigures(25, 0, 0, 0, 0)),
         imports={"imported": 1, "offsets": 3},
         queue_size=0,
         idle_ratios=(1.0, 1.0),

@@ -20,7 +20,7 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from kcoord.metrics.measures import BUCKETS_MS, Histogram
+from kcoord.metrics.measures import BUCKETS_MS, Histogram, StandbyFigures
 from kcoord_protocol.api_keys import ApiKey
 
 GROUPS = "kafka_group_coordinator_metrics"
@@ -92,6 +92,7 @@ class InstanceFigures:
     fenced_writes: int
     takeovers: Timing
     """The times from an assignment until the shards that it added are served."""
+    standbys: StandbyFigures
 
 
 @dataclass(slots=True)
@@ -360,6 +361,26 @@ def _instance(snapshot: MetricsSnapshot) -> Iterable[Metric]:
         {(): figures.takeovers},
     )
     yield _gauge(f"{prefix}_takeover_time_max_ms", "The longest takeover.", [], {(): figures.takeovers.largest_ms})
+    yield from _standbys(f"{prefix}_standby", figures.standbys)
+
+
+def _standbys(prefix: str, figures: StandbyFigures) -> Iterable[Metric]:
+    yield _gauge(f"{prefix}_shards", "Shards of other instances that this one follows.", [], {(): figures.shards})
+    yield _gauge(
+        f"{prefix}_behind_shards",
+        "How many of them have not been read to the end of their log yet. A takeover reads the rest first.",
+        [],
+        {(): figures.behind},
+    )
+    yield _gauge(
+        f"{prefix}_lag", "The largest number of offsets behind the end of a followed log.", [], {(): figures.lag}
+    )
+    yield _gauge(
+        f"{prefix}_lag_ms", "The longest time since a followed log was read to its end.", [], {(): figures.lag_ms}
+    )
+    yield _gauge(
+        f"{prefix}_copies_bytes", "Size of the copies of shards in the data folder.", [], {(): figures.copies_bytes}
+    )
 
 
 def _imports(snapshot: MetricsSnapshot) -> Iterable[Metric]:

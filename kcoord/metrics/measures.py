@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
@@ -185,3 +186,19 @@ class Measures:
         self.recent = RecentRates(loop, counters)
         self.requests = RequestMeasures()
         self.writes = WriteMeasures()
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyFigures:
+    """The standbys of an instance in front of an upstream."""
+
+    shards: int
+    """The number of shards that this instance follows."""
+    behind: int
+    """How many of them have never been read to the end of their log."""
+    lag: int
+    """The largest number of offsets that a standby is behind the end of its log, as of the last fetch."""
+    lag_ms: int
+    """The longest time since a standby had read its log to the end."""
+    copies_bytes: int
+    """The bytes of the copies on disk."""

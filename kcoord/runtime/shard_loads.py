@@ -75,7 +75,7 @@ class ShardLoads(Generic[M]):
     """The shards of one set and their loads. ShardSet adds ownership, operations and appends.
 
     `make_machine` makes the empty state machine into which a shard's log is replayed. An append waits for up to
-    `linger_ms` for more results. `takes_snapshots` is False if the log cannot store snapshots.
+    `linger_ms` for more results.
     """
 
     def __init__(
@@ -91,7 +91,6 @@ class ShardLoads(Generic[M]):
         first_reload_ms: int = FIRST_RELOAD_MS,
         longest_reload_ms: int = LONGEST_RELOAD_MS,
         loads_at_a_time: int = 1,
-        takes_snapshots: bool = True,
     ) -> None:
         self.name = name
         self.statistics = Statistics()
@@ -107,7 +106,6 @@ class ShardLoads(Generic[M]):
         self._compression = compression
         self._linger_ms = linger_ms
         self._loads_at_a_time = loads_at_a_time
-        self._takes_snapshots = takes_snapshots
         self._shards: dict[int, ShardContext[M]] = {}
         self._timer_queue = TimerQueue()
         self._timers = ShardTimers(SET_TIMERS, self._timer_queue)

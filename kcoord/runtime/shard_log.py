@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from kcoord.runtime.snapshot import Snapshot
 
@@ -93,12 +93,20 @@ class Append:
     """The batches that the log may refuse, by base offset."""
 
 
+NO_NOTE: Final = ()
+"""The note of a log that has nothing to note."""
+
+
 @dataclass(slots=True, eq=False)
 class Save:
-    """A snapshot of a shard, which is stored beside the log. All its content is durable in the log."""
+    """A snapshot of a shard, which is stored beside the log. All its content is durable in the log.
+
+    `note` is what `ShardSnapshots.note_log` returned when the snapshot began.
+    """
 
     shard_id: int
     snapshot: Snapshot = field(repr=False)
+    note: object = field(default=NO_NOTE, repr=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -111,10 +111,15 @@ class ShardSet(ShardLoads[M]):
     def run_on_active(
         self, operation: Callable[[M, OperationContext, R], CoordinatorResult[None]], request: R, now_ms: int
     ) -> None:
-        """Runs an operation, such as a metadata update, on every ACTIVE shard. Its responses are dropped."""
+        """Runs an operation, such as a metadata update, on every ACTIVE shard. Its responses are dropped.
+
+        It also runs on standbys. Their records are dropped, because the owner of the shard writes them.
+        """
         for shard in self._shards.values():
             if shard.machine is not None:
                 self._run_unanswered(shard, operation, request, now_ms)
+        for standby in self.standbys.values():
+            operation(standby.loader.machine, OperationContext(now_ms), request)
 
     def complete_task(self, shard_id: int, task: Task, value: object, context: OperationContext) -> None:
         """Passes on the outcome of a task from `Ready.tasks`: a value, or the exception with which it failed."""
@@ -292,7 +297,7 @@ class ShardSet(ShardLoads[M]):
 
     def take_snapshots(self, now_ms: int) -> None:
         """Begins to take the snapshots that are due. Called periodically, about once a second."""
-        if self._takes_snapshots and not self._is_closing:
+        if not self._is_closing:
             self.snapshots.take_due(now_ms)
             self._arm_snapshots()
 

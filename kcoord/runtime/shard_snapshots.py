@@ -17,14 +17,14 @@ Standbys (`kcoord.runtime.standby`) get snapshots, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from kcoord.runtime.result import StateMachine
 from kcoord.runtime.serde import RecordSerde
 from kcoord.runtime.shard_context import ShardContext
-from kcoord.runtime.shard_log import OpenedLog, Save
+from kcoord.runtime.shard_log import NO_NOTE, OpenedLog, Save
 from kcoord.runtime.snapshot import Chunk, HasSnapshot, Snapshot, make_chunks
 from kcoord.runtime.standby import Standby
 
@@ -51,6 +51,7 @@ class _Taking(Generic[M]):
     machine: M | None
     slices: Iterator[list[Chunk]]
     snapshot: Snapshot
+    note: object
     is_whole: bool = False
     save: Save | None = None
 
@@ -63,6 +64,11 @@ class ShardSnapshots(Generic[M]):
     ) -> None:
         self.step_due_ms: int | None = None
         """The time of the next `step`; None if no snapshot is being taken or it is being saved."""
+        self.note_log: Callable[[int], object] = lambda shard_id: NO_NOTE
+        """Called when a snapshot of a shard begins. Returns what the log has to know then (`Save.note`).
+
+        None means that the log permits no snapshot now.
+        """
         self._shards = shards
         self._standbys = standbys
         self._serde = serde
@@ -130,10 +136,10 @@ class ShardSnapshots(Generic[M]):
         # Even if this snapshot fails, other shards have precedence until this log has grown again.
         self._postponed_bytes[shard_id] = self._unsaved_bytes(source)
         source.grown_bytes = 0
-        slices = self.slices(shard_id)
-        if slices is None:
+        slices, note = self.slices(shard_id), self.note_log(shard_id)
+        if slices is None or note is None:
             return False
-        self._taking = _Taking(shard_id, source.machine, slices, Snapshot(source.next_offset, 0, now_ms, []))
+        self._taking = _Taking(shard_id, source.machine, slices, Snapshot(source.next_offset, 0, now_ms, []), note)
         self.step_due_ms = now_ms
         return True
 
@@ -171,7 +177,7 @@ class ShardSnapshots(Generic[M]):
             f"{snapshot.end_offset}, but {source.durable_offset} is the durable offset"
         )
         self.step_due_ms = None
-        taking.save = Save(taking.shard_id, snapshot)
+        taking.save = Save(taking.shard_id, snapshot, taking.note)
         return taking.save
 
     def abandon(self, error: AssertionError) -> None:
@@ -215,7 +221,9 @@ class ShardSnapshots(Generic[M]):
         for source in sorted(self._sources(), key=self._unsaved_bytes, reverse=True):
             if self._unsaved_bytes(source) < LEAST_GROWTH_AT_STOP_BYTES:
                 return
-            slices = self.slices(source.shard_id) if source.shard_id != saving else None
-            if slices is not None and not source.is_behind:
+            shard_id, offset = source.shard_id, source.next_offset
+            slices = self.slices(shard_id) if shard_id != saving else None
+            note = self.note_log(shard_id)
+            if slices is not None and note is not None and not source.is_behind:
                 chunks = [chunk for chunks_of_slice in slices for chunk in chunks_of_slice]
-                yield Save(source.shard_id, Snapshot(source.next_offset, source.next_offset, now_ms, chunks))
+                yield Save(shard_id, Snapshot(offset, offset, now_ms, chunks), note)

@@ -46,12 +46,14 @@ class Standby(Generic[M]):
 
     # For the fetches.
 
-    def fetched(self, data: bytes, high_watermark: int, now_ms: int) -> None:
-        """Replays fetched batches. Raises DivergedError, CorruptBatchError or LoadError: the standby must be dropped.
+    def fetched(self, offset: int, data: bytes, high_watermark: int, now_ms: int) -> None:
+        """Replays batches that were fetched from an offset.
 
-        Ignores the response if the standby was paused after the request.
+        Ignores the response if the standby was paused after the request, or if the request was that of an earlier
+        standby or owner, which had read more. Raises DivergedError, CorruptBatchError or LoadError: then the standby
+        must be dropped.
         """
-        if self.is_paused:
+        if self.is_paused or offset > self.reader.position:
             return
         batches = self.reader.take(data, now_ms)
         self.loader.replay(batches)
@@ -81,7 +83,7 @@ class Standby(Generic[M]):
     @property
     def machine(self) -> M | None:
         """The machine, or None while a snapshot of it would be worth nothing."""
-        return self.loader.machine if self.reader.mark() is not None else None
+        return self.loader.machine if self.reader.last is not None and self.reader.is_verified else None
 
     @property
     def next_offset(self) -> int:

@@ -143,16 +143,12 @@ class UpstreamBatches:
         return b"".join(_CLIENT.pack(producer_id, *client) for producer_id, client in self._clients.items())
 
     @classmethod
-    def restored(cls, data: bytes, position: int) -> UpstreamBatches:
-        """Returns the state of a snapshot, from whose offset `position` the partition is read. Raises struct.error.
-
-        What the snapshot knows of later batches is left out, since they are read again.
-        """
+    def restored(cls, data: bytes, claim: tuple[int, int]) -> UpstreamBatches:
+        """Returns the state that was encoded, with the claim at that time. Raises struct.error."""
         batches = cls()
+        batches.claim = claim
         for producer_id, *fields in _CLIENT.iter_unpack(data):
-            client = _Client(*fields)
-            if client.offset < position:
-                batches._clients[producer_id] = client
+            batches._clients[producer_id] = _Client(*fields)
         return batches
 
     def _note(self, header: BatchHeader, last_sequence: int, marker_offset: int) -> None:

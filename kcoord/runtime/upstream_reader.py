@@ -70,32 +70,45 @@ class BatchId(NamedTuple):
         return self == other
 
 
-_MARK: Final = Struct(">qqiqhiqq?")
+_MARK: Final = Struct(">qqiqhiqq?qqh")
+
+
+class LogNote(NamedTuple):
+    """What a reader knows at its position, for a snapshot that begins there.
+
+    No transaction is open at the position.
+    """
+
+    position: int
+    claim: tuple[int, int]
+    batches: bytes
+    """What follows from the transactions before the position, encoded."""
 
 
 @dataclass(slots=True, frozen=True)
 class LogMark:
-    """What a reader knows of the log up to a batch, for a snapshot of the state at that batch."""
+    """What has to be known of the log for a snapshot: `note` where it began, and the rest where it ended."""
 
     last: BatchId
     complete_ms: int
     settled_id: int
     has_owner: bool
-    batches: bytes
-    """What the reader knows of transactions, encoded."""
+    note: LogNote
 
     def encode(self) -> bytes:
-        return _MARK.pack(*self.last, self.complete_ms, self.settled_id, self.has_owner) + self.batches
+        position, claim, batches = self.note
+        return _MARK.pack(*self.last, self.complete_ms, self.settled_id, self.has_owner, position, *claim) + batches
 
     @classmethod
     def decode(cls, data: bytes) -> LogMark:
         """Returns the mark. Raises ValueError if the bytes are malformed."""
         try:
-            *batch, complete_ms, settled_id, has_owner = _MARK.unpack_from(data)
-            UpstreamBatches.restored(data[_MARK.size :], 0)
+            *batch, complete_ms, settled_id, has_owner, position, claim_id, claim_epoch = _MARK.unpack_from(data)
+            note = LogNote(position, (claim_id, claim_epoch), data[_MARK.size :])
+            UpstreamBatches.restored(note.batches, note.claim)
         except StructError as error:
             raise ValueError(f"the mark of a log is malformed: {error}") from error
-        return cls(BatchId(*batch), complete_ms, settled_id, has_owner, data[_MARK.size :])
+        return cls(BatchId(*batch), complete_ms, settled_id, has_owner, note)
 
 
 class UpstreamReader:
@@ -124,13 +137,13 @@ class UpstreamReader:
         self._leader_epoch = _UNKNOWN_EPOCH
 
     @classmethod
-    def restored(cls, position: int, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
-        """Returns a reader for the state of a snapshot, from whose offset `position` the log is replayed."""
+    def restored(cls, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
+        """Returns a reader for the state of a snapshot. It replays the log from the beginning of the snapshot."""
         reader = cls(mark.complete_ms, tombstones_kept_ms)
-        reader.position = position
+        reader.position = mark.note.position
         reader.last = reader._check = mark.last
         reader.settled_id, reader.has_owner = mark.settled_id, mark.has_owner
-        reader.batches = UpstreamBatches.restored(mark.batches, position)
+        reader.batches = UpstreamBatches.restored(mark.note.batches, mark.note.claim)
         return reader
 
     @property
@@ -143,15 +156,18 @@ class UpstreamReader:
         """The offset from which to fetch next."""
         return self.position if self._check is None else min(self.position, self._check.base_offset)
 
-    def mark(self) -> LogMark | None:
-        """Returns what is known of the log, or None if it has no place in a snapshot.
-
-        Nothing was read, the log has to be checked first, or a transaction is open.
-        """
+    def note(self) -> LogNote | None:
+        """Returns what is known at the position. None if a transaction is open, or the log has to be checked first."""
         batches = self.batches.encode()
-        if self.last is None or self._check is not None or batches is None:
+        if batches is None or self._check is not None:
             return None
-        return LogMark(self.last, self.complete_ms, self.settled_id, self.has_owner, batches)
+        return LogNote(self.position, self.batches.claim, batches)
+
+    def mark(self, note: LogNote) -> LogMark | None:
+        """Returns the mark of a snapshot from `note` up to here. None if the log has to be checked first."""
+        if self.last is None or self._check is not None:
+            return None
+        return LogMark(self.last, self.complete_ms, self.settled_id, self.has_owner, note)
 
     def distrust(self) -> None:
         """Makes the next fetch show that the log still has the last batch."""
@@ -206,7 +222,7 @@ class UpstreamReader:
                 break
             batch = bytes(data[at : at + header.size_bytes])
             kind = self.batches.take(header, batch)
-            self.has_owner |= not (header.is_control or header.is_transactional)
+            self.has_owner |= header.producer_id >= 0 and not (header.is_control or header.is_transactional)
             if kind is Kind.SETTLED or (kind is Kind.CLAIM and header.base_offset == 0):
                 self.settled_id = header.producer_id
             yield ReadBatch(kind, header, batch)

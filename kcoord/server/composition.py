@@ -262,7 +262,6 @@ def _group_service(
         linger_ms=config.group_coordinator_append_linger_ms,
         longest_reload_ms=LONGEST_REMOTE_RELOAD_MS if is_remote else LONGEST_RELOAD_MS,
         loads_at_a_time=REMOTE_LOADS_AT_A_TIME if is_remote else 1,
-        takes_snapshots=not is_remote,
     )
     log: ShardLog
     if new_log is not None:

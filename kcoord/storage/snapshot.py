@@ -36,13 +36,13 @@ class SnapshotError(StorageError):
     """The file is not a snapshot of this version, or is damaged."""
 
 
-def write_snapshot(file_system: FileSystem, directory: str, snapshot: Snapshot) -> None:
-    """Replaces the partition's snapshot. It is durable on return."""
+def write_snapshot(file_system: FileSystem, directory: str, snapshot: Snapshot, name: str = SNAPSHOT_FILE) -> None:
+    """Replaces the snapshot in a folder. It is durable on return."""
     assert 0 <= snapshot.offset <= snapshot.end_offset, (
         f"S-13: the log would be replayed from offset {snapshot.offset} after a snapshot of the state "
         f"at offset {snapshot.end_offset}"
     )
-    path = join(directory, SNAPSHOT_FILE)
+    path = join(directory, name)
     temporary = f"{path}.tmp"
     file = file_system.open_append(temporary)
     try:
@@ -73,9 +73,9 @@ def _crc(kind: int, data: bytes | memoryview) -> int:
     return crc32c(data, kind & 0xFFFF)
 
 
-def read_snapshot(file_system: FileSystem, directory: str) -> Snapshot | None:
+def read_snapshot(file_system: FileSystem, directory: str, name: str = SNAPSHOT_FILE) -> Snapshot | None:
     """Returns the snapshot, or None if there is none. Raises SnapshotError if any byte of it is wrong."""
-    path = join(directory, SNAPSHOT_FILE)
+    path = join(directory, name)
     try:
         data = read_file(file_system, path)
     except FileNotFoundError:

@@ -2,9 +2,10 @@
 """Follows partitions: fetches what is appended to them, with one long poll for each leader.
 
 Theory of operation. `positions` returns the partitions to follow now, with the offsets from which to fetch. `wake`
-starts a task for each leader of such a partition that has none. The task polls all its partitions at once, passes the
-batches to `deliver`, and ends when the leader has no partition any more. If a leader is not known, the next lookup
-starts the task.
+starts a task for each leader of such a partition that has none. The task polls all its partitions at once, passes
+offsets and batches to `deliver`, and ends when the leader has no partition any more. A partition may have another
+reader when the response arrives, which must ignore batches behind its position. If a leader is not known, the next
+lookup starts the task.
 
 An owner knows the batches that it appended itself. If nothing else is to be expected (`is_in_a_hurry`), a pause follows
 each poll. The positions move on meanwhile, so a busy owner does not fetch all its own batches.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kcoord.client.cluster import Purpose
-from kcoord.upstream.requests import PartitionRequests
+from kcoord.upstream.requests import Fetched, PartitionRequests
 from kcoord_protocol.errors import KafkaError
 
 WAIT_MS: Final = 500
@@ -36,7 +37,7 @@ class Following:
         self,
         requests: PartitionRequests,
         positions: Callable[[], Mapping[int, int]],
-        deliver: Callable[[int, bytes | KafkaError], None],
+        deliver: Callable[[int, int, Fetched | KafkaError], None],
         is_in_a_hurry: Callable[[int], bool],
     ) -> None:
         self._requests = requests
@@ -46,6 +47,7 @@ class Following:
         self._polls: dict[int, asyncio.Event] = {}
         """The leaders that are polled. The event ends a pause."""
         self._is_looking_up = False
+        self._turns = 0
 
     def wake(self) -> None:
         """Follows partitions that are to be followed from now on."""
@@ -90,23 +92,24 @@ class Following:
                     answers = await self._requests.fetch_all(leader, offsets, WAIT_MS, Purpose.FOLLOWING)
                 except KafkaError as error:
                     _logger.debug("Broker %d of the upstream does not answer a fetch: %s", leader, error)
-                    await asyncio.sleep(_RETRY_SECONDS)
-                    continue
+                    answers = dict.fromkeys(offsets, error)
                 has_failed = False
                 for partition, answer in answers.items():
                     has_failed |= isinstance(answer, KafkaError)
-                    self._deliver(partition, answer)
+                    self._deliver(partition, offsets[partition], answer)
+                    # Other work comes between two partitions with many batches.
+                    await asyncio.sleep(0)
                 await self._pause(hurried, offsets, has_failed=has_failed)
         finally:
             del self._polls[leader]
         self.wake()
 
     def _led_by(self, leader: int) -> dict[int, int]:
-        return {
-            partition: offset
-            for partition, offset in self._positions().items()
-            if self._requests.leader_now(partition) == leader
-        }
+        """Returns the partitions of a leader. Each is the first of some request, and gets a batch of any size then."""
+        led = [item for item in self._positions().items() if self._requests.leader_now(item[0]) == leader]
+        self._turns += 1
+        first = self._turns % max(len(led), 1)
+        return dict(led[first:] + led[:first])
 
     async def _pause(self, hurried: asyncio.Event, offsets: Mapping[int, int], *, has_failed: bool) -> None:
         if has_failed:

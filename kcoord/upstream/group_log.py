@@ -13,12 +13,15 @@ from kcoord.client.config import AdminConfig, CommonConfig
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.upstream_reader import TOMBSTONES_KEPT_MS
 from kcoord.server.broker import Broker
 from kcoord.server.errors import StartError
+from kcoord.storage.file_system import RealFileSystem
 from kcoord.upstream.instance_group import InstanceGroup
 from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests
 from kcoord.upstream.shard_log import UpstreamShardLog
+from kcoord.upstream.standby_files import StandbyFiles
 from kcoord_protocol.errors import KafkaError
 
 ATTEMPTS: Final = 3
@@ -34,6 +37,7 @@ class UpstreamGroupLog:
     def __init__(self, config: BrokerConfig, settings: CommonConfig, group: InstanceGroup) -> None:
         self._config = config
         self._group = group
+        self._tombstones_kept_ms = TOMBSTONES_KEPT_MS
         self._write_timeout_ms = config.kcoord_upstream_write_timeout_ms
         attempt_ms = self._write_timeout_ms // ATTEMPTS
         values = {field.name: getattr(settings, field.name) for field in fields(CommonConfig)}
@@ -46,13 +50,14 @@ class UpstreamGroupLog:
         """Creates or checks the topic. Raises StartError if it cannot be used."""
         try:
             async with AdminClient(self._admin_config) as admin:
-                await prepare_topic(
+                self._tombstones_kept_ms = await prepare_topic(
                     admin,
                     OFFSETS_TOPIC,
                     self._config.offsets_topic_num_partitions,
                     self._config.offsets_topic_segment_bytes,
                 )
             await self._cluster.start(self._cluster.deadline())
+            await self._requests.look_up_leaders()
         except KafkaError as error:
             raise StartError(f"the upstream cannot be reached: {error}") from None
 
@@ -70,6 +75,8 @@ class UpstreamGroupLog:
             now_ms=broker.now_ms,
             may_act=self._group.holds_lease,
             on_fenced=self._group.fenced,
+            files=StandbyFiles(RealFileSystem(), self._config.data_folders[0], self._requests.topic_id),
+            tombstones_kept_ms=self._tombstones_kept_ms,
         )
         return self.log
 

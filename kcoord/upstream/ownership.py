@@ -98,10 +98,12 @@ class Ownership:
         return address
 
     def why_not_ready(self) -> str | None:
-        """Returns why this instance serves no groups; None if it does, or if other instances own all shards."""
+        """Returns why this instance serves no groups, or cannot replace others yet; None if it can do both."""
         if self._group.shard_map is None:
             return "the upstream has not assigned shards to this instance yet"
-        return None if self._group.holds_lease() else "the upstream does not confirm this instance; it owns no shards"
+        if not self._group.holds_lease():
+            return "the upstream does not confirm this instance; it owns no shards"
+        return self._log.standbys.why_behind()
 
     def figures(self) -> InstanceFigures:
         """Returns the figures for metrics."""
@@ -116,9 +118,14 @@ class Ownership:
             lost_leases=self.lost_leases,
             fenced_writes=self._log.fenced_writes,
             takeovers=Timing.of(self.takeovers),
+            standbys=self._log.standbys.figures(),
         )
 
     # Membership.
+
+    def follow(self) -> None:
+        """Follows the logs of all shards from now on, so that a takeover reads little."""
+        self._log.standbys.begin(range(self._broker.groups.shards.count))
 
     def join(self, instance: Instance) -> None:
         """Joins the group, or announces other addresses of this instance."""
@@ -129,6 +136,7 @@ class Ownership:
 
     async def leave(self) -> None:
         """Gives up all shards when their appends are finished, and leaves the group."""
+        self._log.standbys.stop()
         shards = self._broker.groups.shards
         await until(
             asyncio.get_running_loop(), lambda: shards.is_idle() or not self._group.holds_lease(), DRAIN_SECONDS

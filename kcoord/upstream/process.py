@@ -203,6 +203,7 @@ class UpstreamProcess(BrokerProcess):
             raise StartError(next(iter(self._refused.values())))
         if not self._gateway.ports:
             raise StartError(f"{UPSTREAM_KEY}: no broker of the upstream answers ApiVersions")
+        self._ownership.follow()
         self._is_accepting = True
         for listener in self.listeners:
             await listener.start_accepting()

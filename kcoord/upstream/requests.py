@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from kcoord.client.cluster import Cluster, CoordinatorType, Purpose
 from kcoord.client.connection import Connection
@@ -38,15 +38,18 @@ from kcoord_protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
+from kcoord_protocol.uuid import ZERO_UUID
 
 MOST_REQUEST_BYTES: Final = 16 << 20
 """A Produce request with several batches is at most this large. Kafka accepts 100 MiB (socket.request.max.bytes)."""
-FETCH_BYTES: Final = 1 << 20
-MOST_FETCHED_BYTES: Final = 8 << 20
+FETCH_BYTES: Final = 256 << 10
+MOST_FETCHED_BYTES: Final = 4 << 20
 FETCH_WAIT_MS: Final = 100
 _HIGHEST_PRODUCE: Final = 11
 """v12 belongs to the second transaction protocol (KIP-890), and v13 identifies topics by id."""
-_HIGHEST_FETCH: Final = 12
+_HIGHEST_FETCH: Final = 13
+_FETCH_WITH_NAMES: Final = 12
+"""From v13 on, topics have ids in a request. So nothing is read from another topic with the same name."""
 _LOWEST_PRODUCE: Final = 3
 _LOWEST_FETCH: Final = 4
 _EARLIEST: Final = -2
@@ -80,6 +83,13 @@ class PendingBatch:
     may_send: Callable[[], bool]
     done: Callable[[int | KafkaError], None]
     transactional_id: str | None = None
+
+
+class Fetched(NamedTuple):
+    """Fetched batches of a partition. The last one may be cut off, and the first ones may be below the offset."""
+
+    data: bytes
+    high_watermark: int
 
 
 class PartitionRequests:
@@ -143,15 +153,16 @@ class PartitionRequests:
         answer = (await self.fetch_all(leader, {partition: offset}, self._fetch_wait_ms, Purpose.FETCHES))[partition]
         if isinstance(answer, KafkaError):
             raise answer
-        return answer
+        return answer.data
 
     async def fetch_all(
         self, leader: int, offsets: Mapping[int, int], wait_ms: int, purpose: Purpose
-    ) -> dict[int, bytes | KafkaError]:
+    ) -> dict[int, Fetched | KafkaError]:
         """Returns batches, or an error, for each of the partitions, after at most `wait_ms` if there are none.
 
         Raises KafkaError if the request fails as a whole.
         """
+        topic_id = self.topic_id
         request = FetchRequest(
             max_wait_ms=wait_ms,
             min_bytes=1,
@@ -159,6 +170,7 @@ class PartitionRequests:
             topics=[
                 FetchRequest.FetchTopic(
                     topic=self._topic,
+                    topic_id=topic_id,
                     partitions=[
                         FetchRequest.FetchPartition(
                             partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES
@@ -174,7 +186,7 @@ class PartitionRequests:
                 request,
                 FetchResponse,
                 lowest=_LOWEST_FETCH,
-                highest=_HIGHEST_FETCH,
+                highest=_FETCH_WITH_NAMES if topic_id == ZERO_UUID else _HIGHEST_FETCH,
                 timeout_ms=wait_ms + self._attempt_timeout_ms,
             )
             if answer.error_code:
@@ -182,7 +194,7 @@ class PartitionRequests:
         except KafkaError as error:
             self.note(error)
             raise
-        results: dict[int, bytes | KafkaError] = {}
+        results: dict[int, Fetched | KafkaError] = {}
         for topic in answer.responses:
             for data in topic.partitions:
                 if data.error_code:
@@ -191,7 +203,7 @@ class PartitionRequests:
                     self.note(refusal)
                     results[data.partition_index] = refusal
                 else:
-                    results[data.partition_index] = bytes(data.records or b"")
+                    results[data.partition_index] = Fetched(bytes(data.records or b""), data.high_watermark)
         lacking = KafkaError(Errors.UNKNOWN_SERVER_ERROR, "the response does not have the partition")
         return {partition: results.get(partition, lacking) for partition in offsets}
 
@@ -211,6 +223,11 @@ class PartitionRequests:
             asyncio.get_running_loop().call_soon(self._distribute)
 
     # Leaders.
+
+    @property
+    def topic_id(self) -> bytes:
+        """The id of the topic, as far as it is known. The zero id if the upstream has no topic ids."""
+        return self._cluster.metadata.topic_id(self._topic)
 
     def leader_now(self, partition: int) -> int | None:
         """Returns the leader of a partition, None if it is not known."""

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kcoord.runtime.result import new_end_transaction_marker
 from kcoord.runtime.shard_log import Append, Load, OpenedLog, Release, Save
@@ -42,10 +42,20 @@ from kcoord.runtime.upstream_actions import (
     Unknown,
     Written,
 )
+from kcoord.runtime.upstream_claim import UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
+from kcoord.runtime.upstream_reader import LogNote, UpstreamReader
 from kcoord.upstream.following import Following
-from kcoord.upstream.requests import PartitionRequests, PendingBatch
+from kcoord.upstream.requests import Fetched, PartitionRequests, PendingBatch
+from kcoord.upstream.standby_files import StandbyFiles
+from kcoord.upstream.standbys import Standbys
 from kcoord_protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+STOP_SECONDS: Final = 0.7
+"""The time after which an orderly stop begins no further snapshot."""
 
 _logger = logging.getLogger(__name__)
 
@@ -71,6 +81,8 @@ class UpstreamShardLog:
         now_ms: Callable[[], int],
         may_act: Callable[[], bool],
         on_fenced: Callable[[int], None],
+        files: StandbyFiles | None,
+        tombstones_kept_ms: int,
     ) -> None:
         self._shards = shards
         self._requests = requests
@@ -86,9 +98,20 @@ class UpstreamShardLog:
         """The number of appends that were rejected because another instance had claimed the log."""
         self._logs: dict[int, UpstreamLog] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._following = Following(
-            requests, self._positions, self._followed, lambda shard_id: self._logs[shard_id].is_in_a_hurry
+        self._opening: dict[int, Load] = {}
+        """The loads whose logs are not claimed yet, because their standbys are still being made."""
+        self._opened: dict[int, OpenedLog] = {}
+        """The logs that are read up to their claims."""
+        self._following = Following(requests, self._positions, self._followed, self._is_in_a_hurry)
+        self.standbys = Standbys(
+            shards,
+            requests,
+            files,
+            tombstones_kept_ms=tombstones_kept_ms,
+            now_ms=now_ms,
+            wake=self._following.wake,
         )
+        shards.snapshots.note_log = self._note
 
     def claimed_ids(self) -> dict[int, tuple[int, int]]:
         """Returns the producer id and the epoch of each shard's last claim."""
@@ -103,11 +126,24 @@ class UpstreamShardLog:
         """Does nothing: `open` claims the log from any other owner."""
 
     def open(self, load: Load) -> None:
-        log = self._logs.get(load.shard_id)
+        self._opening[load.shard_id] = load
+        self._requests.start(self._open(load), f"opening shard {load.shard_id}")
+
+    async def _open(self, load: Load) -> None:
+        """Claims the log as soon as the standby is made. The load then begins with the standby's state."""
+        shard_id = load.shard_id
+        standby = await self.standbys.claimed(shard_id)
+        if standby is None:
+            return
+        if self._opening.get(shard_id) is not load:
+            self.standbys.released(shard_id, has_diverged=False)
+            return
+        del self._opening[shard_id]
+        log = self._logs.get(shard_id)
         if log is None:
-            log = self._logs[load.shard_id] = self._new_log()
-        log.open(load, self._now_ms())
-        self._execute(load.shard_id, log)
+            log = self._logs[shard_id] = self._new_log()
+        log.open(load, self._now_ms(), standby.reader)
+        self._execute(shard_id, log)
 
     def read(self, load: Load) -> None:
         log = self._logs[load.shard_id]
@@ -120,7 +156,30 @@ class UpstreamShardLog:
         self._execute(append.shard_id, log)
 
     def save(self, save: Save) -> None:
-        raise AssertionError(f"shard set {self._shards.name} takes no snapshots, got {save}")
+        written = self.standbys.save(save, self._reader_of(save.shard_id))
+        if written is None:
+            self._shards.saved(save, self._now_ms(), succeeded=False)
+        else:
+            loop = asyncio.get_running_loop()
+            written.add_done_callback(lambda done: loop.call_soon_threadsafe(self._saved, save, done))
+
+    def _saved(self, save: Save, done: Future[bool]) -> None:
+        # A snapshot of a state that was dropped meanwhile is kept. Whether it fits the log is checked before its use.
+        self._shards.saved(save, self._now_ms(), succeeded=not done.cancelled() and done.result())
+        self._wake()
+
+    def _reader_of(self, shard_id: int) -> UpstreamReader | None:
+        """Returns what this instance knows of the log of a shard, if its state is that of a standby or an owner."""
+        standby = self._shards.standbys.get(shard_id)
+        if standby is not None:
+            return standby.reader
+        log = self._logs.get(shard_id)
+        return log.reader if log is not None and log.state is UpstreamState.OWNER else None
+
+    def _note(self, shard_id: int) -> LogNote | None:
+        """Returns an offset of the upstream, and what was known there: the state of the shard has all before it."""
+        reader = self._reader_of(shard_id)
+        return reader.note() if reader is not None else None
 
     def release(self, release: Release) -> None:
         for shard_id in release.shard_ids:
@@ -131,9 +190,22 @@ class UpstreamShardLog:
         log = self._logs.get(shard_id)
         if log is not None:
             log.close()
+        self._given_up(shard_id)
+
+    def _given_up(self, shard_id: int) -> None:
+        """Follows the log of a shard that this instance does not own, or could not claim."""
+        log = self._logs.get(shard_id)
+        has_diverged = log is not None and log.reader.has_diverged
+        if log is not None and has_diverged:
+            log.reader = UpstreamReader(self._now_ms())
+        self._opened.pop(shard_id, None)
+        self.standbys.released(shard_id, has_diverged=has_diverged)
 
     def revoke(self, reason: str) -> None:
         """Ends all loads and appends, because this instance may not own shards any more. Called after they closed."""
+        opening, self._opening = self._opening, {}
+        for load in opening.values():
+            self._shards.failed(load, OSError(reason), self._now_ms())
         for shard_id, log in self._logs.items():
             log.revoke(reason)
             self._execute(shard_id, log)
@@ -145,13 +217,18 @@ class UpstreamShardLog:
         self._following.wake()
 
     def stop(self) -> None:
+        self.standbys.stop()
         for timer in self._timers.values():
             timer.cancel()
         for log in self._logs.values():
             log.close()
 
     def finish(self, saves: Iterator[Save]) -> None:
-        """Does nothing: all state is in the upstream."""
+        deadline = asyncio.get_running_loop().time() + STOP_SECONDS
+        for save in saves:
+            self.standbys.save_now(save, self._reader_of(save.shard_id))
+            if asyncio.get_running_loop().time() > deadline:
+                break
 
     # Actions.
 
@@ -184,20 +261,28 @@ class UpstreamShardLog:
                 shards.rewrite(shard_id, keys, now_ms)
             case Unknown(append, reason):
                 shards.unknown(append, OSError(reason), now_ms)
+                self._given_up(shard_id)
             case Fenced(ticket):
                 shards.fenced(ticket)
+                self._given_up(shard_id)
                 self.fenced_writes += isinstance(ticket, Append)
                 self._on_fenced(shard_id)
             case Opened(load, end_offset):
-                shards.opened(load, OpenedLog(0, end_offset))
+                standby = shards.standbys[shard_id]
+                opened = OpenedLog(standby.next_offset, end_offset, standby.grown_bytes, has_standby=True)
+                self._opened[shard_id] = opened
+                shards.opened(load, opened)
             case Loaded(load, batches, is_end):
+                self._opened[shard_id].size_bytes += sum(len(data) for _, data in batches)
                 shards.read(load, batches, now_ms, is_end=is_end)
                 if is_end:
                     self._following.wake()
             case Held(load):
                 shards.held(load, now_ms)
+                self._given_up(shard_id)
             case LoadFailed(load, reason):
                 shards.failed(load, OSError(reason), now_ms)
+                self._given_up(shard_id)
             case Lost(reason, is_fenced):
                 if is_fenced:
                     _logger.warning("Shard %d of %s is closed: %s", shard_id, shards.name, reason)
@@ -205,6 +290,7 @@ class UpstreamShardLog:
                     self._on_fenced(shard_id)
                 else:
                     shards.fail_shard(shard_id, reason)
+                self._given_up(shard_id)
 
     async def _ask(self, shard_id: int, log: UpstreamLog, request: InitProducerId | Fetch | FindStart) -> None:
         """Sends a request and passes the answer to the log."""
@@ -242,19 +328,30 @@ class UpstreamShardLog:
 
         self._requests.produce(PendingBatch(shard_id, request.data, may_send, done, request.transactional_id))
 
-    # The partitions of owned logs.
+    # Following the partitions of owned logs and of standbys.
 
     def _positions(self) -> dict[int, int]:
-        return {shard_id: log.reader.fetch_offset for shard_id, log in self._logs.items() if log.is_following}
+        offsets = self.standbys.offsets()
+        for shard_id, log in self._logs.items():
+            if log.is_following:
+                offsets[shard_id] = log.reader.fetch_offset
+        return offsets
 
-    def _followed(self, shard_id: int, answer: bytes | KafkaError) -> None:
-        if not self._may_act():
+    def _is_in_a_hurry(self, shard_id: int) -> bool:
+        log = self._logs.get(shard_id)
+        return (log is not None and log.is_in_a_hurry) or self.standbys.is_behind(shard_id)
+
+    def _followed(self, shard_id: int, offset: int, answer: Fetched | KafkaError) -> None:
+        log = self._logs.get(shard_id)
+        if log is None or not log.is_following:
+            self.standbys.deliver(shard_id, offset, answer)
             return
-        log = self._logs[shard_id]
+        if not self._may_act() or offset > log.reader.position:
+            return
         if isinstance(answer, KafkaError):
             log.not_followed(answer)
-        elif answer:
-            log.followed(answer, self._now_ms())
+        elif answer.data:
+            log.followed(answer.data, self._now_ms())
         self._execute(shard_id, log)
 
     def _repeat_later(self, shard_id: int, log: UpstreamLog) -> None:

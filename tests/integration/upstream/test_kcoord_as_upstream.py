@@ -55,6 +55,7 @@ async def test_the_older_of_two_owners_is_fenced_and_acknowledges_nothing(upstre
                 await older.put("a", 2)
             assert older.state() is ShardState.CLOSED
             assert await newer.put("b", 3) == "b=3"
+            await older.lost()
             older.claim()
             await older.served()
             assert older.balance() == {"a": 1, "b": 3}

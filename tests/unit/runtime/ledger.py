@@ -153,7 +153,7 @@ class SavedLedger(Ledger):
     """A ledger with snapshots: half of its numbers are records, the others are packed."""
 
     def snapshot(self) -> Iterator[SnapshotPart] | None:
-        return self._parts()
+        return None if self.pending or self.provisional else self._parts()
 
     def _parts(self) -> Iterator[SnapshotPart]:
         for number, name in enumerate(sorted(self.balance)):

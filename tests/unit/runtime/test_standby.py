@@ -9,7 +9,7 @@ from kcoord.runtime.loader import Loader
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.standby import Standby
 from kcoord.runtime.upstream_batches import SETTLED_KEY
-from kcoord.runtime.upstream_reader import DivergedError, LogMark, UpstreamReader
+from kcoord.runtime.upstream_reader import DivergedError, LogMark, LogNote, UpstreamReader
 from kcoord.runtime.waiting import Statistics
 from kcoord_protocol.batch_header import ATTRIBUTES_POSITION
 from kcoord_protocol.errors import CorruptBatchError
@@ -56,15 +56,21 @@ class Desk:
 
     def fetch(self) -> None:
         """Fetches once: at most two batches."""
-        data = self.partition.fetch(self.standby.reader.fetch_offset)
-        self.standby.fetched(data, self.partition.high_watermark, self.now_ms)
+        offset = self.standby.reader.fetch_offset
+        self.standby.fetched(offset, self.partition.fetch(offset), self.partition.high_watermark, self.now_ms)
 
     def fetch_all(self) -> None:
         while self.standby.lag != 0:
             self.fetch()
 
-    def mark(self) -> LogMark:
-        mark = self.standby.reader.mark()
+    def note(self) -> LogNote:
+        note = self.standby.reader.note()
+        assert note is not None
+        return note
+
+    def mark(self, note: LogNote | None = None) -> LogMark:
+        """Returns the mark of a snapshot that ends now. Without a note it also begins now."""
+        mark = self.standby.reader.mark(note or self.note())
         assert mark is not None
         return mark
 
@@ -221,6 +227,17 @@ def test_a_paused_standby_ignores_what_is_in_flight(desk: Desk) -> None:
     assert desk.state == {b"a": 3, b"b": 4}
 
 
+def test_the_response_to_a_request_of_an_earlier_reader_is_ignored(desk: Desk) -> None:
+    """It has batches from the earlier position on, and lacks those before."""
+    desk.put(b"b", 4)
+    data = desk.partition.fetch(3)
+    desk.stand_by(UpstreamReader(0, KEPT_MS))
+    desk.standby.fetched(3, data, 4, 0)
+    assert desk.state == {}
+    desk.fetch_all()
+    assert desk.state == {b"a": 3, b"b": 4}
+
+
 def test_settled_records_are_noted_and_not_replayed(desk: Desk) -> None:
     assert desk.standby.reader.settled_id == -1
     desk.partition.append(
@@ -245,24 +262,31 @@ def test_a_mark_is_restored_from_its_bytes(desk: Desk) -> None:
 def test_a_restored_standby_reads_what_followed_the_snapshot(desk: Desk) -> None:
     mark = desk.mark()
     desk.put(b"b", 4)
-    desk.stand_by(UpstreamReader.restored(3, mark, KEPT_MS), {b"a": 3})
+    desk.stand_by(UpstreamReader.restored(mark, KEPT_MS), {b"a": 3})
     assert desk.standby.machine is None, "a snapshot of it is worth nothing before it is checked"
     desk.fetch_all()
     assert desk.state == {b"a": 3, b"b": 4}
 
 
 def test_a_restored_standby_reads_from_the_beginning_of_the_snapshot(desk: Desk) -> None:
-    """The state is partly that of offset 1 and partly that of offset 3."""
-    desk.stand_by(UpstreamReader.restored(1, desk.mark(), KEPT_MS), {b"a": 1})
+    """The state is partly that of offset 3 and partly that of offset 5."""
+    note = desk.note()
+    desk.put(b"b", 4)
+    desk.put(b"c", 5)
+    desk.fetch()
+    desk.stand_by(UpstreamReader.restored(desk.mark(note), KEPT_MS), {b"a": 3, b"c": 5})
     desk.fetch_all()
-    assert desk.state == {b"a": 3}
+    assert desk.state == {b"a": 3, b"b": 4, b"c": 5}
 
 
 def test_a_snapshot_of_a_tail_that_the_log_has_lost_is_divergence(desk: Desk) -> None:
-    mark = desk.mark()
-    desk.partition.truncate(2)
+    note = desk.note()
+    desk.put(b"b", 4)
+    desk.fetch()
+    mark = desk.mark(note)
+    desk.partition.truncate(3)
     desk.put(b"b", 9, FIRST + 1)
-    desk.stand_by(UpstreamReader.restored(1, mark, KEPT_MS), {b"a": 1})
+    desk.stand_by(UpstreamReader.restored(mark, KEPT_MS), {b"a": 3, b"b": 4})
     with pytest.raises(DivergedError):
         desk.fetch()
 
@@ -273,6 +297,6 @@ def test_an_old_snapshot_of_a_compacted_log_is_divergence(desk: Desk) -> None:
     desk.put(b"b", 5)
     del desk.partition.batches[3]
     desk.now_ms = KEPT_MS
-    desk.stand_by(UpstreamReader.restored(3, mark, KEPT_MS), {b"a": 3})
+    desk.stand_by(UpstreamReader.restored(mark, KEPT_MS), {b"a": 3})
     with pytest.raises(DivergedError, match="deletions may be missing"):
         desk.fetch()

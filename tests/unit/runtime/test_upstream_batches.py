@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.runtime.upstream_batches import CLAIM_KEY, SETTLED_KEY, Kind, with_writer
-from kcoord.runtime.upstream_reader import LogMark, UpstreamReader
+from kcoord.runtime.upstream_reader import LogMark, LogNote, UpstreamReader
 from kcoord_protocol.batch_header import rewrite_header
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
@@ -202,44 +202,59 @@ def test_a_marker_tells_outcome_and_epoch_of_the_coordinator() -> None:
     assert read.producer == (5, 2)
 
 
+def noted(log: Log) -> LogNote:
+    note = log.reader.note()
+    assert note is not None
+    return note
+
+
+def restored(log: Log, note: LogNote) -> UpstreamReader:
+    mark = log.reader.mark(note)
+    assert mark is not None
+    return UpstreamReader.restored(LogMark.decode(mark.encode()), DAY_MS)
+
+
 def test_a_snapshot_has_the_sequence_numbers_of_clients(log: Log) -> None:
     log.offsets(FIRST, b"a", b"b")
-    assert log.reader.mark() is None, "a transaction is open"
+    assert log.reader.note() is None, "a transaction is open"
     log.end()
-    mark = log.reader.mark()
-    assert mark is not None
-    restored = UpstreamReader.restored(log.end_offset, LogMark.decode(mark.encode()), DAY_MS)
-    assert restored.batches.next_sequence(CLIENT, 0) == 2
-    earlier = UpstreamReader.restored(log.end_offset - 1, LogMark.decode(mark.encode()), DAY_MS)
-    assert earlier.batches.next_sequence(CLIENT, 0) == 0, "the marker is read again"
+    assert restored(log, noted(log)).batches.next_sequence(CLIENT, 0) == 2
+
+
+def test_a_snapshot_has_what_was_known_at_its_beginning(log: Log) -> None:
+    note = noted(log)
+    log.offsets(FIRST, b"a", b"b")
+    log.end()
+    assert restored(log, note).batches.next_sequence(CLIENT, 0) == 0, "the batches are read again"
 
 
 def test_a_snapshot_waits_until_values_are_rewritten(log: Log) -> None:
     log.own(SECOND, CLAIM_KEY)
     log.offsets(FIRST, b"a")
     log.end()
-    assert log.reader.mark() is None
+    assert log.reader.note() is None
     log.own(SECOND, b"a")
-    assert log.reader.mark() is not None
+    assert log.reader.note() is not None
 
 
-def test_after_a_snapshot_batches_of_the_owner_of_that_time_still_count(log: Log) -> None:
+@pytest.mark.parametrize(("writer", "kind"), [(FIRST, Kind.TRANSACTIONAL), (SECOND, Kind.VOID)])
+def test_after_a_snapshot_batches_of_the_owner_of_that_time_still_count(
+    log: Log, writer: tuple[int, int], kind: Kind
+) -> None:
     """The log is read again from the beginning of the snapshot, before the last claim that the snapshot has."""
-    before = log.end_offset
+    note = noted(log)
     log.offsets(FIRST, b"a")
     log.end()
     log.own(SECOND, CLAIM_KEY)
-    mark = log.reader.mark()
-    assert mark is not None
     again = Log()
-    again.reader.batches = UpstreamReader.restored(before, mark, DAY_MS).batches
-    again.reader.position = again.end_offset = before
-    assert again.offsets(FIRST, b"a") is Kind.TRANSACTIONAL
+    again.reader.batches = restored(log, note).batches
+    again.reader.position = again.end_offset = note.position
+    assert again.offsets(writer, b"a") is kind
 
 
 def test_a_mark_with_half_a_client_is_refused(log: Log) -> None:
     log.end()
-    mark = log.reader.mark()
+    mark = log.reader.mark(noted(log))
     assert mark is not None
     with pytest.raises(ValueError, match="malformed"):
         LogMark.decode(mark.encode()[:-1])

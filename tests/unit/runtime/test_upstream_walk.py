@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from kcoord.runtime.shard_log import Append, Load
+from kcoord.runtime.standby import Standby
 from kcoord.runtime.upstream_actions import Fetch, Loaded, Produce, Written
 from kcoord.runtime.upstream_claim import UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
 from kcoord.runtime.upstream_reader import BatchId, DivergedError, LogMark, UpstreamReader
 from kcoord_protocol.batch_header import stamp_producer
 from kcoord_protocol.record_batch import BatchHeader, decode_header
-from tests.unit.runtime.upstream_walk import Violation, World
+from tests.unit.runtime.upstream_walk import Numbers, Violation, World
 
 SEEDS = 150
 STEPS = 600
@@ -134,8 +135,8 @@ class TrustingRestart(TrustingReader):
     """Continues from a snapshot, too, without a look at what the log has now. So the copy outlives a truncation."""
 
     @classmethod
-    def restored(cls, position: int, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
-        reader = super().restored(position, mark, tombstones_kept_ms)
+    def restored(cls, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
+        reader = super().restored(mark, tombstones_kept_ms)
         reader._check = None
         return reader
 
@@ -144,8 +145,10 @@ class EndOfSnapshot(UpstreamReader):
     """Continues at the end of a snapshot, although the state is partly that of its beginning."""
 
     @classmethod
-    def restored(cls, position: int, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
-        return super().restored(mark.last.next_offset, mark, tombstones_kept_ms)
+    def restored(cls, mark: LogMark, tombstones_kept_ms: int) -> UpstreamReader:
+        reader = super().restored(mark, tombstones_kept_ms)
+        reader.position = mark.last.next_offset
+        return reader
 
 
 class LateReader(UpstreamReader):
@@ -155,7 +158,14 @@ class LateReader(UpstreamReader):
         super().__init__(now_ms, 1 << 62)
 
 
-FAULTS: dict[type[UpstreamLog | UpstreamReader], dict[str, float]] = {
+class StaleResponse(Standby[Numbers]):
+    """Takes the response to a request of an earlier standby, which had read more."""
+
+    def fetched(self, offset: int, data: bytes, high_watermark: int, now_ms: int) -> None:
+        super().fetched(0, data, high_watermark, now_ms)
+
+
+FAULTS: dict[type[UpstreamLog | UpstreamReader | Standby[Numbers]], dict[str, float]] = {
     NoClaim: {},
     EarlyAnswer: {},
     NewSequence: {},
@@ -166,18 +176,20 @@ FAULTS: dict[type[UpstreamLog | UpstreamReader], dict[str, float]] = {
     TrustingReader: {"unclean": 2, "follow": 80, "claim": 6},
     TrustingRestart: {"unclean": 1, "restart": 8, "snapshot": 50, "put": 80},
     EndOfSnapshot: {"snapshot": 30},
-    LateReader: {"compact": 40, "follow": 5, "time": 80},
+    LateReader: {"compact": 20, "follow": 2, "time": 60, "put": 60, "claim": 1},
+    StaleResponse: {"restart": 4, "claim": 4},
 }
 """Planted faults, with the weights of the steps that lead to their circumstances."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_walks_find_a_planted_fault(fault: type[UpstreamLog | UpstreamReader]) -> None:
+def test_the_walks_find_a_planted_fault(fault: type[UpstreamLog | UpstreamReader | Standby[Numbers]]) -> None:
     log = fault if issubclass(fault, UpstreamLog) else UpstreamLog
     reader = fault if issubclass(fault, UpstreamReader) else UpstreamReader
+    standby = fault if issubclass(fault, Standby) else Standby
     for seed in range(5 * SEEDS):
         try:
-            World(seed, log, reader, **FAULTS[fault]).walk(3 * STEPS)
+            World(seed, log, reader, standby, **FAULTS[fault]).walk(3 * STEPS)
         except Violation:
             return
     pytest.fail("no walk found the fault")

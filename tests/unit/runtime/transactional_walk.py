@@ -222,7 +222,6 @@ class TransactionalInstance(Instance):
             SERDE,
             first_reload_ms=50,
             longest_reload_ms=200,
-            takes_snapshots=False,
         )
 
     # The shard set.
@@ -321,7 +320,8 @@ class TransactionalInstance(Instance):
             return
         standby = shards.standbys.get(0) or shards.stand_by(0, UpstreamReader(now_ms))
         try:
-            standby.fetched(partition.fetch(standby.reader.fetch_offset), partition.high_watermark, now_ms)
+            offset = standby.reader.fetch_offset
+            standby.fetched(offset, partition.fetch(offset), partition.high_watermark, now_ms)
         except KafkaError:
             standby.failed()
         except DivergedError:

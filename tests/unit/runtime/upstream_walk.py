@@ -41,7 +41,7 @@ from kcoord.runtime.upstream_actions import (
 from kcoord.runtime.upstream_batches import CLAIM_KEY
 from kcoord.runtime.upstream_claim import UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
-from kcoord.runtime.upstream_reader import DivergedError, LogMark, UpstreamReader
+from kcoord.runtime.upstream_reader import DivergedError, LogMark, LogNote, UpstreamReader
 from kcoord.runtime.waiting import Statistics
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, encode_batch_from_parts, iter_headers
@@ -50,7 +50,7 @@ from tests.unit.runtime.upstream_partition import Coordinator, UpstreamPartition
 NAMES = (b"a", b"b", b"c")
 TIMEOUT_MS = 15_000
 WAIT_MS = 25_000
-KEPT_MS = 60_000
+KEPT_MS = 20_000
 """How long compaction keeps tombstones."""
 
 ROUNDS_PER_SECOND = 30
@@ -138,9 +138,8 @@ class Numbers:
 
 @dataclass(eq=False)
 class Follow:
-    """A fetch of a standby."""
+    """A fetch of a standby. The response goes to the standby that the instance has then."""
 
-    standby: Standby[Numbers]
     offset: int
 
 
@@ -148,7 +147,7 @@ class Follow:
 class Snapshot:
     """A snapshot on the disk of an instance, or one that is being taken."""
 
-    offset: int
+    note: LogNote
     state: dict[bytes, int]
     machine: object
     mark: bytes = b""
@@ -251,6 +250,7 @@ class Instance:
             case Unknown():
                 self.append = self.state = None
                 self.wants = True
+                self.resume()
             case Fenced():
                 self.append = self.state = self.load = None
                 self.wants = False
@@ -258,6 +258,7 @@ class Instance:
             case Lost(_, is_fenced):
                 self.state = None
                 self.wants = not is_fenced
+                self.resume()
             case Ended() | Rewrite():
                 pass
 
@@ -270,15 +271,15 @@ class Instance:
             reader = self.world.make_reader(self.world.now_ms, KEPT_MS)
             if snapshot is not None:
                 machine.state = dict(snapshot.state)
-                reader = self.world.make_reader.restored(snapshot.offset, LogMark.decode(snapshot.mark), KEPT_MS)
+                reader = self.world.make_reader.restored(LogMark.decode(snapshot.mark), KEPT_MS)
             loader = Loader(0, machine, CoordinatorSerde(), 0, Statistics(), set())
             loader.read_offset = reader.position
-            self.standby = Standby(0, loader, reader)
+            self.standby = self.world.make_standby(0, loader, reader)
         return self.standby
 
     def resume(self) -> None:
-        if self.standby is not None:
-            self.standby.is_paused = False
+        """Follows the log again, with the standby that was not used, or with another one."""
+        self.stand_by().is_paused = False
 
     def follow_log(self) -> bool:
         """Reads the next batches of an owned partition. Returns whether there were any."""
@@ -296,19 +297,23 @@ class Instance:
     def follow(self) -> None:
         self.follow_log()
         is_following = any(isinstance(request, Follow) for request in self.in_flight)
-        if self.state is None and self.load is None and not is_following:
-            standby = self.stand_by()
-            self.in_flight.append(Follow(standby, standby.reader.fetch_offset))
+        if self.load is None and not is_following:
+            reader = self.log.reader if self.state is not None else self.stand_by().reader
+            self.in_flight.append(Follow(reader.fetch_offset))
 
     def followed(self, follow: Follow) -> None:
         """Delivers the fetch of a standby."""
-        standby, partition = follow.standby, self.world.partition
+        standby, partition = self.standby, self.world.partition
+        if standby is None:
+            return
         try:
             data = partition.fetch(follow.offset)
-            standby.fetched(data, partition.high_watermark, self.world.now_ms)
+            standby.fetched(follow.offset, data, partition.high_watermark, self.world.now_ms)
         except DivergedError:
             self.drop_standby(standby)
         except KafkaError:
+            if follow.offset != standby.reader.fetch_offset:
+                return
             try:
                 standby.begin_at(partition.start_offset)
             except DivergedError:
@@ -324,13 +329,15 @@ class Instance:
         machine: object = self.state if self.state is not None else standby
         reader = standby.reader if standby is not None else self.log.reader
         state = self.state if standby is None else standby.loader.machine.state
-        mark = reader.mark()
-        if state is None or mark is None or self.append is not None:
+        note = reader.note()
+        if state is None or note is None or reader.last is None or self.append is not None:
             return
         if self.taking is None or self.taking.machine is not machine:
-            self.taking = Snapshot(reader.position, {NAMES[0]: state.get(NAMES[0], 0)}, machine)
+            self.taking = Snapshot(note, {NAMES[0]: state.get(NAMES[0], 0)}, machine)
             return
         taking, self.taking = self.taking, None
+        mark = reader.mark(taking.note)
+        assert mark is not None
         taking.state = {name: value for name, value in (state | taking.state).items() if value}
         taking.mark = mark.encode()
         self.snapshot = taking
@@ -368,7 +375,8 @@ class Instance:
 
     def refuse(self, request: Request | Follow, error: Errors) -> None:
         if isinstance(request, Follow):
-            request.standby.failed()
+            if self.standby is not None:
+                self.standby.failed()
             return
         self.log.refused(request, KafkaError(error), self.world.now_ms)
         self.settle()
@@ -386,10 +394,12 @@ class World:
         seed: int,
         make_log: type[UpstreamLog] = UpstreamLog,
         make_reader: type[UpstreamReader] = UpstreamReader,
+        make_standby: type[Standby[Numbers]] = Standby,
         **weights: float,
     ) -> None:
         self.random = Random(seed)
         self.make_reader = make_reader
+        self.make_standby = make_standby
         self.weights = WEIGHTS | weights
         self.span_weights = [4, 10, 6, 0.5, 0.1, 0.1]
         self.now_ms = 1_000

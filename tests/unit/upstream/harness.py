@@ -295,6 +295,8 @@ class Stage:
             now_ms=broker.now_ms,
             may_act=self.group.holds_lease,
             on_fenced=self.group.fenced,
+            files=None,
+            tombstones_kept_ms=1,
         )
         """Not the log of the shards, which are in the data folder. It has no claims to revoke."""
         assert isinstance(broker.metadata, InstanceMetadata)
