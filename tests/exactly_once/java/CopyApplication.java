@@ -22,7 +22,7 @@ public class CopyApplication {
         while (true) {
             try {
                 copy(args[0], args[1], args[2], args[3], args[4], args[5]);
-            } catch (KafkaException error) {
+            } catch (KafkaException | IllegalStateException error) {
                 System.out.println("restart " + error);
                 Thread.sleep(100);
             }
@@ -74,8 +74,8 @@ public class CopyApplication {
         properties.put("group.id", group);
         properties.put("group.protocol", protocol);
         if (protocol.equals("classic")) {
-            properties.put("session.timeout.ms", "6000");
-            properties.put("heartbeat.interval.ms", "500");
+            properties.put("session.timeout.ms", "3000");
+            properties.put("heartbeat.interval.ms", "300");
         }
         properties.put("auto.offset.reset", "earliest");
         properties.put("enable.auto.commit", "false");
@@ -87,7 +87,10 @@ public class CopyApplication {
     private static Properties producer(String address, String id) {
         Properties properties = properties(address, "serializer", "org.apache.kafka.common.serialization.ByteArraySerializer");
         properties.put("transactional.id", id);
-        properties.put("transaction.timeout.ms", "10000");
+        properties.put("transaction.timeout.ms", "5000");
+        properties.put("request.timeout.ms", "5000");
+        properties.put("delivery.timeout.ms", "15000");
+        properties.put("max.block.ms", "15000");
         return properties;
     }
 
