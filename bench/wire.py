@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -133,7 +134,8 @@ class Server:
         """Returns user and system time of all threads of the process so far."""
         nanoseconds = 0
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
-            nanoseconds += int((task / "schedstat").read_text().split()[0])
+            with suppress(FileNotFoundError):  # The thread has ended meanwhile.
+                nanoseconds += int((task / "schedstat").read_text().split()[0])
         return nanoseconds / 1e9
 
     def resident_mb(self) -> float:
