@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
-from kcoord.simulation.model_check.model import Budget
+from kcoord.simulation.model_check.model import Budget, ModelAssignor
 from kcoord.simulation.model_check.search import Configuration, Report, Search
 
 CONFIGURATIONS = (
@@ -19,12 +19,23 @@ CONFIGURATIONS = (
 )
 """The small groups to search, in sequence or in parallel."""
 
+_GOOD, _BAD = ModelAssignor.GOOD, ModelAssignor.BAD
+COMPUTING_CONFIGURATIONS = (
+    Configuration(2, 2, Budget(2, 1, 0, 0, 0, 0, failovers=1, failures=1), assignors=(_GOOD, _GOOD)),
+    Configuration(2, 2, Budget(2, 0, 0, 1, 0, 0, failovers=0, failures=1), assignors=(_GOOD, _GOOD)),
+    Configuration(2, 2, Budget(2, 1, 0, 0, 0, 0, failovers=1), assignors=(_GOOD, _BAD)),
+    Configuration(2, 2, Budget(2, 1, 0, 0, 0, 1, failovers=1, failures=1), assignors=(_GOOD, ModelAssignor.NONE)),
+    Configuration(3, 2, Budget(3, 1, 1, 1, 1, 0, failovers=1, failures=1), assignors=(_GOOD, _GOOD, _BAD)),
+)
+"""Small groups whose members compute target assignments. The graphs with two clients are complete."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a report per configuration. Returns 1 if a property does not hold."""
     options = make_parser().parse_args(arguments)
-    share = -(-options.states // len(CONFIGURATIONS))
-    configurations = [replace(configuration, max_states=share) for configuration in CONFIGURATIONS]
+    sizes = COMPUTING_CONFIGURATIONS if options.client_assignors else CONFIGURATIONS
+    share = -(-options.states // len(sizes))
+    configurations = [replace(configuration, max_states=share) for configuration in sizes]
     if options.processes > 1:
         with ProcessPoolExecutor(options.processes) as pool:
             reports = list(pool.map(_search, configurations))
@@ -47,6 +58,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--states", type=int, default=1_000_000, metavar="N", help="the maximum number of states, over all groups"
     )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="number of groups to search in parallel")
+    parser.add_argument(
+        "--client-assignors", action="store_true", help="search groups whose members compute target assignments"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 

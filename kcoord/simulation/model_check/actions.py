@@ -8,41 +8,40 @@ before the coordinator can remove it for a timeout.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kcoord.coordinator.group.consumer.group import MemberState
+from kcoord.coordinator.group.group import rebalance_timer, session_timer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.simulation.model_check import coordinator
+from kcoord.simulation.model_check import computing, coordinator
+from kcoord.simulation.model_check.coordinator import Changes
 from kcoord.simulation.model_check.model import (
+    GROUP_ID,
     NOTHING,
-    Budget,
     CheckedClient,
-    Log,
     ModelRequest,
     Response,
     State,
     Status,
+    Step,
     member_id,
+    spent,
 )
 from kcoord_protocol.errors import Errors
 
 CURRENT = "ConsumerGroupCurrentMemberAssignmentKey"
 
 
-class Step(NamedTuple):
-    """A step: its action, the number of its client (-1 for none), and the state after it.
-
-    A fair step spends no budget: it is no fault, join, leave or growth. Fair steps alone have to lead to convergence.
-    """
-
-    action: str
-    client: int
-    is_fair: bool
-    state: State
-
-
 def steps(state: State, shard: GroupCoordinatorShard) -> Iterator[Step]:
     """Yields all steps from a state. `shard` is the state machine of the state's log."""
+    if not state.duties:
+        yield from _steps(state, shard)
+        return
+    for step in _steps(state, shard):
+        yield computing.with_duty(state, step)
+    yield from computing.steps(state, shard)
+
+
+def _steps(state: State, shard: GroupCoordinatorShard) -> Iterator[Step]:
     for number, client in enumerate(state.clients):
         yield from _own_steps(state, number, client)
         yield from _coordinator_steps(state, shard, number, client)
@@ -57,10 +56,6 @@ def with_client(state: State, number: int, client: CheckedClient, **changes: obj
     return state._replace(clients=clients, **changes)  # type: ignore[arg-type]
 
 
-def _spent(budget: Budget, name: str) -> Budget:
-    return budget._replace(**{name: getattr(budget, name) - 1})
-
-
 # Steps of a client.
 
 
@@ -68,7 +63,7 @@ def _own_steps(state: State, number: int, client: CheckedClient) -> Iterator[Ste
     budget = state.budget
     if client.status is Status.OUT and budget.joins and client.late is None:
         joined = CheckedClient(Status.IN)
-        yield Step("join", number, False, with_client(state, number, joined, budget=_spent(budget, "joins")))
+        yield Step("join", number, False, with_client(state, number, joined, budget=spent(budget, "joins")))
     if client.status is not Status.IN:
         return
     if client.is_quiet:
@@ -80,7 +75,7 @@ def _own_steps(state: State, number: int, client: CheckedClient) -> Iterator[Ste
         yield Step("reconcile", number, True, with_client(state, number, taken))
     if client.epoch > 0 and budget.leaves and client.request is None:
         gone = CheckedClient(Status.OUT, late=ModelRequest(-1, False, None))
-        yield Step("leave", number, False, with_client(state, number, gone, budget=_spent(budget, "leaves")))
+        yield Step("leave", number, False, with_client(state, number, gone, budget=spent(budget, "leaves")))
 
 
 def _contradicts(client: CheckedClient) -> bool:
@@ -104,7 +99,9 @@ def _received(client: CheckedClient, response: Response) -> CheckedClient:
         return CheckedClient(Status.IN, late=client.late)
     assert response.error is Errors.NONE, f"a client that obeys KIP-848 got {response.error.name}"
     target = client.target if response.assignment is None else response.assignment
-    return client._replace(epoch=response.epoch, target=target, response=None, claimed=None)
+    # The coordinator may have assigned a partition and revoked it before the client took it.
+    has_news = client.has_news or target == client.owned != client.target
+    return client._replace(epoch=response.epoch, target=target, has_news=has_news, response=None, claimed=None)
 
 
 # Steps of the coordinator.
@@ -113,33 +110,34 @@ def _received(client: CheckedClient, response: Response) -> CheckedClient:
 def _coordinator_steps(
     state: State, shard: GroupCoordinatorShard, number: int, client: CheckedClient
 ) -> Iterator[Step]:
-    name = member_id(number)
     if client.request is not None:
-        response, log = coordinator.heartbeat(shard, name, client.request, state.log)
+        response, changes = coordinator.heartbeat(shard, number, client.request, state)
         # A request that is older than a processed one does not arrive any more: see the limits in docs/simulation.md.
         answered = client._replace(request=None, response=response, late=None)
-        yield Step("process", number, True, with_client(state, number, answered, log=log))
+        yield Step("process", number, True, with_client(state, number, answered, **changes))
     if client.late is not None:
-        _, log = coordinator.heartbeat(shard, name, client.late, state.log)
-        yield Step("process-late", number, True, with_client(state, number, client._replace(late=None), log=log))
+        _, changes = coordinator.heartbeat(shard, number, client.late, state)
+        yield Step("process-late", number, True, with_client(state, number, client._replace(late=None), **changes))
+    name = member_id(number)
     entry = state.log.get((CURRENT, name))
     if entry is None:
         return
     is_gone = client.status is not Status.IN
     if is_gone or state.budget.expiries:
-        log = coordinator.expire_session(shard, name, state.log)
-        yield _expiry("expire", state, number, log, is_gone)
+        changes = coordinator.fire_timer(shard, session_timer(GROUP_ID, name), state)
+        yield _expiry("expire", state, number, changes, is_gone)
     if entry.canon[2] == MemberState.UNREVOKED_PARTITIONS and (is_gone or state.budget.expiries):
-        log = coordinator.expire_rebalance(shard, name, state.log)
-        yield _expiry("expire-rebalance", state, number, log, is_gone)
+        changes = coordinator.fire_timer(shard, rebalance_timer(GROUP_ID, name), state)
+        yield _expiry("expire-rebalance", state, number, changes, is_gone)
 
 
-def _expiry(action: str, state: State, number: int, log: Log, is_gone: bool) -> Step:
+def _expiry(action: str, state: State, number: int, changes: Changes, is_gone: bool) -> Step:
     """Returns the expiry of a timer. By the same clock, a running client has given up everything before."""
     client = state.clients[number]
     if is_gone:
-        return Step(action, number, True, state._replace(log=log))
-    expired = with_client(state, number, _gave_up(client), log=log, budget=_spent(state.budget, "expiries"))
+        return Step(action, number, True, state._replace(**changes))  # type: ignore[arg-type]
+    budget = spent(state.budget, "expiries")
+    expired = with_client(state, number, _gave_up(client), budget=budget, **changes)
     return Step(action, number, False, expired)
 
 
@@ -167,15 +165,15 @@ def _faults(state: State, number: int, client: CheckedClient) -> Iterator[Step]:
         return
     if budget.crashes:
         crashed = CheckedClient(Status.CRASHED, late=client.request if client.late is None else client.late)
-        yield Step("crash", number, False, with_client(state, number, crashed, budget=_spent(budget, "crashes")))
+        yield Step("crash", number, False, with_client(state, number, crashed, budget=spent(budget, "crashes")))
     if not budget.losses:
         return
-    spent = _spent(budget, "losses")
+    rest = spent(budget, "losses")
     again = client._replace(is_full=True, request=None, response=None)
     if client.response is not None:
-        yield Step("lose-response", number, False, with_client(state, number, again, budget=spent))
+        yield Step("lose-response", number, False, with_client(state, number, again, budget=rest))
     if client.request is not None:
-        yield Step("lose-request", number, False, with_client(state, number, again, budget=spent))
+        yield Step("lose-request", number, False, with_client(state, number, again, budget=rest))
         if client.late is None:
             delayed = again._replace(late=client.request)
-            yield Step("delay-request", number, False, with_client(state, number, delayed, budget=spent))
+            yield Step("delay-request", number, False, with_client(state, number, delayed, budget=rest))

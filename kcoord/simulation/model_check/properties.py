@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The properties of the published TLA+ model of KIP-848, with their names. A broken one raises ViolationError."""
+"""The properties of the published TLA+ model of KIP-848, with their names. A broken one raises ViolationError.
+
+The model has no client-side assignors: `computing_properties` has what holds for them.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from kcoord.coordinator.group.consumer.group import MemberState
-from kcoord.simulation.model_check.actions import CURRENT, Step
+from kcoord.simulation.model_check.actions import CURRENT
 from kcoord.simulation.model_check.coordinator import metadata_hash_of
-from kcoord.simulation.model_check.model import GROUP_RECORDS, Log, State, Status, member_id
+from kcoord.simulation.model_check.model import GROUP_RECORDS, Log, Partitions, State, Status, Step, member_id
 from kcoord.simulation.trace import ViolationError
 
 _TARGET: Final = "ConsumerGroupTargetAssignmentMemberKey"
@@ -27,13 +30,14 @@ class MemberView:
         self.assigned: dict[int, int] = {}
         self.pending: dict[int, int] = {}
         if entry is not None:
-            epoch, _, state, assigned, pending = entry.canon
+            epoch, _, state, assigned, pending, _ = entry.canon
             assert isinstance(epoch, int) and isinstance(state, int)
             assert isinstance(assigned, tuple) and isinstance(pending, tuple)
             self.epoch, self.state, self.assigned, self.pending = epoch - 3, state, dict(assigned), dict(pending)
         target = log.get((_TARGET, name))
-        partitions = target.canon if target is not None else ()
-        self.target = frozenset(partition for partition in partitions if isinstance(partition, int))
+        partitions = target.canon[0] if target is not None else ()
+        assert isinstance(partitions, tuple)
+        self.target: Partitions = frozenset(partitions)
 
 
 def epochs_of(log: Log) -> tuple[int, int]:
@@ -164,6 +168,8 @@ def has_converged(state: State) -> bool:
     group_epoch, assignment_epoch = epochs_of(state.log)
     members = members_of(state)
     if group_epoch != assignment_epoch or (members and _grown(state)):
+        return False
+    if any(duty.install is not None or duty.check is not None for duty in state.duties):
         return False
     owned: set[int] = set()
     for number, client in enumerate(state.clients):

@@ -13,30 +13,39 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kcoord.simulation.model_check.actions import Step, steps
+from kcoord.simulation.model_check.actions import steps
+from kcoord.simulation.model_check.computing_properties import check_computation, may_converge
 from kcoord.simulation.model_check.coordinator import restore
-from kcoord.simulation.model_check.model import Budget, CheckedClient, State, fingerprint
+from kcoord.simulation.model_check.fingerprint import fingerprint
+from kcoord.simulation.model_check.model import Budget, CheckedClient, Duty, ModelAssignor, State, Step
 from kcoord.simulation.model_check.properties import check_state, check_step, has_converged
 from kcoord.simulation.trace import ViolationError
 
 _SAMPLE_EVERY = 500
 _LONGEST_FAIR_RUN = 400
 _PROGRESS_EVERY = 2_000
+_TIMERS = frozenset({"expire", "expire-rebalance", "deadline", "pause-over"})
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The size of a search. It ends at `max_states`; a smaller graph is explored completely."""
+    """The size of a search. It ends at `max_states`; a smaller graph is explored completely.
+
+    `assignors` are the client-side assignors of the clients; without any, the coordinator computes.
+    """
 
     clients: int = 3
     partitions: int = 2
     budget: Budget = field(default_factory=lambda: Budget(4, 1, 1, 1, 1, 0))
     max_states: int = 1_000_000
     symmetric: bool = True
+    assignors: tuple[ModelAssignor, ...] = ()
 
     def __str__(self) -> str:
-        budget = " ".join(f"{name}={count}" for name, count in self.budget._asdict().items())
-        return f"{self.clients} clients, {self.partitions} partitions, {budget}, at most {self.max_states} states"
+        budget = " ".join(f"{name}={count}" for name, count in self.budget._asdict().items() if count)
+        assignors = "".join(f", assignor {assignor.name.lower()}" for assignor in self.assignors)
+        size = f"{self.clients} clients{assignors}, {self.partitions} partitions"
+        return f"{size}, {budget}, at most {self.max_states} states"
 
 
 @dataclass(slots=True)
@@ -76,7 +85,9 @@ class Search:
 
     def run(self) -> Report:
         configuration, report = self._configuration, self._report
-        initial = State({}, (CheckedClient(),) * configuration.clients, configuration.partitions, configuration.budget)
+        clients = (CheckedClient(),) * configuration.clients
+        duties = (Duty(),) * len(configuration.assignors)
+        initial = State({}, clients, configuration.partitions, configuration.budget, configuration.assignors, duties)
         self._number_of(initial, -1, "", 0)
         try:
             while self._queue and report.states < configuration.max_states:
@@ -101,6 +112,8 @@ class Search:
         if has_converged(state):
             report.converged += 1
             self._converged.add(number)
+        elif not may_converge(state):
+            self._converged.add(number)
         self._queue.append((number, depth, state))
         if not report.states % _PROGRESS_EVERY:
             self._on_progress(report.states)
@@ -109,18 +122,23 @@ class Search:
     def _expand(self, number: int, depth: int, state: State) -> None:
         report = self._report
         report.expanded += 1
-        shard = restore(state.log, state.partitions)
+        shard = restore(state)
         for step in steps(state, shard):
             report.transitions += 1
             report.actions[step.action] += 1
             name = f"{step.action} {step.client}"
-            self._guard(number, name, lambda step=step: check_step(state, step))  # type: ignore[misc]
+            self._guard(number, name, lambda step=step: self._check_step(state, step))  # type: ignore[misc]
             following = self._number_of(step.state, number, name, depth + 1)
             if step.is_fair:
                 self._fair_edges[0].append(number)
                 self._fair_edges[1].append(following)
         if not number % _SAMPLE_EVERY:
             self._guard(number, "", lambda: self._follow(state))
+
+    def _check_step(self, state: State, step: Step) -> None:
+        check_step(state, step)
+        if state.duties:
+            check_computation(state, step)
 
     def _guard(self, parent: int, action: str, check: Callable[[], None]) -> None:
         """Runs a check. If it fails, the report gets the steps that lead there."""
@@ -142,11 +160,11 @@ class Search:
     def _follow(self, state: State) -> None:
         """Follows fair steps from a state, client by client, until coordinator and clients agree."""
         self._report.followed += 1
-        shard = restore(state.log, state.partitions)
+        shard = restore(state)
         check_same_as_live(state)
         last = -1
         for _ in range(_LONGEST_FAIR_RUN):
-            if has_converged(state):
+            if has_converged(state) or not may_converge(state):
                 return
             fair = [step for step in steps(state, shard) if step.is_fair]
             if not fair:
@@ -155,7 +173,7 @@ class Search:
             last = step.client if step.action == "send" else last
             state = step.state
             check_state(state)
-            shard = restore(state.log, state.partitions)
+            shard = restore(state)
         raise ViolationError("EventuallyConverges", f"no convergence within {_LONGEST_FAIR_RUN} fair steps: {state}")
 
     def _check_liveness(self) -> None:
@@ -199,8 +217,8 @@ class Search:
 
 def _pick(fair: list[Step], last: int) -> Step:
     """Returns the next fair step: no heartbeat or timer if possible, then timers, then heartbeats client by client."""
-    soon = [step for step in fair if step.action not in ("send", "expire", "expire-rebalance")]
-    later = [step for step in fair if step.action in ("expire", "expire-rebalance")]
+    soon = [step for step in fair if step.action != "send" and step.action not in _TIMERS]
+    later = [step for step in fair if step.action in _TIMERS]
     sends = sorted(
         (step for step in fair if step.action == "send"), key=lambda step: (step.client <= last, step.client)
     )
@@ -209,7 +227,7 @@ def _pick(fair: list[Step], last: int) -> Step:
 
 def check_same_as_live(state: State) -> None:
     """I-17 for a compacted log: its state does not depend on the order of the last records of different keys."""
-    forward = restore(state.log, state.partitions).hard_state()
-    backward = restore(dict(reversed(list(state.log.items()))), state.partitions).hard_state()
+    forward = restore(state).hard_state()
+    backward = restore(state._replace(log=dict(reversed(list(state.log.items()))))).hard_state()
     if forward != backward:
         raise ViolationError("I-17 live state is the log's state", f"\n  {forward}\n  {backward}")
