@@ -71,7 +71,7 @@ def _member(
     metadata = target_metadata = NO_METADATA
     if has_client_assignors:
         metadata, target_metadata = member.metadata, group.target_metadata_of(member.member_id)
-    return ConsumerGroupDescribeResponse.Member(
+    described = ConsumerGroupDescribeResponse.Member(
         member_id=member.member_id,
         instance_id=member.instance_id,
         rack_id=member.rack_id,
@@ -82,7 +82,10 @@ def _member(
         subscribed_topic_regex=member.subscribed_topic_regex or "",
         assignment=_assignment(_owned(member), metadata, image),
         target_assignment=_assignment(group.target_assignment_of(member.member_id), target_metadata, image),
-        client_assignors=[
+        member_type=MEMBER_TYPE_CONSUMER if member.classic is None else MEMBER_TYPE_CLASSIC,
+    )
+    if has_client_assignors and member.client_assignors:
+        described.client_assignors = [
             ConsumerGroupDescribeResponse.ClientAssignor(
                 name=assignor.name,
                 minimum_version=assignor.minimum_version,
@@ -91,10 +94,9 @@ def _member(
                 metadata_version=assignor.metadata_version,
                 metadata_bytes=assignor.metadata,
             )
-            for assignor in (member.client_assignors if has_client_assignors else ())
-        ],
-        member_type=MEMBER_TYPE_CONSUMER if member.classic is None else MEMBER_TYPE_CLASSIC,
-    )
+            for assignor in member.client_assignors
+        ]
+    return described
 
 
 def _owned(member: ConsumerGroupMember) -> Mapping[bytes, Collection[int]]:
@@ -119,12 +121,10 @@ def _assignment(
                     topic_id=topic_id, topic_name=topic.name, partitions=sorted(partitions)
                 )
             )
-    return ConsumerGroupDescribeResponse.Assignment(
-        topic_partitions=topics,
-        error=metadata.error,
-        metadata_version=metadata.version,
-        metadata_bytes=metadata.data,
-    )
+    assignment = ConsumerGroupDescribeResponse.Assignment(topic_partitions=topics)
+    if metadata is not NO_METADATA:
+        assignment.error, assignment.metadata_version, assignment.metadata_bytes = metadata
+    return assignment
 
 
 def classic_group(

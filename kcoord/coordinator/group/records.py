@@ -148,7 +148,9 @@ def new_member_subscription_record(group_id: str, member: ConsumerGroupMember) -
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.server_assignor,
         classic_member_metadata=_classic_metadata(member.classic),
-        client_assignors=[
+    )
+    if member.client_assignors:
+        value.client_assignors = [
             ConsumerGroupMemberMetadataValue.ClientAssignor(
                 name=assignor.name,
                 minimum_version=assignor.minimum_version,
@@ -158,8 +160,7 @@ def new_member_subscription_record(group_id: str, member: ConsumerGroupMember) -
                 metadata_bytes=assignor.metadata,
             )
             for assignor in member.client_assignors
-        ],
-    )
+        ]
     return CoordinatorRecord(ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id), value)
 
 
@@ -223,15 +224,10 @@ def new_target_assignment_record(
         ConsumerGroupTargetAssignmentMemberValue.TopicPartition(topic_id=topic_id, partitions=sorted(partitions))
         for topic_id, partitions in sorted(assignment.items())
     ]
-    return CoordinatorRecord(
-        ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id),
-        ConsumerGroupTargetAssignmentMemberValue(
-            topic_partitions=topic_partitions,
-            error=metadata.error,
-            metadata_version=metadata.version,
-            metadata_bytes=metadata.data,
-        ),
-    )
+    value = ConsumerGroupTargetAssignmentMemberValue(topic_partitions=topic_partitions)
+    if metadata is not NO_METADATA:
+        value.error, value.metadata_version, value.metadata_bytes = metadata
+    return CoordinatorRecord(ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id), value)
 
 
 def new_target_assignment_tombstone(group_id: str, member_id: str, reason: TombstoneReason) -> CoordinatorRecord:
@@ -247,10 +243,9 @@ def new_current_assignment_record(group_id: str, member: ConsumerGroupMember) ->
         state=member.state,
         assigned_partitions=_partitions_with_epochs(member.assigned),
         partitions_pending_revocation=_partitions_with_epochs(member.pending_revocation),
-        error=member.metadata.error,
-        metadata_version=member.metadata.version,
-        metadata_bytes=member.metadata.data,
     )
+    if member.metadata is not NO_METADATA:
+        value.error, value.metadata_version, value.metadata_bytes = member.metadata
     return CoordinatorRecord(
         ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id), value
     )
@@ -373,6 +368,8 @@ def assignment_metadata_from(
 
 
 def client_assignors_from(value: ConsumerGroupMemberMetadataValue) -> tuple[ClientAssignor, ...]:
+    if not value.client_assignors:
+        return ()
     return tuple(
         ClientAssignor(
             assignor.name,

@@ -9,12 +9,12 @@ whichever record that is. Replaying the same records once more, in the same orde
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.client_assignors import ClientComputation
 from kcoord.coordinator.group.consumer.group import (
+    NO_METADATA,
     ConsumerGroup,
     ConsumerGroupMember,
     MemberState,
@@ -167,8 +167,7 @@ class GroupReplay:
             return
         group = self._consumer_group(key.group_id)
         group.put_member(
-            replace(
-                group.members.get(key.member_id) or ConsumerGroupMember(key.member_id),
+            (group.members.get(key.member_id) or ConsumerGroupMember(key.member_id)).with_subscription(
                 instance_id=value.instance_id,
                 rack_id=value.rack_id,
                 client_id=value.client_id,
@@ -189,31 +188,17 @@ class GroupReplay:
         member = group.members.get(key.member_id) if group is not None else None
         if value is None:
             if group is not None and member is not None:
-                fresh = ConsumerGroupMember(member.member_id)
-                group.put_member(
-                    replace(
-                        member,
-                        state=fresh.state,
-                        member_epoch=fresh.member_epoch,
-                        previous_member_epoch=fresh.previous_member_epoch,
-                        assigned=fresh.assigned,
-                        pending_revocation=fresh.pending_revocation,
-                        metadata=fresh.metadata,
-                    )
-                )
+                group.put_member(member.with_assignment(MemberState.STABLE, 0, 0, {}, {}, NO_METADATA))
             return
         assert group is not None
         group.put_member(
-            replace(
-                member or ConsumerGroupMember(key.member_id),
-                state=MemberState(value.state) if value.state in _KNOWN_STATES else MemberState.UNKNOWN,
-                member_epoch=value.member_epoch,
-                previous_member_epoch=value.previous_member_epoch,
-                assigned=records.epoch_assignment_from(value.assigned_partitions, value.member_epoch),
-                pending_revocation=records.epoch_assignment_from(
-                    value.partitions_pending_revocation, value.member_epoch
-                ),
-                metadata=records.assignment_metadata_from(value),
+            (member or ConsumerGroupMember(key.member_id)).with_assignment(
+                MemberState(value.state) if value.state in _KNOWN_STATES else MemberState.UNKNOWN,
+                value.member_epoch,
+                value.previous_member_epoch,
+                records.epoch_assignment_from(value.assigned_partitions, value.member_epoch),
+                records.epoch_assignment_from(value.partitions_pending_revocation, value.member_epoch),
+                records.assignment_metadata_from(value),
             )
         )
         if group.is_converged and group.completed_epoch < group.group_epoch:
@@ -239,9 +224,8 @@ class GroupReplay:
             group.assignment_timestamp_ms = value.assignment_timestamp
             group.target_assignor = value.assignor
             group.assigned_by = value.assigned_by
-            gone = group.end_computation(value.assignment_epoch)
-            if gone:
-                self.counters.client_computations["gone"] += gone
+            if group.client_computation is not None or group.failed_computations is not None:
+                self.counters.client_computations["gone"] += group.end_computation(value.assignment_epoch)
         elif (present := self._present(key.group_id)) is not None:
             present.assignment_epoch = 0
             present.assignment_timestamp_ms = 0

@@ -23,7 +23,6 @@ its rebalance timeout. They are soft state: after a restart only the session tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
@@ -102,8 +101,7 @@ def join(
         member = find_member(group, member_id, request.group_instance_id)
     else:
         member = transition.find_joining(member_id, request.group_instance_id, classic=True)
-    updated = replace(
-        member,
+    updated = member.with_subscription(
         instance_id=request.group_instance_id,
         rack_id=subscription.rack_id or None,
         client_id=context.client_id,

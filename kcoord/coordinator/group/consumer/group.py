@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -145,14 +145,88 @@ class ConsumerGroupMember:
         metadata: TargetMetadata,
     ) -> ConsumerGroupMember:
         """Returns a copy with new progress. The present member epoch becomes its previous epoch."""
-        return replace(
-            self,
-            state=state,
-            previous_member_epoch=self.member_epoch,
-            member_epoch=member_epoch,
-            assigned=assigned,
-            pending_revocation=pending_revocation,
-            metadata=metadata,
+        return self.with_assignment(state, member_epoch, self.member_epoch, assigned, pending_revocation, metadata)
+
+    def with_assignment(
+        self,
+        state: MemberState,
+        member_epoch: int,
+        previous_member_epoch: int,
+        assigned: EpochAssignment,
+        pending_revocation: EpochAssignment,
+        metadata: TargetMetadata,
+    ) -> ConsumerGroupMember:
+        """Returns a copy with another current assignment and the same subscription.
+
+        Each record of a current assignment needs one. `replace` would take several times as long.
+        """
+        return ConsumerGroupMember(
+            self.member_id,
+            self.instance_id,
+            self.rack_id,
+            self.client_id,
+            self.client_host,
+            self.subscribed_topic_names,
+            self.subscribed_topic_regex,
+            self.server_assignor,
+            self.client_assignors,
+            self.rebalance_timeout_ms,
+            self.classic,
+            member_epoch,
+            previous_member_epoch,
+            state,
+            assigned,
+            pending_revocation,
+            metadata,
+        )
+
+    def with_subscription(
+        self,
+        *,
+        instance_id: str | None,
+        rack_id: str | None,
+        client_id: str,
+        client_host: str,
+        subscribed_topic_names: tuple[str, ...],
+        subscribed_topic_regex: str | None,
+        server_assignor: str | None,
+        client_assignors: tuple[ClientAssignor, ...],
+        rebalance_timeout_ms: int,
+        classic: ClassicMemberMetadata | None,
+    ) -> ConsumerGroupMember:
+        """Returns a copy with another subscription and the same current assignment, like `with_assignment`."""
+        return ConsumerGroupMember(
+            self.member_id,
+            instance_id,
+            rack_id,
+            client_id,
+            client_host,
+            subscribed_topic_names,
+            subscribed_topic_regex,
+            server_assignor,
+            client_assignors,
+            rebalance_timeout_ms,
+            classic,
+            self.member_epoch,
+            self.previous_member_epoch,
+            self.state,
+            self.assigned,
+            self.pending_revocation,
+            self.metadata,
+        )
+
+    def has_subscription_of(self, other: ConsumerGroupMember) -> bool:
+        """True if both members share all that the group counts: topics, assignors and what they offer to compute.
+
+        False only means that they may differ.
+        """
+        return (
+            self.subscribed_topic_names is other.subscribed_topic_names
+            and self.subscribed_topic_regex is other.subscribed_topic_regex
+            and self.server_assignor is other.server_assignor
+            and self.client_assignors is other.client_assignors
+            and self.classic is other.classic
+            and (not self.client_assignors or self.member_epoch == other.member_epoch)
         )
 
     def assignment_epoch_of(self, topic_id: bytes, partition: int) -> int | None:
@@ -481,6 +555,8 @@ class ConsumerGroup:
             del self.static_members[member.instance_id or ""]
 
     def _count_subscriptions(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
+        if old is not None and new is not None and new.has_subscription_of(old):
+            return
         old_names = old.subscribed_topic_names if old else ()
         new_names = new.subscribed_topic_names if new else ()
         if old_names != new_names:
@@ -489,8 +565,9 @@ class ConsumerGroup:
             _recount(self._regex_counts, _regexes_of(old), _regexes_of(new))
         if _assignors_of(old) != _assignors_of(new):
             _recount(self._assignor_counts, _assignors_of(old), _assignors_of(new))
-        if _offers_of(old) != _offers_of(new):
-            _recount(self._offers, _offers_of(old), _offers_of(new))
+        old_offers, new_offers = _offers_of(old), _offers_of(new)
+        if old_offers != new_offers:
+            _recount(self._offers, old_offers, new_offers)
         self.client_assignor_bytes += metadata_bytes(new) - metadata_bytes(old)
 
     def _count_stable(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
@@ -659,8 +736,13 @@ def offer_of(member: ConsumerGroupMember) -> Offer | None:
     )
 
 
+_NO_OFFER: Final = (None,)
+
+
 def _offers_of(member: ConsumerGroupMember | None) -> tuple[Offer | None, ...]:
-    return () if member is None else (offer_of(member),)
+    if member is None:
+        return ()
+    return (offer_of(member),) if member.client_assignors or member.classic is not None else _NO_OFFER
 
 
 def metadata_bytes(member: ConsumerGroupMember | None) -> int:

@@ -165,29 +165,37 @@ class MemberTransition:
 
         `owned` are the partitions that the request lists as owned; None if the request has no list.
         """
-        group = self.group
-        # 1. The member, and what changed in its subscription.
+        # 1. The member, and what changed in its subscription. Most heartbeats change nothing.
+        reason, subscription_changed = None, False
+        if updated is not member or self.predecessor is not None or member.member_id not in self.group.members:
+            reason, subscription_changed = self._update_subscription(member, updated)
+        # 2. The group epoch.
+        group_epoch = self._group_epoch(member, updated, reason)
+        # 3. The target assignment, at most once per assignment interval.
+        target_epoch, self.target = self._advance_target(updated, group_epoch)
+        # 4. The member's next step towards its target.
+        return self._reconcile(updated, target_epoch, owned, subscription_changed)
+
+    # 1. The member.
+
+    def _update_subscription(
+        self, member: ConsumerGroupMember, updated: ConsumerGroupMember
+    ) -> tuple[EpochReason | None, bool]:
+        """Records the member. Returns why the group epoch grows, and whether the subscribed topics changed."""
         bump = updated.subscribed_topic_names != member.subscribed_topic_names or self.displaced is not None
         regex_changed, regex_bump = self._update_regex(member, updated)
         if regex_changed or self.displaced is not None:
             self._drop_regexes(member, updated)
         if self.predecessor is not None:
             self._replace_static_member(member, updated)
-        elif updated is not member or member.member_id not in group.members:
-            self.records.append(records.new_member_subscription_record(group.group_id, updated))
-        # 2. The group epoch.
+        else:
+            self.records.append(records.new_member_subscription_record(self.group.group_id, updated))
         reason = EpochReason.SUBSCRIPTION if bump or regex_bump else None
         if reason is None and self._changes_assignor(member, updated):
             reason = EpochReason.ASSIGNOR
         if reason is None and self._changes_rack(member, updated):
             reason = EpochReason.RACK
-        group_epoch = self._group_epoch(member, updated, reason)
-        # 3. The target assignment, at most once per assignment interval.
-        target_epoch, self.target = self._advance_target(updated, group_epoch)
-        # 4. The member's next step towards its target.
-        return self._reconcile(updated, target_epoch, owned, bump or regex_changed)
-
-    # 1. The member.
+        return reason, bump or regex_changed
 
     def _update_regex(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> tuple[bool, bool]:
         """Returns whether the regular expression changed, and whether that changes the subscribed topics at once."""
@@ -239,7 +247,7 @@ class MemberTransition:
             member.client_assignors, updated.client_assignors
         ):
             return True
-        if self._changes_user_data(member, updated):
+        if updated.classic is not None and self._changes_user_data(member, updated):
             return True
         is_unchanged = updated is member and member.member_id in self.group.members
         if is_unchanged or updated.classic is not None or not self.config.is_kafka_4_4:
@@ -376,11 +384,16 @@ class MemberTransition:
         if not subscription_changed and updated.is_reconciled_to(target_epoch):
             reconciled = updated
         else:
+            metadata = NO_METADATA
+            if target_epoch > self.group.assignment_epoch:
+                metadata = self._new_metadata
+            elif self.group.target_metadata:
+                metadata = self._present_metadata(updated)
             reconciled = CurrentAssignmentBuilder(
                 updated,
                 target_epoch,
                 self.target,
-                self._target_metadata(updated, target_epoch),
+                metadata,
                 self.group.is_partition_free,
                 topic_ids_of(updated, self.group.resolved_regexes, self.image),
                 subscription_changed,
@@ -391,10 +404,7 @@ class MemberTransition:
             self.records.append(records.new_current_assignment_record(self.group.group_id, reconciled))
         return reconciled
 
-    def _target_metadata(self, updated: ConsumerGroupMember, target_epoch: int) -> TargetMetadata:
-        """Returns the metadata of the member's target: that of a new target, or of the target up to now."""
-        if target_epoch > self.group.assignment_epoch:
-            return self._new_metadata
+    def _present_metadata(self, updated: ConsumerGroupMember) -> TargetMetadata:
         source = self.group.replaced_by(updated)
         return NO_METADATA if source is None else self.group.target_metadata_of(source.member_id)
 
@@ -541,20 +551,24 @@ class ConsumerHeartbeat:
     def _update_member(self, member: ConsumerGroupMember) -> ConsumerGroupMember:
         """Returns the member with the fields of the request; the same object if nothing changes."""
         request, context = self.request, self.context
+        client_assignors = member.client_assignors
+        if client_assignors or request.client_assignors is not None:
+            client_assignors = self._client_assignors_of(member)
         # Most heartbeats change nothing. Making a copy only to compare it would be a tenth of their cost.
         if (
             (request.subscribed_topic_names, request.subscribed_topic_regex, request.server_assignor) == _UNCHANGED
             and request.rebalance_timeout_ms == -1
             and request.instance_id in (None, member.instance_id)
             and request.rack_id in (None, member.rack_id)
-            and self._client_assignors_of(member) is member.client_assignors
+            and client_assignors is member.client_assignors
             and (context.client_id, context.client_host) == (member.client_id, member.client_host)
             and member.classic is None
         ):
             return member
-        names = request.subscribed_topic_names
-        updated = replace(
-            member,
+        names, server_assignor = request.subscribed_topic_names, request.server_assignor
+        if server_assignor is None and not request.client_assignors:
+            server_assignor = member.server_assignor
+        updated = member.with_subscription(
             instance_id=member.instance_id if request.instance_id is None else request.instance_id,
             rack_id=member.rack_id if request.rack_id is None else request.rack_id,
             client_id=context.client_id,
@@ -565,19 +579,14 @@ class ConsumerHeartbeat:
                 if request.subscribed_topic_regex is None
                 else request.subscribed_topic_regex
             ),
-            server_assignor=self._server_assignor_of(member),
-            client_assignors=self._client_assignors_of(member),
+            server_assignor=server_assignor,
+            client_assignors=client_assignors,
             rebalance_timeout_ms=(
                 member.rebalance_timeout_ms if request.rebalance_timeout_ms == -1 else request.rebalance_timeout_ms
             ),
             classic=None,
         )
         return member if updated == member else updated
-
-    def _server_assignor_of(self, member: ConsumerGroupMember) -> str | None:
-        if self.request.client_assignors:
-            return None
-        return member.server_assignor if self.request.server_assignor is None else self.request.server_assignor
 
     def _client_assignors_of(self, member: ConsumerGroupMember) -> tuple[ClientAssignor, ...]:
         """Returns the client-side assignors after this request. Null means none in a join, and no change otherwise.
