@@ -196,8 +196,8 @@ $(RUN): requirements/run.lock requirements/build.lock pyproject.toml | $(BIN)/py
 	@touch $@
 
 # Without a C compiler the pure form is used.
-$(COMPILED): hatch_build.py protocol/kcoord_protocol/record_check.py $(RUN)
-	$(BIN)/python hatch_build.py
+$(COMPILED): protocol/hatch_build.py protocol/kcoord_protocol/record_check.py $(RUN)
+	$(BIN)/python protocol/hatch_build.py
 	@touch $@
 
 $(DEV): requirements/dev.lock requirements/spark.lock $(COMPILED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The extension module that hatch_build.py compiles from record_check.py.
+# The extension module that protocol/hatch_build.py compiles from record_check.py.
 
 from kcoord_protocol.record_check import DOUBTFUL as DOUBTFUL
 from kcoord_protocol.record_check import check_records as check_records

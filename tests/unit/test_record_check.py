@@ -77,7 +77,7 @@ def test_the_compiled_form_is_of_this_source() -> None:
     from kcoord_protocol import compiled_record_check
 
     source = Path(record_check.__file__).read_bytes()
-    assert hashlib.sha256(source).hexdigest() == compiled_record_check.SOURCE_SHA256, "run python hatch_build.py"
+    assert hashlib.sha256(source).hexdigest() == compiled_record_check.SOURCE_SHA256, "run protocol/hatch_build.py"
     assert compiled_record_check.__file__ != record_check.__file__
 
 

@@ -5,8 +5,8 @@ A wheel is pure by default: it has no extension module and runs everywhere. With
 same sources become a platform wheel, which also has the extension module. That needs a C compiler. An installation
 without the module uses the pure form (`kcoord_protocol.compiled`).
 
-`python hatch_build.py` compiles the module of a checkout in place. If that is not possible, it removes a module of an
-earlier run, so that no old code is used, and says what is missing.
+`python protocol/hatch_build.py` compiles the module of a checkout in place. If that is not possible, it removes a
+module of an earlier run, so that no old code is used, and says what is missing.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def remove_module(target: Path) -> None:
 
 def main() -> None:
     """Compiles the module of this checkout in place, if that is possible."""
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     target = root / "protocol" / PACKAGE
     compiler = str(sysconfig.get_config_var("CC")).split()[0]
     missing = [name for name in BUILD_REQUIREMENTS if importlib.util.find_spec(name) is None]
