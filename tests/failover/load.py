@@ -3,8 +3,10 @@
 
 Each group has MEMBERS members of KIP-848, and member number N commits offsets of partition N of the topic, each one
 more than the last. There is one request of a member in flight. All members share one connection to each instance. If a
-request fails, or if any instance names another coordinator, the member sends it again. So the times in the ledger are
-those of the instances, and not those of clients that wait for answers.
+request fails, or if any instance names another coordinator, the member sends it again. Then the first member of each
+group commits at once, also if it has just committed, and the others after a random part of SPREAD_SECONDS, as clients
+do. So the times in the ledger are those of the instances, and not those of this process, in which thousands of members
+share one thread.
 
 The ledger is a text file. A line is an acknowledged commit, `ack GROUP PARTITION OFFSET NODE SENT ANSWERED` with the
 times of the monotonic clock, or `lost GROUP PARTITION ERROR` if the coordinator has forgotten a member. `ready` stands
@@ -40,6 +42,7 @@ TOPIC: Final = "load"
 ANSWER_MS: Final = 5_000
 WATCH_SECONDS: Final = 0.05
 RETRY_SECONDS: Final = 0.02
+SPREAD_SECONDS: Final = 1.0
 HEARTBEAT_SECONDS: Final = 4.0
 FLUSH_SECONDS: Final = 0.05
 _HEARTBEAT_VERSION: Final = 1
@@ -67,8 +70,14 @@ class Connections:
         attempt = self._attempts.get(address)
         if attempt is None:
             attempt = self._attempts[address] = asyncio.create_task(self._connect(address))
-            attempt.add_done_callback(lambda _: self._attempts.pop(address))
+            attempt.add_done_callback(lambda done: self._attempted(address, done))
         return await asyncio.shield(attempt)
+
+    def _attempted(self, address: Address, attempt: asyncio.Task[Connection]) -> None:
+        del self._attempts[address]
+        if not attempt.cancelled():
+            # Nobody may wait for it any more, and asyncio would log a failure that nobody has seen.
+            attempt.exception()
 
     async def _connect(self, address: Address) -> Connection:
         connection = self._open[address] = await open_connection(
@@ -150,17 +159,21 @@ class Member:
         self._heartbeat_at = 0.0
 
     async def run(self) -> None:
+        node_id = None
         while True:
             place = await self._load.coordinators.of(self._group)
+            if self._index and node_id not in (None, place.node_id):
+                await asyncio.sleep(random.uniform(0, SPREAD_SECONDS))
+            node_id = place.node_id
             step = asyncio.ensure_future(self._step(place))
             await asyncio.wait([step, place.is_gone], return_when=asyncio.FIRST_COMPLETED)
             if not step.done():
                 step.cancel()
-                await asyncio.wait([step])
+                await asyncio.gather(step, return_exceptions=True)
                 continue
             error = step.exception()
             if error is None:
-                await asyncio.sleep(self._load.pause_seconds * random.uniform(0.5, 1.5))
+                await self._pause(place)
                 continue
             if not isinstance(error, KafkaError):
                 raise error
@@ -173,11 +186,21 @@ class Member:
                 self._load.coordinators.forget(self._group)
             await asyncio.sleep(RETRY_SECONDS)
 
+    async def _pause(self, place: Place) -> None:
+        """Waits until the next commit is due."""
+        seconds = self._load.pause_seconds * random.uniform(0.5, 1.5)
+        if self._index:
+            await asyncio.sleep(seconds)
+        else:
+            await asyncio.wait([place.is_gone], timeout=seconds)
+
     async def _step(self, place: Place) -> None:
         connection = await self._load.connections.to(place.address)
-        if time.monotonic() >= self._heartbeat_at:
+        if not self._epoch:
             await self._beat(connection)
         await self._commit(connection, place.node_id)
+        if time.monotonic() >= self._heartbeat_at:
+            await self._beat(connection)
 
     async def _beat(self, connection: Connection) -> None:
         is_joining = self._epoch == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from functools import partial
 from typing import Final
 
 from kcoord.client import AdminClient
@@ -60,7 +61,13 @@ async def _append(cluster: Cluster, requests: PartitionRequests, partition: int,
     for data in [encode_batch_from_parts([(CLAIM_KEY, b"\0\0seed, node.id=0")], 0), *batches]:
         stamped = stamp_producer(data, producer_id, epoch, sequence)
         sequence += decode_header(data).records_count
-        answer: asyncio.Future[int | KafkaError] = asyncio.get_running_loop().create_future()
-        requests.produce(PendingBatch(partition, stamped, lambda: True, answer.set_result))
-        outcome = await answer
-        assert not isinstance(outcome, KafkaError), outcome
+        # Brokers may not lead a new topic's partitions yet. A repeated batch has its old sequence number.
+        await cluster.retry("append", cluster.deadline(), partial(_produce, requests, partition, stamped))
+
+
+async def _produce(requests: PartitionRequests, partition: int, data: bytes) -> None:
+    answer: asyncio.Future[int | KafkaError] = asyncio.get_running_loop().create_future()
+    requests.produce(PendingBatch(partition, data, lambda: True, answer.set_result))
+    outcome = await answer
+    if isinstance(outcome, KafkaError):
+        raise outcome

@@ -44,7 +44,7 @@ class Size:
 
     `offsets`: the number of committed offsets in the log before the test. `margin_seconds`: the time that a takeover
     may take after the session of an instance is over. `stop_seconds`: that of a takeover after an orderly stop. The
-    margins are wide, because the machine may be busy with other tests.
+    margins of the short form are wide, because the machine may be busy with other tests.
     """
 
     groups: int
@@ -65,10 +65,9 @@ LONG = Size(
     shards=50,
     session_ms=6_000,
     offsets=1_000_000,
-    margin_seconds=10.0,
-    stop_seconds=10.0,
+    margin_seconds=0.5,
+    stop_seconds=0.3,
 )
-"""The new owner reads all offsets before it serves them."""
 
 
 def configured_size() -> Size:
