@@ -16,6 +16,11 @@ record appends the times that count (`corrections`). The log is compacted only l
 
 A record about an instance says that it joins or has left the group of the instances. It has no state. The others take
 it as a hint.
+
+The record version is that of the records about groups in the upstream. `kcoord.runtime.shard_map` computes which one
+all instances read. If that is higher than the one in this log, an instance appends it here. Owners write records of a
+version only after they have read the version here. So a release that cannot read all records learns it at its start,
+also if no other instance runs.
 """
 
 from __future__ import annotations
@@ -27,17 +32,21 @@ from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
 from kcoord.metadata.records import new_config_records
 from kcoord.metadata.upstream import UpstreamSnapshot
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult
+from kcoord.runtime.shard_map import RECORD_VERSION
 from kcoord_protocol.messages import (
     ConfigRecord,
     SharedGroupConfigKey,
     SharedGroupConfigValue,
     SharedInstanceKey,
     SharedInstanceValue,
+    SharedRecordVersionKey,
+    SharedRecordVersionValue,
     SharedTopicKey,
     SharedTopicValue,
 )
 
-SHARED_RECORDS: Final = ("SharedGroupConfig", "SharedTopic", "SharedInstance")
+SHARED_RECORDS: Final = ("SharedGroupConfig", "SharedTopic", "SharedInstance", "SharedRecordVersion")
+FIRST_RECORD_VERSION: Final = 1
 
 
 class SharedMetadata:
@@ -47,6 +56,8 @@ class SharedMetadata:
         self.group_configs: dict[str, dict[str, str]] = {}
         self.creation_times: dict[bytes, Sequence[int]] = {}
         """By topic id: the creation time of each partition."""
+        self.record_version = FIRST_RECORD_VERSION
+        """The highest version of the records about groups. It never falls."""
         self._late: set[bytes] = set()
         """The topics whose last record does not have the times that count."""
 
@@ -65,6 +76,8 @@ class SharedMetadata:
                 self._late.discard(key.topic_id)
             case SharedTopicKey() as key, SharedTopicValue() as value:
                 self._replay_times(key.topic_id, value.creation_times_ms)
+            case SharedRecordVersionKey(), SharedRecordVersionValue() as value:
+                self.record_version = max(self.record_version, value.record_version)
             case SharedInstanceKey() as key, _:
                 return key.node_id
         return None
@@ -76,6 +89,15 @@ class SharedMetadata:
             self._late.discard(topic_id)
         else:
             self._late.add(topic_id)
+
+    def why_unreadable(self) -> str | None:
+        """Returns why this release must not own groups; None if it reads all records about groups."""
+        if self.record_version <= RECORD_VERSION:
+            return None
+        return (
+            f"the upstream has records about groups of version {self.record_version}, and this release reads versions "
+            f"up to {RECORD_VERSION}"
+        )
 
     def corrections(self) -> list[CoordinatorRecord]:
         """Returns the records that have to be appended, because the last ones of their keys came too late."""
@@ -112,6 +134,11 @@ def new_topic_times_record(topic_id: bytes, times_ms: Sequence[int]) -> Coordina
 def new_instance_record(node_id: int) -> CoordinatorRecord:
     """Returns the record that an instance joins or has left the group of the instances."""
     return CoordinatorRecord(SharedInstanceKey(node_id=node_id), SharedInstanceValue())
+
+
+def new_record_version_record(record_version: int) -> CoordinatorRecord:
+    """Returns the record that owners may write records of a version."""
+    return CoordinatorRecord(SharedRecordVersionKey(), SharedRecordVersionValue(record_version=record_version))
 
 
 def shared_config_records(records: Iterable[CoordinatorRecord]) -> list[CoordinatorRecord]:

@@ -3,7 +3,8 @@
 
 The caller passes a slice of the log at a time, so that a long log does not delay other shards.
 
-* A record of an unknown type or version is skipped and counted. Each type and version is logged once.
+* A record of an unknown type or version is skipped and counted. Each type and version is logged once. If the log
+  belongs to several processes, the load fails instead: another release may have written a commit that counts.
 * Damage is never skipped: the load fails, and the error names the shard and the offset.
 * Records of transactions, and transaction markers, are replayed in the order of the log. The state machine decides
   whether a transaction's records count before its marker arrives.
@@ -54,11 +55,19 @@ class LoadError(Exception):
 class Loader(Generic[M]):
     """Replays into a state machine the chunks of its snapshot, if there is one, and then the batches after it.
 
+    `skipped` has the types and versions that were logged already. With None an unknown record fails the load.
+
     After a LoadError the state machine is incomplete and must be dropped.
     """
 
     def __init__(
-        self, shard_id: int, machine: M, serde: RecordSerde, end_offset: int, statistics: Statistics, skipped: set[str]
+        self,
+        shard_id: int,
+        machine: M,
+        serde: RecordSerde,
+        end_offset: int,
+        statistics: Statistics,
+        skipped: set[str] | None,
     ) -> None:
         self.machine = machine
         self.next_offset = end_offset
@@ -132,8 +141,10 @@ class Loader(Generic[M]):
             self.machine.replay(new_end_transaction_marker(producer, decode_end_txn_marker(value), committed=is_commit))
 
     def _skip(self, key: bytes | None, value: bytes | None) -> None:
-        self._statistics.records_skipped += 1
         what = self._serde.describe(key, value)
+        if self._skipped is None:
+            raise LoadError(f"this release does not know {what}: a later release has written it")
+        self._statistics.records_skipped += 1
         if what not in self._skipped:
             self._skipped.add(what)
             _logger.warning("Skipping records that this release does not know: %s (shard %d)", what, self._shard_id)

@@ -191,7 +191,7 @@ class ShardLoads(Generic[M]):
         shard = self._context(shard_id)
         shard.begin_load()
         self._drop_load(shard_id)
-        loader = self._new_loader(shard_id, end_offset)
+        loader = self._new_loader(shard_id, end_offset, self._skipped)
         try:
             for chunk in chunks:
                 loader.restore(chunk)
@@ -216,13 +216,12 @@ class ShardLoads(Generic[M]):
             )
         return shard
 
-    def _new_loader(self, shard_id: int, end_offset: int) -> Loader[M]:
-        machine = self._make_machine(shard_id)
-        return Loader(shard_id, machine, self._serde, end_offset, self.statistics, self._skipped)
+    def _new_loader(self, shard_id: int, end_offset: int, skipped: set[str] | None) -> Loader[M]:
+        return Loader(shard_id, self._make_machine(shard_id), self._serde, end_offset, self.statistics, skipped)
 
     def stand_by(self, shard_id: int, reader: UpstreamReader) -> Standby[M]:
         """Makes a standby of a shard, with an empty machine. It replaces an earlier one."""
-        loader = self._new_loader(shard_id, 0)
+        loader = self._new_loader(shard_id, 0, None)
         loader.read_offset = reader.position
         standby = self.standbys[shard_id] = Standby(shard_id, loader, reader)
         return standby
@@ -244,7 +243,7 @@ class ShardLoads(Generic[M]):
                 loading.loader = standby.loader
                 loading.loader.next_offset = opened.end_offset
             else:
-                loading.loader = self._new_loader(load.shard_id, opened.end_offset)
+                loading.loader = self._new_loader(load.shard_id, opened.end_offset, self._skipped)
             load.offset = opened.start_offset
             snapshot = opened.snapshot
             if snapshot is not None:

@@ -6,8 +6,7 @@ all members (`plan`), and every member gets the same bytes as its assignment. So
 group, and the same host and port for each broker of the upstream.
 
 Two instances may have different releases. Records have a version: owners write the highest one that all instances read.
-It never falls while an instance of the group remembers it, because it is in the log. An instance that cannot read it
-owns nothing.
+It never falls, because it is in the log. An instance that cannot read it owns nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +19,10 @@ from typing import Final
 from kcoord_protocol.errors import DecodeError
 from kcoord_protocol.messages import UpstreamAssignment, UpstreamMemberMetadata
 
+RECORD_VERSION: Final = 1
+"""The highest version of the records about groups in the upstream that this release reads. A release that writes a new
+type of record, or a new version of one, raises it. It writes them only if `kcoord.metadata.shared` has the version.
+"""
 NOBODY: Final = -1
 NO_GENERATION: Final = -1
 _VERSION: Final = (0).to_bytes(2, "big")

@@ -17,7 +17,7 @@ from typing import Final
 
 from kcoord.client.tasks import Tasks, spawn
 from kcoord.config import BrokerConfig
-from kcoord.runtime.shard_map import Instance, ShardMap
+from kcoord.runtime.shard_map import RECORD_VERSION, Instance, ShardMap
 from kcoord.runtime.upstream_membership import (
     Assigned,
     Failed,
@@ -34,8 +34,6 @@ from kcoord.runtime.upstream_membership import (
 from kcoord.upstream.group_requests import GroupRequests
 from kcoord_protocol.errors import Errors, KafkaError
 
-RECORD_VERSION: Final = 1
-"""The highest version of the records in the upstream that this release reads."""
 LEAVE_SECONDS: Final = 0.5
 _NS_PER_MS: Final = 1_000_000
 

@@ -8,6 +8,8 @@ coordinator. All code runs in the event loop.
   NOT_COORDINATOR. The new owner does not wait for that: its claim fences the old one.
 * The lease is over: all shards close at once, also those with an append in flight. Nothing is acknowledged any more.
   The log of each shard is revoked, so that a later claim does not have to wait for an answer of the upstream.
+* The map has a higher record version than the log that all instances share: the version is appended there, so that
+  owners may write such records. If the log has one that this release cannot read, the process ends.
 * The group has no place for this process: `failed` is set, and the process ends.
 
 An orderly stop has these steps (`leave`): connections read no further requests; appends in flight are finished; shards
@@ -25,6 +27,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from kcoord.metadata.shared import new_record_version_record
 from kcoord.metrics.measures import Histogram
 from kcoord.runtime.shard_map import NO_GENERATION, Instance
 from kcoord.runtime.upstream_membership import Assigned, Failed, LeaseOver, Outcome, Reclaim
@@ -32,7 +35,7 @@ from kcoord.server.broker import Broker, until
 from kcoord.upstream.instance_group import InstanceGroup
 from kcoord.upstream.shard_log import UpstreamShardLog
 from kcoord.upstream.shared_log import SharedLog
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     # The metrics library takes a tenth of a second to import. An instance without metrics does not import it.
@@ -155,6 +158,8 @@ class Ownership:
 
     def _apply(self, outcome: Outcome) -> None:
         match outcome:
+            case Assigned() if (reason := self._shared.state.why_unreadable()) is not None:
+                self._apply(Failed(KafkaError(Errors.UNSUPPORTED_VERSION, reason)))
             case Assigned(shard_map, shard_ids):
                 names = ", ".join(map(str, shard_map.instances))
                 _logger.info(
@@ -165,6 +170,8 @@ class Ownership:
                 self._own_shards()
                 if not self.assigned.done():
                     self.assigned.set_result(None)
+                if shard_map.record_version > self._shared.state.record_version:
+                    self._broker.spawn(self._raise_record_version(shard_map.record_version))
             case Reclaim(shard_ids):
                 _logger.warning("Shards %s are claimed again: they are still those of this instance", shard_ids)
                 self._broker.groups.own(self._own)
@@ -182,6 +189,15 @@ class Ownership:
                 self._own_shards()
                 self._log.revoke("this instance is not in the group any more")
                 self.failed.set_result(error)
+
+    async def _raise_record_version(self, record_version: int) -> None:
+        """Lets all owners write records of a version, because every instance reads it."""
+        try:
+            await self._shared.append([new_record_version_record(record_version)])
+        except KafkaError as error:
+            _logger.warning("Owners keep writing records of version %d: %s", self._shared.state.record_version, error)
+        else:
+            _logger.info("Owners write records of version %d from now on", record_version)
 
     def _own_shards(self) -> None:
         """Owns the shards of the map. Called again when the log of a shard was released, which had to end first."""

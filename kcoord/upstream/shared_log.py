@@ -73,13 +73,18 @@ class SharedLog:
         self._reported: Errors | None = None
 
     async def connect(self) -> None:
-        """Creates or checks the topic, and reads all of it. Raises StartError."""
+        """Creates or checks the topic, and reads all of it. Raises StartError.
+
+        Another release may have written records about groups that this one cannot read.
+        """
         try:
             async with AdminClient(self._admin_config) as admin:
                 await prepare_topic(admin, SHARED_TOPIC, 1, self._segment_bytes)
             await self._cluster.retry("read it", self._cluster.deadline(CONNECT_SECONDS * 1000), self._read_all)
         except KafkaError as error:
             raise StartError(f"the topic {SHARED_TOPIC} of the upstream cannot be read: {error}") from None
+        if (reason := self.state.why_unreadable()) is not None:
+            raise StartError(f"{reason}. Start a release that reads them")
 
     async def _read_all(self) -> None:
         """Reads up to the end of the log. Brokers may not know a new topic yet."""

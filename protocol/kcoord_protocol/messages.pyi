@@ -6580,6 +6580,24 @@ class SharedInstanceValue(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class SharedRecordVersionKey(Message):
+    name: ClassVar[str]
+    def __init__(
+        self,
+        *,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class SharedRecordVersionValue(Message):
+    name: ClassVar[str]
+    record_version: int
+    def __init__(
+        self,
+        *,
+        record_version: int = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class SharedTopicKey(Message):
     name: ClassVar[str]
     topic_id: bytes

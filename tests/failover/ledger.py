@@ -16,9 +16,10 @@ from kcoord.client.config import CommonConfig
 from kcoord.runtime.upstream_batches import CLAIM_KEY
 from kcoord.upstream.own_topics import OFFSETS_TOPIC
 from kcoord.upstream.requests import PartitionRequests
-from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.messages import OffsetCommitKey
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, walk_batches
 from tests.failover.load import TOPIC
+from tests.failover.next_release import decode_commit
 
 _OFFSET_COMMIT: Final = OffsetCommitKey.api_key.to_bytes(2)
 _NODE: Final = re.compile(rb"node\.id=(\d+)")
@@ -42,6 +43,8 @@ class Written(NamedTuple):
     partition: int
     offset: int
     node_id: int
+    version: int
+    """The version of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,8 @@ async def _read_partition(requests: PartitionRequests, partition: int) -> list[W
                     owners[producer] = int(node[1])
                 elif key is not None and value is not None and key[:2] == _OFFSET_COMMIT:
                     commit = OffsetCommitKey.decode(key[2:], 0)
-                    version = int.from_bytes(value[:2])
                     if commit.topic == TOPIC:
-                        committed = OffsetCommitValue.decode(value[2:], version).offset
-                        commits.append(Written(commit.group, commit.partition, committed, owners.get(producer, -1)))
+                        committed, version = decode_commit(value)
+                        owner = owners.get(producer, -1)
+                        commits.append(Written(commit.group, commit.partition, committed.offset, owner, version))
     return commits

@@ -18,7 +18,8 @@ from kcoord.client import AdminClient
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, OffsetCommitResponse
-from tests.failover.ledger import Ledger, read_log
+from tests.failover import next_release
+from tests.failover.ledger import Ledger, Written, read_log
 from tests.failover.load import commit_request
 from tests.failover.seed import seed
 from tests.integration.wire import WireClient
@@ -251,17 +252,29 @@ class Stage:
         print(f"{event}: {len(gaps)} groups, the last one is served by another instance after {longest:.2f} s")
         assert longest < seconds, f"{event}: {longest:.2f} s"
 
-    async def judge(self) -> None:
-        """Stops the load, and fails if an acknowledged commit is lost, or was not written by the owner of its log."""
+    def upgrade(self, instance: KcoordProcess) -> None:
+        """Stops an instance if it runs, and starts it with the next release."""
+        assert instance.stop() == 0
+        instance.module = next_release.__name__
+        instance.start()
+        self.until_shared()
+
+    async def judge(self) -> list[Written]:
+        """Stops the load, and fails if an acknowledged commit is lost, or was not written by the owner of its log.
+
+        Returns all commits in the log.
+        """
         assert self._load is not None
         self._load.send_signal(signal.SIGTERM)
         assert self._load.wait(20) == 0
         self._load = None
         ledger = self.ledger
-        ledger.check(await read_log(self.address, self.size.shards))
+        written = await read_log(self.address, self.size.shards)
+        ledger.check(written)
         offsets = await self._committed()
         missing = {place: offset for place, offset in ledger.last_offsets().items() if offsets[place] < offset}
         assert not missing, f"{len(missing)} acknowledged commits are lost, such as {list(missing.items())[:3]}"
+        return written
 
     async def _committed(self) -> dict[tuple[str, int], int]:
         groups = [f"group{number}" for number in range(self.size.groups)]

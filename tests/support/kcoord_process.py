@@ -41,6 +41,8 @@ class KcoordProcess:
         self.overrides = dict(overrides)
         self.environment: dict[str, str] = {}
         """Variables that are added to the environment of this process."""
+        self.module = "kcoord"
+        """The module that is the command `kcoord`."""
         self.group: int | None = None
         """The group id of the process, by which rules of a firewall find it."""
         self.ports: list[int] = []
@@ -92,7 +94,7 @@ class KcoordProcess:
             **({"kcoord.worker.ports": ",".join(map(str, self.ports))} if len(self.ports) > 1 else {}),
             **self.overrides,
         }
-        command = [sys.executable, "-m", "kcoord", "serve"]
+        command = [sys.executable, "-m", self.module, "serve"]
         for key, value in settings.items():
             command += ["--override", f"{key}={value}"]
         with self.log_file.open("ab") as log:

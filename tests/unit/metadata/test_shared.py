@@ -14,12 +14,14 @@ from kcoord.metadata.shared import (
     SharedMetadata,
     follow_group_configs,
     new_instance_record,
+    new_record_version_record,
     new_topic_times_record,
     shared_config_records,
 )
 from kcoord.metadata.upstream import UpstreamPartition, UpstreamSnapshot, UpstreamTopic
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_map import RECORD_VERSION
 from tests.unit.metadata.cluster import Cluster
 
 TOPICS = [bytes(15) + bytes([number]) for number in range(3)]
@@ -168,3 +170,16 @@ def test_an_announcement_is_a_hint_without_state() -> None:
     instance.read()
     assert instance.announced == [7]
     assert not instance.shared.creation_times and not instance.shared.group_configs
+
+
+def test_the_record_version_never_falls_and_a_release_says_what_it_cannot_read() -> None:
+    log = Log()
+    instance = Instance(log)
+    assert instance.shared.why_unreadable() is None
+    log.append([new_record_version_record(RECORD_VERSION + 2), new_record_version_record(RECORD_VERSION + 1)])
+    instance.read()
+    assert instance.shared.record_version == RECORD_VERSION + 2
+    assert instance.shared.why_unreadable() == (
+        f"the upstream has records about groups of version {RECORD_VERSION + 2}, and this release reads versions up to "
+        f"{RECORD_VERSION}"
+    )

@@ -12,6 +12,7 @@ from kcoord.runtime.loader import Loader, LoadError
 from kcoord.runtime.result import Producer
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_log import OpenedLog
+from kcoord.runtime.upstream_reader import UpstreamReader
 from kcoord.runtime.waiting import ShardState, Statistics
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
@@ -83,6 +84,16 @@ def test_unknown_records_are_counted_logged_once_and_skipped(caplog: pytest.LogC
         "record type 1, version 99",
         "a record without a key",
     ]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "name"), [(UNKNOWN_TYPE, "record type 99, version 0"), (UNKNOWN_VERSION, "record type 1, version 99")]
+)
+def test_a_standby_skips_no_unknown_record(unknown: tuple[bytes, bytes], name: str) -> None:
+    standby = Bench().runtime.stand_by(SHARD, UpstreamReader(0))
+    data = batch(0, written("a", 1), unknown)
+    with pytest.raises(LoadError, match=f"{name}: a later release has written it"):
+        standby.fetched(0, data, 2, 0)
 
 
 def test_control_batches_that_end_no_transaction_are_skipped() -> None:

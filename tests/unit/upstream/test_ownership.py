@@ -7,7 +7,8 @@ import asyncio
 
 import pytest
 
-from kcoord.runtime.shard_map import Instance, ShardMap
+from kcoord.metadata.shared import new_record_version_record
+from kcoord.runtime.shard_map import RECORD_VERSION, Instance, ShardMap
 from kcoord.runtime.waiting import ShardState
 from kcoord.upstream import instance_group
 from kcoord_protocol.errors import Errors, KafkaError
@@ -105,6 +106,24 @@ async def test_all_instances_are_brokers_and_share_the_ports_of_the_upstream() -
         )
         cluster = decoded(frame, DescribeClusterResponse, 2).brokers
         assert [(broker.broker_id, broker.host, broker.port) for broker in cluster] == expected
+
+
+async def test_the_record_version_that_all_instances_read_is_shared() -> None:
+    async with stage() as on_stage:
+        state = on_stage.shared.state
+        state.record_version = RECORD_VERSION - 1
+        await on_stage.rebalance(other(LESSER))
+        while state.record_version < RECORD_VERSION:
+            await asyncio.sleep(0)
+
+
+async def test_an_instance_that_cannot_read_the_records_of_the_others_owns_nothing() -> None:
+    async with stage() as on_stage:
+        assert await describe(on_stage) == Errors.NONE
+        await on_stage.shared.append([new_record_version_record(RECORD_VERSION + 1)])
+        await on_stage.rebalance()
+        assert not on_stage.broker.groups.shard_ids
+        assert on_stage.ownership.failed.result().error is Errors.UNSUPPORTED_VERSION
 
 
 async def test_a_request_after_the_end_of_the_lease_finds_all_shards_closed(monkeypatch: pytest.MonkeyPatch) -> None:
