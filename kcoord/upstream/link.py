@@ -8,6 +8,7 @@ Then the link gets the transport. Bytes that are written before that wait in it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from kcoord.upstream.gateway import Gateway
@@ -34,6 +35,8 @@ class UpstreamLink(asyncio.Protocol):
         self._path = path
         self._transport: asyncio.Transport | None = None
         self._waiting: list[bytes | memoryview] = []
+        self.write: Callable[[bytes | memoryview], None] = self._waiting.append
+        """Sends bytes to the upstream, after those that wait until the link is open."""
         self._is_paused = False
         self._is_closed = False
         self.was_open = False
@@ -56,18 +59,13 @@ class UpstreamLink(asyncio.Protocol):
         for data in self._waiting:
             transport.write(data)
         self._waiting.clear()
+        self.write = transport.write
         if self._is_closed:
             transport.close()
             return
         if self._is_paused:
             transport.pause_reading()
         self.resume_writing()
-
-    def write(self, data: bytes | memoryview) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-        else:
-            self._waiting.append(data)
 
     def pause_reading(self, is_paused: bool) -> None:
         """Stops or continues reading responses."""

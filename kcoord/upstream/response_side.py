@@ -142,25 +142,26 @@ class ResponseSide(RequestPath):
             self._exchanges.popleft()
         elif self._response_missing:
             start = position = self._collect_response(data)
+        expected, exchanges = self._expected, self._exchanges
         while position < end:
-            exchanges = self._exchanges
             if exchanges and exchanges[0].data is not None:
                 # Responses of kcoord that waited for the ones before.
                 self._emit(data, start, position)
                 self._write(self.take_output())
                 start = position
             length = int.from_bytes(data[position : position + _LENGTH_BYTES], signed=True)
-            if end - position < _LENGTH_BYTES or not self._can_begin_response(length):
+            is_next = bool(expected) and expected[0] is PASSED and exchanges[0] is PASSED and length >= _LENGTH_BYTES
+            if end - position < _LENGTH_BYTES or not (is_next or self._can_begin_response(length)):
                 self._response_rest = data[position:]
                 break
             behind = position + _LENGTH_BYTES + length
-            if self._expected[0] is not PASSED:
+            if not is_next:
                 self._emit(data, start, position)
                 self._response_missing = length
                 position += _LENGTH_BYTES
                 start = position = position + self._collect_response(data[position:])
                 continue
-            self._expected.popleft()
+            expected.popleft()
             if behind > end:
                 self._response_left = behind - end
                 behind = end
@@ -168,7 +169,12 @@ class ResponseSide(RequestPath):
                 exchanges.popleft()
             position = behind
         self._emit(data, start, position)
-        self._after_responses()
+        if self._exchanges and self._exchanges[0].data is not None:
+            # Responses of kcoord that waited for the ones before.
+            self._write(self.take_output())
+        if self.is_muted:
+            self._mute_or_unmute()
+            self._on_answer()
 
     def _collect_response(self, data: bytes) -> int:
         """Adds bytes to the response that is collected. Returns how many belong to it."""
@@ -221,14 +227,6 @@ class ResponseSide(RequestPath):
             if self._output:
                 self._write(self.take_output())
             self._write(data if end - start == len(data) else memoryview(data)[start:end])
-
-    def _after_responses(self) -> None:
-        """Sends the responses that waited for others, and takes further requests if that is possible now."""
-        if self._exchanges and self._exchanges[0].data is not None:
-            self._write(self.take_output())
-        if self.is_muted:
-            self._mute_or_unmute()
-            self._on_answer()
 
     def _rewrite(self, entry: Forwarded, frame: bytes) -> None:
         """Rewrites a response, now or when kcoord knows what it shows or changes."""

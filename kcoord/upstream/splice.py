@@ -103,8 +103,8 @@ class SplicedPath(ResponseSide):
         self._forwarded = forwarded_versions(gateway.versions_of(node_id))
         self._ways: dict[bytes, _Way] = {}
         """The ways of frames that the client has sent, by API and version."""
-        self._produce_start = (b"", b"")
-        """API and version of a Produce with a response, and its bytes from the client id to acks."""
+        self._produce_starts: dict[bytes, bytes] = {}
+        """The bytes from the client id to acks of the last Produce with a response, by API and version."""
         self._serve(gateway.table(node_id))
 
     # --- called by the driver -----------------------------------------------------------------------------------------
@@ -156,7 +156,8 @@ class SplicedPath(ResponseSide):
                 break
             turns -= 1
             length = int.from_bytes(data[position : position + _LENGTH_BYTES], signed=True)
-            way = self._way(data[position + _LENGTH_BYTES : position + 8])
+            key_and_version = data[position + _LENGTH_BYTES : position + 8]
+            way = (self._ways.get(key_and_version) if self._sasl is None else None) or self._way(key_and_version)
             most_bytes = self._most_collected_bytes if way is _Way.COLLECTED else self._settings.max_frame_bytes
             if not _START.size - _LENGTH_BYTES <= length <= most_bytes:
                 self._refuse(f"request of {length} bytes, allowed are {most_bytes}{guess_protocol(data)}")
@@ -166,14 +167,15 @@ class SplicedPath(ResponseSide):
                 self._pass_on(data, start, position)
                 start = position = self._begin_collected(data, position, length)
                 continue
-            has_response = way is _Way.STREAMED or self._wants_response(data, position, behind)
+            has_response = way is _Way.STREAMED or self._wants_response(key_and_version, data, position, behind)
             if has_response is None:
                 break
             if self._sasl is not None and not self._session_continues(data[position + 4 : position + _START.size]):
                 break
-            if self._link is None and not self._may_open_link():
-                break
-            self._open_link()
+            if self._link is None:
+                if not self._may_open_link():
+                    break
+                self._open_link()
             if has_response:
                 self._expect(PASSED)
             if behind > end:
@@ -182,7 +184,8 @@ class SplicedPath(ResponseSide):
             else:
                 self._completed += 1
             position = behind
-        self._pass_on(data, start, position)
+        if start < position:
+            self._pass_on(data, start, position)
 
     def _keep(self, data: bytes, position: int, *, needs_turn: bool) -> None:
         if self.is_stopped:
@@ -209,18 +212,13 @@ class SplicedPath(ResponseSide):
                 self._ways[key_and_version] = way
         return way
 
-    def _wants_response(self, data: bytes, position: int, behind: int) -> bool | None:
+    def _wants_response(self, key_and_version: bytes, data: bytes, position: int, behind: int) -> bool | None:
         """Returns whether the Produce at `position` has a response, None if it is not clear yet or malformed."""
         client_id_at = position + _START.size
-        key_and_version, produce_start = self._produce_start
-        if (
-            produce_start
-            and client_id_at + len(produce_start) <= behind
-            and data.startswith(produce_start, client_id_at)
-            and data.startswith(key_and_version, position + _LENGTH_BYTES)
-        ):
+        start = self._produce_starts.get(key_and_version, b"")
+        if start and client_id_at + len(start) <= behind and data.startswith(start, client_id_at):
             return True
-        _, version = KEY_AND_VERSION.unpack_from(data, position + _LENGTH_BYTES)
+        _, version = KEY_AND_VERSION.unpack(key_and_version)
         acks = produce_acks(data[:behind], client_id_at, version)
         if acks is None:
             if len(data) < behind and len(data) - position < _MOST_BEFORE_ACKS:
@@ -229,7 +227,7 @@ class SplicedPath(ResponseSide):
                 self._refuse(f"malformed PRODUCE v{version} request: its end is before acks")
             return None
         if acks[0]:
-            self._produce_start = data[position + _LENGTH_BYTES : position + 8], data[client_id_at : acks[1]]
+            self._produce_starts[key_and_version] = data[client_id_at : acks[1]]
         return acks[0] != 0
 
     def _begin_collected(self, data: bytes, position: int, length: int) -> int:
