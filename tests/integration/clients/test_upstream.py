@@ -203,8 +203,9 @@ async def test_kcoord_client_with_creation_times(gateway: KcoordProcess) -> None
         allow_auto_create_topics=False,
     ) as consumer:
         consumer.subscribe(["old", "new"])
-        for _ in range(10):
-            assert not list(await consumer.poll(100))
+        async with asyncio.timeout(CONSUME_SECONDS):
+            while not consumer.assignment:
+                assert not list(await consumer.poll(100))
         await asyncio.to_thread(create, gateway.address, "new", 1)
         async with KcoordProducer(bootstrap_servers=gateway.address) as producer:
             await producer.send("new", value=b"later")
