@@ -17,6 +17,7 @@ from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
+    HeartbeatRequest,
     ListGroupsRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
@@ -153,6 +154,8 @@ async def test_while_a_shard_is_loading_requests_get_coordinator_load_in_progres
     assert to_load == [again.groups.shard_of("g")]
     assert (await again.call(ListGroupsRequest(), 5)).error_code == Errors.COORDINATOR_LOAD_IN_PROGRESS
     assert (await again.call(join("g"), 1)).error_code == Errors.COORDINATOR_LOAD_IN_PROGRESS
+    heartbeat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+    assert (await again.call(heartbeat, 4)).error_code == Errors.NONE
     await again.groups.loaded()
     assert [group.group_id for group in (await again.call(ListGroupsRequest(), 5)).groups] == ["g"]
 

@@ -9,7 +9,7 @@ from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import HeartbeatRequest, HeartbeatResponse
 
 API_KEY = ApiKey.HEARTBEAT
@@ -23,4 +23,8 @@ def handle(broker: Broker, context: RequestContext, request: HeartbeatRequest) -
 
 
 def error_response(request: HeartbeatRequest, error: KafkaError, version: int) -> HeartbeatResponse:
+    if error.error is Errors.COORDINATOR_LOAD_IN_PROGRESS:
+        # As Kafka does: the member keeps its session, which starts again after the load. aiokafka 0.14 would never use
+        # its group again after this error.
+        return HeartbeatResponse()
     return HeartbeatResponse(error_code=error.error)
