@@ -65,7 +65,7 @@ class Gateway:
         self.upstream = upstream
         self.ownership = ownership
         self._imports = imports
-        broker.groups.must_ask_first = imports.is_due
+        broker.groups.must_ask_first = imports.must_wait
         self.ports: dict[int, int] = {}
         """The ports of this instance, by the node ids of the upstream's brokers."""
         self.acls = acls

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports groups from the upstream's own coordinator when they are first needed.
 
-Theory of operation. `kcoord.coordinator.group.imports` has the rules. `kcoord.upstream.importing_api` asks `is_due`
-before each request about a group. It is a look at two sets, and False for every group that the shard knows. If it is
-True, the request waits for `settle`:
+Theory of operation. `kcoord.coordinator.group.imports` has the rules. `kcoord.upstream.importing_api` asks
+`must_wait` before each request about a group. It is a look at three sets, and False for every group that the shard
+knows, unless an earlier request waits. If it is True, the request waits for `settle`:
 
+0. If the shard is being loaded, the request waits for that, at most LOAD_SECONDS. Clients would retry, but librdkafka
+   soon passes COORDINATOR_LOAD_IN_PROGRESS on to the application.
 1. The offsets are fetched from the upstream. All requests about a group share one fetch.
 2. The shard imports them. It decides once more whether they may be imported, since it may have been loaded again, or
    may have moved to another process and back. The request continues when the offsets are durable.
@@ -14,19 +16,22 @@ If a fetch fails, no request about the group is answered from an empty state: cl
 COORDINATOR_LOAD_IN_PROGRESS, and their next request begins with step 1. That includes groups that still have members
 there. A member here would read the same partitions as those, and the offsets that they commit later would be lost.
 
-A process imports the groups of the shards that it owns. For other groups `is_due` is False, and the request gets the
+A process imports the groups of the shards that it owns. For other groups `must_wait` is False, and the request gets the
 same error as without imports.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.imports import ImportedOffset, ImportOutcome, ImportRequest
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.runtime.waiting import ShardState
 from kcoord.server.broker import Broker
 from kcoord.server.replies import internal_operation_context
 from kcoord_protocol.errors import Errors, KafkaError
@@ -38,6 +43,7 @@ Raises NON_EMPTY_GROUP if the group has members there, and any other KafkaError 
 """
 
 _MOST_REPORTED: Final = 1_000
+LOAD_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
 
@@ -55,14 +61,33 @@ class GroupImports:
         self._fetch = fetch
         self._on_demand = on_demand
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._waiting: Counter[str] = Counter()
+        """The number of requests about a group that wait. Later ones wait, too, so that commits keep their order."""
         self._reported: dict[str, str] = {}
         """Why groups could not be imported, so that each reason is logged once."""
 
-    def is_due(self, group_id: str, *, creates: bool = False) -> bool:
-        """Returns whether `settle` is needed before a request about a group. `creates`: it may create the group."""
+    def must_wait(self, group_id: str, *, creates: bool = False) -> bool:
+        """Returns whether a request about a group has to wait. `creates`: it may create the group."""
+        return group_id in self._waiting or self._is_due(group_id, creates=creates)
+
+    @contextlib.contextmanager
+    def waiting(self, group_ids: Collection[str]) -> Iterator[None]:
+        """Makes later requests about these groups wait, too."""
+        self._waiting.update(group_ids)
+        try:
+            yield
+        finally:
+            for group_id in group_ids:
+                self._waiting[group_id] -= 1
+                if not self._waiting[group_id]:
+                    del self._waiting[group_id]
+
+    def _is_due(self, group_id: str, *, creates: bool = False) -> bool:
         shard = self._groups.shards.active_for(group_id)
         machine = shard.machine if shard is not None else None
-        if machine is None or not group_id or machine.has_import(group_id):
+        if machine is None:
+            return self._is_loading(group_id)
+        if not group_id or machine.has_import(group_id):
             return False
         if machine.has_group(group_id) or not self._on_demand:
             return creates
@@ -73,6 +98,12 @@ class GroupImports:
 
         Raises KafkaError if the request must not be answered now.
         """
+        if self._is_loading(group_id):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOAD_SECONDS):
+                    await self._groups.loaded()
+        if not self._is_due(group_id, creates=creates):
+            return
         if self._on_demand and not self._has_group(group_id):
             task = self._running.get(group_id)
             if task is None:
@@ -80,8 +111,13 @@ class GroupImports:
                 task.add_done_callback(lambda _: self._running.pop(group_id))
             # A request that is abandoned does not end the fetch for the others.
             await asyncio.shield(task)
-        if creates and self.is_due(group_id, creates=True):
+        if creates and self._is_due(group_id, creates=True):
             await self._write(ImportRequest(group_id))
+
+    def _is_loading(self, group_id: str) -> bool:
+        """Returns whether the shard of a group is being loaded now."""
+        groups = self._groups
+        return groups.shards.is_loading and groups.shards.state(groups.shard_of(group_id)) is ShardState.LOADING
 
     def _has_group(self, group_id: str) -> bool:
         shard = self._groups.shards.active_for(group_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""APIs of groups whose requests wait until their groups are imported (`kcoord.upstream.group_imports`).
+"""APIs of groups whose requests wait until their groups are loaded and imported (`kcoord.upstream.group_imports`).
 
 If a request names several groups, a group that cannot be imported fails alone. The handler answers for the others.
 """
@@ -75,19 +75,20 @@ class ImportingApi(Api):
             due = [
                 group_id
                 for group_id in _group_ids(request)
-                if imports.is_due(group_id, creates=_creates(request)) and _may_describe(context, group_id)
+                if imports.must_wait(group_id, creates=_creates(request)) and _may_describe(context, group_id)
             ]
             if not due:
                 return handle(broker, context, request)
             return broker.spawn(after_import(broker, context, request, due))
 
         async def after_import(broker: Broker, context: RequestContext, request: Message, due: list[str]) -> object:
-            failures = await _settle(imports, request, due)
-            left = [group_id for group_id in _group_ids(request) if group_id not in failures]
-            if not left:
-                raise next(iter(failures.values()))
-            context.now_ms = broker.now_ms()
-            reply = handle(broker, context, _only(request, left) if failures else request)
+            with imports.waiting(due):
+                failures = await _settle(imports, request, due)
+                left = [group_id for group_id in _group_ids(request) if group_id not in failures]
+                if not left:
+                    raise next(iter(failures.values()))
+                context.now_ms = broker.now_ms()
+                reply = handle(broker, context, _only(request, left) if failures else request)
             response = await reply if asyncio.isfuture(reply) else reply
             for group_id, failure in failures.items():
                 _add(response, error_response(_only(request, [group_id]), failure, context.api_version))

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import pytest
 
 from kcoord.coordinator.group.imports import ImportedOffset, ImportOutcome, ImportRequest
+from kcoord.runtime.waiting import ShardState
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
+from kcoord.upstream import group_imports
 from kcoord.upstream.group_imports import NotFetchedError
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors, KafkaError
@@ -88,6 +90,13 @@ def fetch(*group_ids: str) -> OffsetFetchRequest:
     return OffsetFetchRequest(
         groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None) for group_id in group_ids]
     )
+
+
+def failing(error: Errors) -> Callable[..., object]:
+    def fail(*_: object) -> object:
+        raise KafkaError(error)
+
+    return fail
 
 
 def commit(group_id: str, offset: int) -> OffsetCommitRequest:
@@ -200,6 +209,36 @@ async def test_requests_of_members_need_no_import() -> None:
         answer = await case.ask(heartbeat, 3, HeartbeatResponse)
         assert answer.error_code == Errors.UNKNOWN_MEMBER_ID
         assert case.other.fetched == []
+
+
+async def test_requests_wait_while_their_shard_is_loaded_and_keep_their_order() -> None:
+    async with moving() as case:
+        await case.ask(commit("g", 1), 8, OffsetCommitResponse)
+        groups = case.broker.groups
+        groups.own([])
+        async with asyncio.timeout(5):
+            while not groups.own([0]):
+                await asyncio.sleep(0)
+        assert groups.shards.state(0) is ShardState.LOADING
+        offsets = range(2, 30)
+        for offset in offsets:
+            await case.client.send(case.client.frame(commit("g", offset), 8))
+        await until_received(case.client, 1 + len(offsets))
+        for number, _ in enumerate(offsets, 1):
+            answer = case.response(number, 8, OffsetCommitResponse)
+            assert answer.topics[0].partitions[0].error_code == Errors.NONE
+        assert await case.fetched() == (0, {0: offsets[-1]})
+
+
+async def test_a_request_waits_for_a_load_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_imports, "LOAD_SECONDS", 0.01)
+    async with moving() as case:
+        groups = case.broker.groups
+        monkeypatch.setattr(type(groups.shards), "is_loading", True)
+        monkeypatch.setattr(groups.shards, "state", lambda _: ShardState.LOADING)
+        monkeypatch.setattr(groups.shards, "active_for", lambda _: None)
+        monkeypatch.setattr(groups, "call_shard", failing(Errors.COORDINATOR_LOAD_IN_PROGRESS))
+        assert (await case.fetched())[0] == Errors.COORDINATOR_LOAD_IN_PROGRESS
 
 
 async def test_without_imports_on_demand_only_a_command_imports() -> None:
