@@ -23,15 +23,17 @@ SECONDS = 20.0
 Partitions = frozenset[TopicPartition]
 
 
-async def eventually(condition: Callable[[], Awaitable[object] | object], what: str, seconds: float = SECONDS) -> None:
-    """Waits until the condition is true."""
+async def eventually(
+    condition: Callable[[], Awaitable[object] | object], what: str | Callable[[], str], seconds: float = SECONDS
+) -> None:
+    """Waits until the condition is true. `what` is for the error; a function of it sees the state at the deadline."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while True:
         outcome = condition()
         if await outcome if isinstance(outcome, Awaitable) else outcome:
             return
-        assert loop.time() < deadline, f"not within {seconds:g} s: {what}"
+        assert loop.time() < deadline, f"not within {seconds:g} s: {what if isinstance(what, str) else what()}"
         await asyncio.sleep(0.01)
 
 

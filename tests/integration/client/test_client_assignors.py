@@ -149,10 +149,10 @@ class Group:
     async def until_owned(self, *counts: int) -> None:
         """Waits until the members own all partitions, in these numbers, and nothing is pending."""
 
-        def is_owned() -> bool:
-            return tuple(len(member.owned) for member in self.members) == counts
+        def owned() -> list[int]:
+            return [len(member.owned) for member in self.members]
 
-        await eventually(is_owned, f"{counts} partitions; now {[len(member.owned) for member in self.members]}")
+        await eventually(lambda: owned() == [*counts], lambda: f"{counts} partitions; now {owned()}")
         assert len(frozenset().union(*(member.owned for member in self.members))) == sum(counts)
 
 
@@ -510,9 +510,15 @@ class TestLagAssignor:
             for _ in range(2):
                 # The members read, but commit nothing, so the lag stays.
                 await group.join(LagAssignor(partition_cost=1), enable_auto_commit=False)
-            await group.until_owned(2, 2)
-            for member in group.members:
-                assert len(member.owned & {first, second}) == 1
+
+            def is_balanced() -> bool:
+                """The other two partitions weigh so little that they may stay with a member that was alone at first."""
+                owned = [member.owned for member in group.members]
+                return frozenset().union(*owned) == lags.keys() and all(
+                    len(partitions & {first, second}) == 1 for partitions in owned
+                )
+
+            await eventually(is_balanced, lambda: f"balanced lag; now {[member.owned for member in group.members]}")
         finally:
             for member in [*group.members]:
                 await group.leave(member)
