@@ -26,7 +26,7 @@ connection of the server drives one, and so can a simulation or a test. The cont
 
 Handlers and fast paths see the requests in the order of their arrival. A handler that returns a response, or the future
 of one shard operation, has done its work by then, so later requests see it. A handler that returns a task may act
-later, beside the requests that follow.
+later, beside the requests that follow. So does a large InstallAssignment, which a thread decodes.
 
 A frame meets, in this order: the fast path of its API; the API table, which knows the versions that this client is
 served; header and body decoding; the handler. An unknown API, a version that is not served and a malformed body stop
@@ -71,7 +71,7 @@ from kcoord.server.fast.guarded import GuardedFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataAnswers, MetadataFastPath
 from kcoord.server.net.foreign_protocol import guess_protocol
-from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import DecodeError, FramingError
 from kcoord_protocol.framing import FrameReader, decode_request_header
 
@@ -84,6 +84,10 @@ MAX_IN_FLIGHT_REQUESTS = 64
 """Number of unanswered requests at which a connection is muted. Kafka mutes after one request; clients rarely send more
 than five.
 """
+
+LARGE_REQUEST_BYTES = 256 * 1024
+"""Requests of `_DECODED_IN_A_THREAD` that are larger are decoded in a thread. A megabyte takes about 20 ms."""
+_DECODED_IN_A_THREAD = frozenset({ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT})
 
 BULK_KEYS = frozenset({int(ApiKey.PRODUCE)})
 """APIs whose requests carry records, so that only `socket.request.max.bytes` bounds them."""
@@ -426,7 +430,8 @@ class RequestPath:
                 if answer is not None:
                     self._send(frame, answer)
                     return
-            request = exchange.decode()
+            is_large = len(frame) > LARGE_REQUEST_BYTES and bound.key in _DECODED_IN_A_THREAD
+            request = request_class(bound.key)() if is_large else exchange.decode()
         except DecodeError as error:
             self._refuse(f"malformed {bound.key.name} v{bound.version} request: {error}")
             return
@@ -444,7 +449,13 @@ class RequestPath:
             frame_bytes=len(frame),
             use=use,
         )
-        if audit is None:
+        response: object
+        if is_large:
+            exchange.request = request
+            response = asyncio.ensure_future(self._decode_and_respond(exchange, frame, context))
+            if audit is not None:
+                audit.answered(context, None, response)
+        elif audit is None:
             response = bound.respond(self._broker, context, request)
         else:
             change = audit.change_of(context, request)
@@ -471,6 +482,17 @@ class RequestPath:
                 use.finish(now_ms)
         if self.client.form is not self.apis.form:
             self._serve(self.apis.in_form(self.client.form))
+
+    async def _decode_and_respond(self, exchange: Exchange, frame: bytes, context: RequestContext) -> object:
+        """Decodes a large request in a thread, so that other requests do not wait for that, and calls the handler."""
+        bound, loop = exchange.bound, asyncio.get_running_loop()
+        try:
+            decoded = await loop.run_in_executor(None, bound.decode_prefix, frame, exchange.body_at, bound.version)
+        except DecodeError as error:
+            return CloseConnection(f"malformed {bound.key.name} v{bound.version} request: {error}")
+        exchange.request = decoded[0]
+        response = bound.respond(self._broker, context, exchange.request)
+        return await response if asyncio.isfuture(response) else response
 
     def _answer(self, exchange: Exchange, response: object) -> None:
         exchange.response = response

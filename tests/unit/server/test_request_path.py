@@ -25,7 +25,13 @@ from kcoord.server.api.api_table import Api, ApiTable, CloseConnection
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
-from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings, RequestPath
+from kcoord.server.net.request_path import (
+    FRAMES_PER_TURN,
+    LARGE_REQUEST_BYTES,
+    MAX_IN_FLIGHT_REQUESTS,
+    PathSettings,
+    RequestPath,
+)
 from kcoord.server.process import BrokerProcess
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.memory_file_system import MemoryFileSystem
@@ -39,6 +45,8 @@ from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    ConsumerGroupInstallAssignmentRequest,
+    ConsumerGroupInstallAssignmentResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DescribeGroupsRequest,
@@ -452,17 +460,23 @@ async def test_a_path_answers_as_a_connection_does(expected: list[bytes], has_fa
 
 
 class Bare:
-    """A path whose only API is ListGroups, answered by `handle`."""
+    """A path whose APIs are ListGroups and InstallAssignment, answered by `handle`."""
 
-    def __init__(self, handle: Callable[[], object] = ListGroupsResponse) -> None:
+    def __init__(self, handle: Callable[[], object] = ListGroupsResponse, max_request_bytes: int = 1000) -> None:
         def handler(broker: object, context: object, request: Message) -> object:
             self.handled += 1
+            self.requests.append(request)
             return handle()
 
         def error_response(request: Message, error: KafkaError, version: int) -> Message:
             return ListGroupsResponse(error_code=error.error)
 
-        apis = ApiTable([Api(ApiKey.LIST_GROUPS, range(3, 6), handler, error_response)])
+        apis = ApiTable(
+            [
+                Api(ApiKey.LIST_GROUPS, range(3, 6), handler, error_response),
+                Api(ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT, range(1), handler, error_response),
+            ]
+        )
         broker = cast(
             "Any",
             SimpleNamespace(
@@ -476,7 +490,10 @@ class Bare:
             ),
         )
         self.handled = self.answered = 0
-        self.path = RequestPath(PathSettings(broker, "PLAINTEXT", 1000, 1000, False, None), self._on_answer)
+        self.requests: list[Message] = []
+        self.path = RequestPath(
+            PathSettings(broker, "PLAINTEXT", max_request_bytes, max_request_bytes, False, None), self._on_answer
+        )
 
     def _on_answer(self) -> None:
         self.answered += 1
@@ -561,6 +578,68 @@ async def test_a_future_that_ends_with_close_connection_stops_the_path() -> None
     first.set_result(ListGroupsResponse())
     await asyncio.sleep(0)
     assert bare.take() == [1]
+
+
+def large_install(group_id: str = "g") -> tuple[ConsumerGroupInstallAssignmentRequest, bytes]:
+    """Returns a request that is decoded in a thread, and its frame."""
+    request = ConsumerGroupInstallAssignmentRequest(
+        group_id=group_id,
+        members=[
+            ConsumerGroupInstallAssignmentRequest.Member(member_id=f"member-{number}", metadata_bytes=bytes(100))
+            for number in range(LARGE_REQUEST_BYTES // 100)
+        ],
+    )
+    return request, encode_request(ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT, 0, 1, "c", request.encode(0))
+
+
+async def until_answered(bare: Bare) -> None:
+    async with asyncio.timeout(10):
+        while not bare.answered and bare.path.close_reason is None:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_large_assignment_is_decoded_in_a_thread_and_requests_behind_it_do_not_wait(waits: bool) -> None:
+    response = asyncio.get_running_loop().create_future()
+
+    def handle() -> object:
+        is_install = isinstance(bare.requests[-1], ConsumerGroupInstallAssignmentRequest)
+        if not is_install:
+            return ListGroupsResponse()
+        return response if waits else ConsumerGroupInstallAssignmentResponse()
+
+    bare = Bare(handle, 1 << 20)
+    request, frame = large_install()
+    bare.path.receive(frame)
+    assert bare.handled == 0
+    bare.receive(2)
+    assert bare.handled == 1
+    assert bare.take() == []
+    response.set_result(ConsumerGroupInstallAssignmentResponse())
+    await until_answered(bare)
+    assert bare.requests[-1] == request
+    assert bare.take() == [1, 2]
+
+
+async def test_a_large_assignment_that_is_malformed_closes_the_connection() -> None:
+    bare = Bare(max_request_bytes=1 << 20)
+    _, frame = large_install()
+    cut = frame[4:-50]
+    bare.path.receive(len(cut).to_bytes(4, "big") + cut)
+    await until_answered(bare)
+    assert bare.handled == 0
+    assert bare.path.close_reason is not None
+    assert bare.path.close_reason.startswith("malformed CONSUMER_GROUP_INSTALL_ASSIGNMENT v0 request: members[")
+
+
+async def test_a_client_that_goes_away_does_not_stop_the_installation_of_its_large_assignment() -> None:
+    bare = Bare(ConsumerGroupInstallAssignmentResponse, 1 << 20)
+    bare.path.receive(large_install()[1])
+    bare.path.close()
+    async with asyncio.timeout(10):
+        while not bare.handled:
+            await asyncio.sleep(0.001)
+    assert (bare.answered, bare.take()) == (0, [])
 
 
 async def test_a_closed_path_sends_nothing_and_ends_long_polls() -> None:
