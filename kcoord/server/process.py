@@ -84,12 +84,12 @@ LOADED_SECONDS = 0.25
 
 Clients that connect right after the ready line would otherwise have to retry.
 """
-GC_THRESHOLDS = (50_000, 20, 100)
+GC_THRESHOLDS = (20_000, 1, 2_500)
 """Thresholds of the garbage collector.
 
 With Python's defaults, every few thousand new connections or members cause a full collection, which takes hundreds of
 milliseconds for 10,000 members. Reference counts free the objects of a request. Cycles are few, and collections of the
-young generations find them.
+young generations find them. They look at 60,000 objects at most, in about 10 ms, and stop all threads.
 """
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kcoord.coordinator.group.consumer.assignment import ComputedTarget, ComputeTarget, compute, encode
+from kcoord.coordinator.group.consumer.assignment import ComputedTarget, ComputeTarget, compute, encode, free
 from kcoord.coordinator.group.consumer.client_computation import InstallAssignment, PrepareAssignment
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.creation_limits import CreationLimits
@@ -254,7 +254,8 @@ class GroupService(ShardService[GroupCoordinatorShard]):
             if work.snapshot.cost_us <= LONGEST_ON_LOOP_US:
                 self.task_done(shard_id, task, work.run())
                 return
-            future = self._loop.run_in_executor(self._thread_pool(), _encoded, work.run)
+            run = work.run if isinstance(work, PrepareAssignment) else partial(_checked, work)
+            future = self._loop.run_in_executor(self._thread_pool(), _encoded, run)
         elif isinstance(work, ResolveRegex):
             future = self._loop.run_in_executor(self._thread_pool(), resolve, work, list(self._image().topics))
         else:
@@ -292,6 +293,13 @@ class GroupService(ShardService[GroupCoordinatorShard]):
                 pool.shutdown(wait=False, cancel_futures=True)
         for assignor in self._own_assignors.values():
             assignor.close()
+
+
+def _checked(work: InstallAssignment) -> object:
+    """Checks an assignment, and frees the request's, so that the event loop does not pause for that."""
+    value = work.run()
+    free(work.request.members)
+    return value
 
 
 def _encoded(work: Callable[[], object]) -> object:

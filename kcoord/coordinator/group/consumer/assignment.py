@@ -35,12 +35,12 @@ changed since. Each state of a topic is digested once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from operator import methodcaller
 from struct import Struct, pack
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -179,6 +179,9 @@ The limit is a hundredth of the assignment interval, but at least `_LEAST_INLINE
 _NOTHING: Final[Assignment] = {}
 _claimed: Final = methodcaller("values")
 
+_FREED_AT_ONCE: Final = 500
+
+T = TypeVar("T")
 SerializedRecord: TypeAlias = tuple[bytes | None, bytes | None]
 
 
@@ -232,13 +235,15 @@ class ComputedTarget:
     instance_ids: Mapping[str, str]
     """Member id -> instance id of the static members in `changed`."""
     records: list[CoordinatorRecord]
+    """Empty once a background thread has encoded them (`encode`)."""
     metadata: Mapping[str, TargetMetadata]
     """The metadata of the targets in `changed` that have any."""
     assignor: str = ""
     """The client-side assignor that computed the target, and the member that did; empty if the broker did."""
     assigned_by: str = ""
+    serialized: list[SerializedRecord] = field(default_factory=list)
     encoded: bytes | None = None
-    """The records as they are in a batch, if a background thread has encoded them."""
+    """The records as they are in a batch, if a background thread has encoded them. `serialized` has each of them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -413,13 +418,15 @@ def computed_target(
 
 def encode(computed: ComputedTarget, serialize: Callable[[CoordinatorRecord], SerializedRecord]) -> None:
     """Encodes the records to bytes. Runs in a thread, since it would pause the event loop for long."""
-    for record in computed.records:
-        record.serialized = serialize(record)
-    computed.encoded = _encoded(computed.records)
+    computed.serialized = [serialize(record) for record in computed.records]
+    computed.encoded = encode_records(computed.serialized)
+    free(computed.records)
 
 
-def _encoded(made: list[CoordinatorRecord]) -> bytes:
-    return encode_records([record.serialized for record in made if record.serialized is not None])
+def free(items: list[T]) -> None:
+    """Empties the list piece by piece, so that other threads run meanwhile. A large one at once takes 10 ms."""
+    while items:
+        del items[-_FREED_AT_ONCE:]
 
 
 def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> CoordinatorResult[None]:
@@ -434,8 +441,11 @@ def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> Coor
     made, changed, encoded = computed.records, computed.changed, computed.encoded
     gone = [member_id for member_id in changed if member_id not in group.members]
     if gone:
-        kept = [record for record, member_id in zip(made, changed, strict=True) if member_id in group.members]
-        made, encoded = kept, None if encoded is None else _encoded(kept)
+        present = [member_id in group.members for member_id in changed]
+        if encoded is None:
+            made = [*compress(made, present)]
+        else:
+            encoded = encode_records([*compress(computed.serialized, present)])
         changed = {member_id: target for member_id, target in changed.items() if member_id in group.members}
     last: list[CoordinatorRecord] = []
     for member_id in gone:
@@ -456,9 +466,9 @@ def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> Coor
     if not encoded:
         return CoordinatorResult(None, [*made, *last])
     # Replaying the records would do the same to this group. `last` is replayed too and changes the group's version.
-    present = {member_id: m for member_id, m in computed.metadata.items() if member_id in changed}
-    replay = partial(group.put_targets, changed, present)
-    return CoordinatorResult(None, last, encoded=EncodedRecords(len(made), encoded, replay))
+    metadata_of = {member_id: m for member_id, m in computed.metadata.items() if member_id in changed}
+    replay = partial(group.put_targets, changed, metadata_of)
+    return CoordinatorResult(None, last, encoded=EncodedRecords(len(changed), encoded, replay))
 
 
 def topic_ids_of(
