@@ -82,6 +82,8 @@ def observed(broker: Broker, work: Callable[[], None]) -> tuple[float, float, fl
     heart.start()
     work()
     took, cpu = time.perf_counter() - began, broker.cpu_seconds() - cpu
+    while not latencies:
+        time.sleep(0.01)
     stop.set()
     heart.join()
     latencies.sort()

@@ -23,8 +23,7 @@ def checked_assignment(
     `names` are the topics' names, for the texts. Raises InvalidAssignment.
     """
     claims: dict[str, Claim] = {member_id: {} for member_id in members}
-    given: dict[bytes, set[int]] = {topic_id: set() for topic_id in partition_counts}
-    claimed = dict.fromkeys(partition_counts, 0)
+    given: dict[bytes, list[int]] = {topic_id: [] for topic_id in partition_counts}
     for member_id, topics in proposed.items():
         member = members.get(member_id)
         if member is None:
@@ -35,13 +34,12 @@ def checked_assignment(
                 raise _invalid(proposed, members, partition_counts, names)
             if partitions:
                 claim[topic_id] = frozenset(partitions)
-                given[topic_id].update(partitions)
-                claimed[topic_id] += len(partitions)
+                given[topic_id] += partitions
         claims[member_id] = claim
     for topic_id, count in partition_counts.items():
         # As many claims as partitions, and as many different partitions: each partition has exactly one owner.
-        numbers = given[topic_id]
-        is_exact = claimed[topic_id] == len(numbers) == count
+        numbers = set(given[topic_id])
+        is_exact = len(given[topic_id]) == len(numbers) == count
         if not is_exact or min(numbers, default=0) < 0 or max(numbers, default=-1) >= count:
             raise _invalid(proposed, members, partition_counts, names)
     return claims

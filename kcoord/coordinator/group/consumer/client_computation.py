@@ -26,12 +26,13 @@ fails, and the next heartbeat asks again. What is installed is hard: the targets
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from kcoord.coordinator.group.assignor.check import InvalidAssignment, checked_assignment
+from kcoord.coordinator.group.assignor.spec import MemberSpec
 from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.coordinator.group.consumer.assignment import (
     ComputedTarget,
@@ -448,19 +449,29 @@ def _installed(
 
 
 def checked(snapshot: TargetInput, request: ConsumerGroupInstallAssignmentRequest, max_bytes: int) -> ComputedTarget:
-    """Returns the new targets. Raises InvalidAssignment with the first reason.
+    """Returns the new targets. Raises InvalidAssignment with the first reason."""
+    specs = member_specs(snapshot)
+    assigned, metadata = validated(snapshot, specs, request, max_bytes)
+    return computed_target(snapshot, specs, assigned, metadata, request.member_id)
+
+
+def validated(
+    snapshot: TargetInput,
+    specs: Mapping[str, MemberSpec],
+    request: ConsumerGroupInstallAssignmentRequest,
+    max_bytes: int,
+) -> tuple[Mapping[str, Assignment], Mapping[str, TargetMetadata]]:
+    """Returns partitions and metadata of all members of the snapshot. Raises InvalidAssignment with the first reason.
 
     An error without members keeps every target, without the topics that are gone.
     """
-    specs = member_specs(snapshot)
+    metadata = dict.fromkeys(specs, TargetMetadata(request.error))
     if request.error and not request.members:
         kept = {
             member_id: _still_subscribed(spec.assigned, spec.subscribed_topic_ids) for member_id, spec in specs.items()
         }
-        metadata = dict.fromkeys(specs, TargetMetadata(request.error))
-        return computed_target(snapshot, specs, kept, metadata, request.member_id)
+        return kept, metadata
     proposed: dict[str, dict[bytes, list[int]]] = {}
-    metadata = dict.fromkeys(specs, TargetMetadata(request.error))
     for member in request.members:
         member_id = member.member_id
         if member_id in proposed:
@@ -473,8 +484,7 @@ def checked(snapshot: TargetInput, request: ConsumerGroupInstallAssignmentReques
             _check_metadata(snapshot, member, max_bytes)
             metadata[member_id] = TargetMetadata(request.error, member.metadata_version, member.metadata_bytes)
     names = {topic_id: snapshot.image.topics_by_id[topic_id].name for topic_id in snapshot.partition_counts}
-    assigned = checked_assignment(proposed, specs, snapshot.partition_counts, names)
-    return computed_target(snapshot, specs, assigned, metadata, request.member_id)
+    return checked_assignment(proposed, specs, snapshot.partition_counts, names), metadata
 
 
 def _still_subscribed(target: Assignment, topic_ids: Collection[bytes]) -> Assignment:
