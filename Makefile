@@ -113,7 +113,7 @@ soak: $(DEV) ## long forms of tests: kill -9 1000 times, other real faults 10 ti
 		$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 $(SOAK_TESTS) $(ARGS)
 
 failover: $(DEV) ## instances in front of kcoord and of Apache Kafka that are killed, stopped, paused and cut off, with 2,000 members and 1,000,000 offsets; needs root; ten minutes
-	FAILOVER=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/failover $(ARGS)
+	FAILOVER=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/failover tests/integration/upstream/test_compose.py $(ARGS)
 
 exactly-once: $(DEV) ## applications that process exactly once through two instances in front of kcoord and of Apache Kafka, while applications, instances and brokers are killed and paused; half an hour
 	EXACTLY_ONCE=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/exactly_once $(ARGS)

@@ -27,8 +27,8 @@ HEAD = f"""\
 
 For operators who watch a broker. The metrics that `kcoord.metrics.port` serves at `/metrics`, with type and labels;
 [Operations](../operations.md#monitor-metrics-for-prometheus) says which of them are worth an alarm.
-`docs/make_metrics.py` makes this page from `kcoord/metrics/exposition.py`. `/ready` on the same port is for load
-balancers: 200, or 503 with a reason.
+`docs/make_metrics.py` makes this page from `kcoord/metrics/exposition.py`. `/ready` and `/health` on the same port are
+for load balancers and supervisors: 200, or 503 with a reason.
 
 The names are Kafka's, as its JMX exporter writes them in snake case. Metrics that only kcoord has begin with `kcoord_`.
 Times are in milliseconds. The buckets of every histogram end at
@@ -65,7 +65,7 @@ def sample_snapshot() -> MetricsSnapshot:
         client_computation_ms=1500,
         client_assignor_fallbacks=2,
         groups_waiting=0,
-        instance=InstanceFigures(1, 2, 25, 9000, 0, 0, timing, StandbyFigures(25, 0, 0, 0, 0)),
+        instance=InstanceFigures(1, 2, 25, 9000, 0, 0, timing, timing, StandbyFigures(25, 0, 0, 0, 0)),
         imports={"imported": 1, "offsets": 3},
         queue_size=0,
         idle_ratios=(1.0, 1.0),

@@ -92,6 +92,8 @@ class InstanceFigures:
     fenced_writes: int
     takeovers: Timing
     """The times from an assignment until the shards that it added are served."""
+    produces: Timing
+    """The times until the upstream has acknowledged a batch of a shard."""
     standbys: StandbyFigures
 
 
@@ -361,6 +363,13 @@ def _instance(snapshot: MetricsSnapshot) -> Iterable[Metric]:
         {(): figures.takeovers},
     )
     yield _gauge(f"{prefix}_takeover_time_max_ms", "The longest takeover.", [], {(): figures.takeovers.largest_ms})
+    yield _histogram(
+        f"{prefix}_produce_time_ms",
+        "Times until the upstream has acknowledged a batch of a shard (acks=all). Commits wait that long, or longer.",
+        [],
+        {(): figures.produces},
+    )
+    yield _gauge(f"{prefix}_produce_time_max_ms", "The longest of these times.", [], {(): figures.produces.largest_ms})
     yield from _standbys(f"{prefix}_standby", figures.standbys)
 
 

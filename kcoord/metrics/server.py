@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP server of a broker: metrics for Prometheus at `/metrics`, and the state for a load balancer at `/ready`.
+"""The HTTP server of a broker: metrics for Prometheus at `/metrics`, and its state for load balancers and supervisors.
 
-The server has its own threads. They ask the event loop, and wait for its answer. So `/ready` also fails if the event
-loop hangs.
+* `/ready`: whether clients should be sent here. It fails while the broker cannot serve groups.
+* `/health`: whether the process works. It fails only if a restart may help, so not while an upstream is away.
+
+The server has its own threads. They ask the event loop, and wait for its answer. So both pages fail if the event loop
+hangs.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
 
 SCRAPE_SECONDS: Final = 10.0
 READY_SECONDS: Final = 1.0
-READY_PATH: Final = "/ready"
 
 TakeSnapshot: TypeAlias = Callable[[], Coroutine[object, object, MetricsSnapshot]]
 
@@ -62,7 +64,7 @@ class BrokerCollector(Collector):
 
 
 class MetricsServer:
-    """Serves both pages. Raises OSError if host and port cannot be bound.
+    """Serves all pages. Raises OSError if host and port cannot be bound.
 
     `why_not_ready` is called in the event loop, and returns None if the broker is ready.
     """
@@ -89,17 +91,23 @@ class MetricsServer:
         self.port = int(self._server.server_port)
 
     def _serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != READY_PATH:
-            return self._metrics(environ, start_response)
-        reason = self._ask()
+        match environ.get("PATH_INFO"):
+            case "/ready":
+                reason = self._ask(self._why_not_ready)
+                text = "ready"
+            case "/health":
+                reason = self._ask(lambda: None)
+                text = "healthy"
+            case _:
+                return self._metrics(environ, start_response)
         start_response("200 OK" if reason is None else "503 Service Unavailable", [("Content-Type", "text/plain")])
-        return [f"{reason or 'ready'}\n".encode()]
+        return [f"{reason or text}\n".encode()]
 
-    def _ask(self) -> str | None:
-        """Returns why the broker is not ready, None if it is. Runs in a thread of the server."""
+    def _ask(self, question: Callable[[], str | None]) -> str | None:
+        """Returns the answer of the event loop to a question, or why it does not answer. Runs in a server thread."""
 
         async def ask() -> str | None:
-            return self._why_not_ready()
+            return question()
 
         coroutine = ask()
         try:

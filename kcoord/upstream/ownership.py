@@ -121,6 +121,7 @@ class Ownership:
             lost_leases=self.lost_leases,
             fenced_writes=self._log.fenced_writes,
             takeovers=Timing.of(self.takeovers),
+            produces=Timing.of(self._log.produces),
             standbys=self._log.standbys.figures(),
         )
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from kcoord.metrics.measures import Histogram
 from kcoord.runtime.result import new_end_transaction_marker
 from kcoord.runtime.shard_log import Append, Load, OpenedLog, Release, Save
 from kcoord.runtime.shard_set import ShardSet
@@ -96,6 +97,8 @@ class UpstreamShardLog:
         self._on_fenced = on_fenced
         self.fenced_writes = 0
         """The number of appends that were rejected because another instance had claimed the log."""
+        self.produces = Histogram()
+        """The times from an append until the upstream has acknowledged it, without appends that failed."""
         self._logs: dict[int, UpstreamLog] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._opening: dict[int, Load] = {}
@@ -312,6 +315,9 @@ class UpstreamShardLog:
         self._execute(shard_id, log)
 
     def _produce(self, shard_id: int, log: UpstreamLog, request: Produce) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
         def may_send() -> bool:
             return log.may_send(request, self._now_ms()) and self._may_act()
 
@@ -323,6 +329,7 @@ class UpstreamShardLog:
                 log.refused(request, answer, self._now_ms())
                 self._repeat_later(shard_id, log)
             else:
+                self.produces.add((loop.time() - began) * 1000)
                 log.produced(request, answer, self._now_ms())
             self._execute(shard_id, log)
 

@@ -55,6 +55,7 @@ FOREIGN = {
     "fish": "a shell that few machines have",
     "git": "test_first_change makes the copy itself",
     "jq": "not a part of kcoord",
+    "printf": "a part of the shell",
     "kafka-server-start.sh": "Kafka's own; tests/integration/clients/test_kafka_export.py starts Kafka on the folder",
     "spark-pipelines": "tests/integration/lake/test_submit.py runs the example with it",
 }

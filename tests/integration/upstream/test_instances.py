@@ -164,6 +164,9 @@ def test_metrics_and_readiness(instances: list[KcoordProcess]) -> None:
         assert figures["kcoord_instance_generation"] >= 2
         assert 0 < figures["kcoord_instance_lease_ms"] <= 10_000
         assert figures["kcoord_instance_takeover_time_ms_count"] >= 1
+        assert figures["kcoord_instance_produce_time_ms_count"] >= figures["kcoord_instance_owned_shards"], (
+            "claims at least"
+        )
         assert figures["kcoord_instance_lost_leases_total"] == 0
         assert figures["kcoord_instance_standby_shards"] == 4
         assert figures["kcoord_instance_standby_lag_ms"] <= 10_000

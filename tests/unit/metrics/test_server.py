@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page for load balancers."""
+"""The pages for load balancers and supervisors."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Pages:
     def close(self) -> None:
         self._server.close()
 
-    def get(self) -> tuple[int, str]:
+    def get(self, name: str = "ready") -> tuple[int, str]:
         try:
-            with urlopen(f"http://127.0.0.1:{self._server.port}/ready") as answer:
+            with urlopen(f"http://127.0.0.1:{self._server.port}/{name}") as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()
@@ -50,9 +50,11 @@ async def test_a_broker_is_ready_unless_it_has_a_reason(pages: Pages) -> None:
     assert await asyncio.to_thread(pages.get) == (200, "ready\n")
     pages.reason = "no shards"
     assert await asyncio.to_thread(pages.get) == (503, "no shards\n")
+    assert await asyncio.to_thread(pages.get, "health") == (200, "healthy\n"), "a restart would not help"
 
 
 async def test_an_event_loop_that_hangs_is_not_ready(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "READY_SECONDS", 0.05)
     # The test blocks the event loop.
-    assert pages.get() == (503, "the event loop does not answer within 0.05 s\n")
+    for name in ("ready", "health"):
+        assert pages.get(name) == (503, "the event loop does not answer within 0.05 s\n")
