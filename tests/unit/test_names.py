@@ -20,8 +20,8 @@ SHARED_NAMES = {
 """Names that two classes may have, with the reason."""
 
 
-CALLED_BY_NAME = {"__dir__", "__getattr__", "kcoord_broker_factory", "pytest_addoption"}
-"""Names that Python and pytest look up."""
+CALLED_BY_NAME = {"CustomBuildHook", "__dir__", "__getattr__", "kcoord_broker_factory", "pytest_addoption"}
+"""Names that hatch, Python and pytest look up."""
 
 
 def _classes() -> dict[str, list[str]]:
