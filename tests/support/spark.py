@@ -31,6 +31,7 @@ SPARK_JVM: Final = f"{ARROW_UNCHECKED} {SHORT_LIVED} -XX:MetaspaceSize=256m -XX:
 
 _SMALL: Final = {
     "spark.sql.shuffle.partitions": "1",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.enabled": "false",
     # For tables of ten rows, compiling code takes longer than it saves.
     "spark.sql.codegen.wholeStage": "false",

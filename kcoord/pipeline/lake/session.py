@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
 
+SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SETTINGS: Final = {
     # Timestamps are UTC on every machine. Parquet readers other than Spark understand microseconds, but not INT96.
     "spark.sql.session.timeZone": "UTC",
@@ -27,7 +28,7 @@ ARROW_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enabl
 _LOCAL: Final = {
     "spark.driver.extraJavaOptions": ARROW_UNCHECKED,
     "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "8",
+    SHUFFLE_PARTITIONS: "8",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
@@ -39,7 +40,9 @@ _QUICK: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
+    SHUFFLE_PARTITIONS: "1",
+    # Sending a table to the tasks is a job of its own. Without it the one task of a small query joins the tables.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
     # The listeners of the web interface format the plan of every query, even without the web interface.
     "spark.sql.ui.explainMode": "simple",
     # With it, each call of a column's method sends its place in the Python code to the JVM.

@@ -41,6 +41,7 @@ from kcoord.pipeline.lake.formats import Format, check_library, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
 from kcoord.pipeline.lake.formats.store import CLUSTER, Store
+from kcoord.pipeline.lake.session import SHUFFLE_PARTITIONS
 from kcoord.pipeline.lake.tables import TABLES, LakeTable
 from kcoord.pipeline.log_files import join
 
@@ -189,6 +190,11 @@ class Lake:
             self._check_spark(spark)
         return spark
 
+    @cached_property
+    def _has_one_task(self) -> bool:
+        """True if the session is one for small tables. Rows in one partition need no shuffle and no second stage."""
+        return self.spark.conf.get(SHUFFLE_PARTITIONS) == "1"
+
     def path(self, table: LakeTable) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
 
@@ -210,6 +216,8 @@ class Lake:
             if frame is None:
                 empty = table.arrow_schema.empty_table()
                 frame = self.spark.createDataFrame(empty, table.schema)
+            if self._has_one_task:
+                frame = frame.coalesce(1)
             cached = self._frames[name] = version, frame.select(*(f"`{column.name}`" for column in table.columns))
         return cached[1]
 
