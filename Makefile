@@ -39,7 +39,7 @@ needs = @test -e "$(SHARED)/$(1)" || { printf '%s\n' "make $@ reads $(1) in a fo
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-clients peersuite check lint types imports shape spelling prose format generate generate-check simulate model-check soak failover exactly-once fuzz mutate conformance transcripts authorization vectors schemas-check bench bench-check bench-peers \
-	docker docker-test docs docs-serve lock env clean
+	docker docker-test docs docs-serve spark-archive live-lake lock env clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -170,6 +170,16 @@ docker: ## build the image (BASE_IMAGE=python:3.13-slim-bookworm IMAGE=kcoord:de
 
 docker-test: $(DEV) ## build the image and use it with a real client (needs Docker; without it, a script of SHARED=../shared may start it)
 	$(BIN)/python -m tests.docker.container $(IMAGE)
+
+spark-archive: $(RUN) ## dist/kcoord-spark.tar.gz: kcoord and its libraries for the workers of a Spark cluster (spark-submit --archives)
+	rm -rf build/spark && mkdir -p dist
+	$(PIP) install --require-hashes --no-compile --target build/spark -r requirements/spark.lock
+	$(PIP) install --no-deps --no-build-isolation --no-compile --target build/spark .
+	rm -rf build/spark/pyspark* build/spark/py4j* build/spark/bin
+	tar --create --gzip --file dist/kcoord-spark.tar.gz --directory build/spark .
+
+live-lake: $(DEV) spark-archive ## a lake on a Spark cluster that follows live brokers while brokers, workers and the driver are killed; eleven minutes (ARGS="--brokers kafka3 --seconds 120")
+	$(BIN)/python -m tests.live_lake --archive dist/kcoord-spark.tar.gz $(ARGS)
 
 lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
 	$(LOCK) --upgrade --output-file requirements/run.lock

@@ -43,6 +43,9 @@ RUN_BY = {
     ("docs/guides/pipeline-on-a-cluster.md", "a job on a standalone cluster"): (
         "tests/integration/lake/test_submit.py",
     ),
+    ("docs/guides/pipeline-on-a-cluster.md", "a job whose workers get kcoord from an archive"): (
+        "tests/live_lake/stage.py",
+    ),
     ("docs/pipeline.md", "python"): ("tests/integration/lake/test_docs.py",),
     ("docs/simulation.md", "python"): ("tests/simulation/test_parts.py",),
     ("docs/testing.md", "python"): ("tests/integration/testing/test_docs.py",),

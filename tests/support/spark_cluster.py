@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A standalone Spark cluster with one worker, from pyspark's own jars, and the commands that pyspark installs."""
+"""A standalone Spark cluster from pyspark's own jars, and the commands that pyspark installs."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,22 +50,20 @@ def run_spark(folder: Path, *command: str) -> None:
 
 
 class SparkCluster:
-    """A master and a worker on free ports of the loopback."""
+    """A master and workers with one core each, on free ports of the loopback."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 1) -> None:
         self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._count = workers
+        self._master: subprocess.Popen[bytes] | None = None
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self.master = ""
 
     def __enter__(self) -> SparkCluster:
         try:
-            self.master = self._start("master.Master", r"Starting Spark master at (spark://\S+)")
-            work = str(self._folder / "work")
-            self._start(
-                "worker.Worker",
-                r"Successfully registered with master (\S+)",
-                *("--cores", "1", "--memory", "1g", "--work-dir", work, self.master),
-            )
+            self._master, self.master = self._start("master.Master", r"Starting Spark master at (spark://\S+)")
+            for number in range(self._count):
+                self.start_worker(number)
         except BaseException:
             self._stop()
             raise
@@ -75,27 +74,48 @@ class SparkCluster:
     ) -> None:
         self._stop()
 
-    def _start(self, name: str, ready: str, *arguments: str) -> str:
+    def start_worker(self, number: int) -> None:
+        """Starts a worker, also after it was killed."""
+        work = str(self._folder / f"work-{number}")
+        options = ("--cores", "1", "--memory", "1g", "--work-dir", work, self.master)
+        self._workers[number], _ = self._start("worker.Worker", r"Successfully registered with master (\S+)", *options)
+
+    def kill_worker(self, number: int) -> None:
+        """Kills a worker and its executors with SIGKILL."""
+        process = self._workers.pop(number)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _start(self, name: str, ready: str, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
         log = self._folder / f"{name}.log"
         command = ["spark-class", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
         command += ["--port", "0", "--webui-port", "0", *arguments]
-        with log.open("wb") as out:
+        with log.open("ab") as out:
+            begin = out.tell()
             process = subprocess.Popen(
-                command, cwd=self._folder, env=spark_environment(), stdout=out, stderr=subprocess.STDOUT
+                command,
+                cwd=self._folder,
+                env=spark_environment(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-        self._processes.append(process)
         matches: list[str] = []
 
         def is_ready() -> bool:
-            text = log.read_text(errors="replace")
+            text = log.read_bytes()[begin:].decode(errors="replace")
             assert process.poll() is None, text
             matches.extend(re.findall(ready, text))
             return bool(matches)
 
-        wait_until(is_ready, f"Spark's {name} is ready", START_SECONDS)
-        return matches[0]
+        try:
+            wait_until(is_ready, f"Spark's {name} is ready", START_SECONDS)
+        except BaseException:
+            process.kill()
+            raise
+        return process, matches[0]
 
     def _stop(self) -> None:
-        for process in reversed(self._processes):
+        for process in [*self._workers.values(), *([self._master] if self._master is not None else [])]:
             process.terminate()
             process.wait(60)
