@@ -38,11 +38,11 @@ needs = @test -e "$(SHARED)/$(1)" || { printf '%s\n' "make $@ reads $(1) in a fo
 	"$(SHARED)/$(1) does not exist. Set SHARED=FOLDER if you have the folder elsewhere." "Without it: $(2)." >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports shape spelling prose format generate generate-check simulate model-check soak failover exactly-once fuzz mutate conformance transcripts authorization vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports shape spelling prose format generate generate-check simulate model-check soak failover exactly-once clients-before-kafka fuzz mutate conformance transcripts authorization vectors schemas-check bench bench-check bench-peers \
 	docker docker-test docs docs-serve spark-archive live-lake lock env clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 run: $(COMPILED) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARGS="--override key=value ...")
 	@$(COMPILE)
@@ -115,8 +115,11 @@ soak: $(DEV) ## long forms of tests: kill -9 1000 times, other real faults 10 ti
 failover: $(DEV) ## instances in front of kcoord and of Apache Kafka that are killed, stopped, paused and cut off, with 2,000 members and 1,000,000 offsets; needs root; ten minutes
 	FAILOVER=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/failover tests/integration/upstream/test_compose.py $(ARGS)
 
-exactly-once: $(DEV) ## applications that process exactly once through two instances in front of kcoord and of Apache Kafka, while applications, instances and brokers are killed and paused; half an hour
+exactly-once: $(DEV) ## applications that process exactly once through two instances in front of kcoord and of Apache Kafka, while applications, instances and brokers are killed and paused; ten minutes
 	EXACTLY_ONCE=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/exactly_once $(ARGS)
+
+clients-before-kafka: $(DEV) ## all kinds of unchanged clients in front of Apache Kafka 4.3.1 and 3.9.1, through three instances of which one is killed every 20 s; needs Go; ten minutes
+	CLIENTS=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/clients_before_kafka $(ARGS)
 
 fuzz: $(FUZZ) ## coverage-guided fuzzing of the decoders with atheris, a minute each (ARGS="requests --seconds 600 --keep"; Linux on x86-64)
 	$(BIN)/python -m tests.fuzz.guided $(ARGS)

@@ -7,58 +7,27 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from confluent_kafka import Consumer, TopicPartition
+from tests.exactly_once.applications import Application, copy_command, streams_command
+from tests.exactly_once.checks import Check, check_copy, check_counts
+from tests.exactly_once.instances import SESSION_MS, Upstream, address_of, running_instances
+from tests.exactly_once.work import Work
 
-from tests.exactly_once.applications import COPY, STREAMS, JavaApplication
-from tests.exactly_once.topics import PARTITIONS, Numbers, Reader, check_copy, check_counts, create_topics
-from tests.support.kafka_broker import free_port_pair
-from tests.support.kcoord_process import FAST, KcoordProcess
-from tests.support.waiting import wait_until
-
-INSTANCES = 2
-SESSION_MS = 2_000
-PROGRESS_SECONDS = 120.0
-SOURCE = "numbers"
 STREAMS_ID = "streams"
-
-
-class Upstream(Protocol):
-    """The cluster behind the instances. The brokers have the ids from 1 on."""
-
-    ports: list[int]
-
-    @property
-    def address(self) -> str: ...
-    def start(self, number: int) -> None: ...
-    def kill(self, number: int) -> None: ...
-
-
-class KcoordUpstream:
-    """A kcoord as upstream."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        settings = {**FAST, "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
-        self._process = KcoordProcess(folder, settings).start()
-        self.ports = [self._process.port]
-
-    @property
-    def address(self) -> str:
-        return self._process.address
-
-    def start(self, _: int) -> None:
-        self._process.start()
-
-    def kill(self, _: int = 1) -> None:
-        self._process.kill()
+_TRANSACTION = (
+    "transaction.timeout.ms=5000",
+    "request.timeout.ms=5000",
+    "delivery.timeout.ms=15000",
+    "max.block.ms=15000",
+)
+_SESSION = ("session.timeout.ms=3000", "heartbeat.interval.ms=300")
+QUICK_COPY = {"classic": (*_TRANSACTION, *_SESSION), "consumer": _TRANSACTION}
+QUICK_STREAMS = ("producer.transaction.timeout.ms=5000", *(f"consumer.{setting}" for setting in _SESSION))
+"""Settings of applications that are replaced soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,72 +57,32 @@ class Stage:
         self.size = configured_size()
         self._folder = folder
         self._upstream = upstream
-        self._instances = [self._instance(number) for number in range(INSTANCES)]
-        self._copies = {f"copy-{protocol}": protocol for protocol in self.size.protocols}
-        self._targets = [*self._copies, STREAMS_ID]
-
-    def _instance(self, number: int) -> KcoordProcess:
-        folder = self._folder / f"instance{number}"
-        folder.mkdir()
-        ports = (f"{broker}:{free_port_pair()}" for broker, _ in enumerate(self._upstream.ports, 1))
-        return KcoordProcess(
-            folder,
-            {
-                **FAST,
-                "node.id": str(1_000_000 + number),
-                "kcoord.upstream.bootstrap.servers": self._upstream.address,
-                "kcoord.upstream.ports": ",".join(ports),
-                "kcoord.upstream.session.timeout.ms": str(SESSION_MS),
-                "kcoord.upstream.heartbeat.interval.ms": "200",
-            },
-        )
-
-    @property
-    def address(self) -> str:
-        return ",".join(instance.address for instance in self._instances)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Starts instances, numbers and applications. All of them process numbers when this yields."""
+        copies = {f"copy-{protocol}": protocol for protocol in self.size.protocols}
+        checks: dict[str, Check] = {**dict.fromkeys(copies, check_copy), STREAMS_ID: check_counts}
+        broker_ids = range(1, len(self._upstream.ports) + 1)
         with ExitStack() as stack:
-            for instance in self._instances:
-                stack.callback(_stop_instance, instance)
-            with ThreadPoolExecutor() as threads:
-                list(threads.map(KcoordProcess.start, self._instances))
-            create_topics(self.address, SOURCE, *self._targets)
-            self._numbers = stack.enter_context(Numbers(self._upstream.address, SOURCE, self.size.per_second))
-            self._reader = stack.enter_context(Reader(self._upstream.address, self._targets))
-            self._applications = [stack.enter_context(application) for application in self._make_applications()]
-            self._until_progress("start")
-            yield
-
-    def _make_applications(self) -> Iterator[JavaApplication]:
-        for number in range(self.size.copies):
-            for group, protocol in self._copies.items():
-                name = f"{group}-{number}"
-                yield JavaApplication(
-                    COPY, (self.address, SOURCE, group, group, name, protocol), self._folder / f"{name}.txt"
-                )
-            name = f"{STREAMS_ID}-{number}"
-            state = str(self._folder / name)
-            yield JavaApplication(
-                STREAMS, (self.address, SOURCE, STREAMS_ID, STREAMS_ID, state), self._folder / f"{name}.txt"
+            self._instances = stack.enter_context(running_instances(self._folder, self._upstream.address, broker_ids))
+            address = address_of(self._instances)
+            self.work = stack.enter_context(
+                Work(address, self._upstream.address, self.size.per_second, checks, self._folder)
             )
-
-    def _until_progress(self, event: str) -> None:
-        """Waits until every application has processed a number that is written after now."""
-        written = self._numbers.written
-        begun = time.monotonic()
-        seconds: dict[str, float] = {}
-
-        def is_ahead() -> bool:
-            for topic, number in self._reader.counts().items():
-                if number > written:
-                    seconds.setdefault(topic, time.monotonic() - begun)
-            return len(seconds) == len(self._targets)
-
-        wait_until(is_ahead, f"progress of all applications after {event}; logs: {self._folder}", PROGRESS_SECONDS)
-        print(event, *(f"{topic} goes on after {number:.1f} s" for topic, number in seconds.items()), sep=", ")
+            self._applications: list[Application] = []
+            for number in range(self.size.copies):
+                for group, protocol in copies.items():
+                    name = f"{group}-{number}"
+                    command = copy_command(address, group, name, protocol, QUICK_COPY[protocol])
+                    self._applications.append(Application(command, self._folder / f"{name}.txt"))
+                file = self._folder / f"{STREAMS_ID}-{number}"
+                command = streams_command(address, STREAMS_ID, file, "exactly_once_v2", QUICK_STREAMS)
+                self._applications.append(Application(command, file.with_suffix(".txt")))
+            for application in self._applications:
+                stack.enter_context(application)
+            self.work.until_progress("start")
+            yield
 
     # What happens.
 
@@ -170,71 +99,34 @@ class Stage:
         for application in self._applications if self.size is SHORT else [random.choice(self._applications)]:
             application.kill()
             application.start()
-        self._until_progress("kill -9 of an application")
+        self.work.until_progress("kill -9 of an application")
 
     def _lose_instance(self) -> None:
         victim = random.choice(self._instances)
         victim.kill()
-        self._until_progress("kill -9 of an instance")
+        self.work.until_progress("kill -9 of an instance")
         victim.start()
 
     def _lose_broker(self) -> None:
         broker = random.randint(1, len(self._upstream.ports))
         self._upstream.kill(broker)
         if len(self._upstream.ports) > 1:
-            self._until_progress("kill -9 of a broker")
+            self.work.until_progress("kill -9 of a broker")
         self._upstream.start(broker)
-        self._until_progress("the start of a broker")
+        self.work.until_progress("the start of a broker")
 
     def _pause_application(self) -> None:
         """The application stands still for longer than its session and its transaction."""
         self._pause(random.choice(self._applications).pid, 7.0)
-        self._until_progress("SIGSTOP of an application")
+        self.work.until_progress("SIGSTOP of an application")
 
     def _pause_instance(self) -> None:
         """Another instance takes its groups. The victim then finds requests of clients."""
         self._pause(random.choice(self._instances).pid, SESSION_MS / 1000 + 2)
-        self._until_progress("SIGSTOP of an instance")
+        self.work.until_progress("SIGSTOP of an instance")
 
     @staticmethod
     def _pause(pid: int, seconds: float) -> None:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
         os.kill(pid, signal.SIGCONT)
-
-    # The end.
-
-    def judge(self) -> None:
-        """Stops the numbers. Fails unless each one was processed exactly once."""
-        self._numbers.finish()
-        written = self._numbers.written
-        wait_until(
-            lambda: all(number >= written for number in self._reader.counts().values()),
-            f"all {written} numbers are processed; logs: {self._folder}",
-            PROGRESS_SECONDS,
-        )
-        print(f"{written} numbers are processed")
-        with Reader(self._upstream.address, [SOURCE, *self._targets]) as reader:
-            wait_until(lambda: all(number >= written for number in reader.counts().values()), "all topics are read")
-            rows = reader.rows
-        assert sum(map(len, rows[SOURCE].values())) == written
-        for topic in self._copies:
-            check_copy(rows[SOURCE], rows[topic])
-        check_counts(rows[SOURCE], rows[STREAMS_ID])
-        ends = {partition: len(rows[SOURCE][partition]) for partition in range(PARTITIONS)}
-        for group in self._targets:
-            wait_until(partial(self._has_committed, group, ends), f"the offsets of {group} are {ends}")
-
-    def _has_committed(self, group: str, offsets: Mapping[int, int]) -> bool:
-        consumer = Consumer({"bootstrap.servers": self.address, "group.id": group})
-        try:
-            places = consumer.committed([TopicPartition(SOURCE, number) for number in offsets], timeout=10)
-        finally:
-            consumer.close()
-        return {place.partition: place.offset for place in places} == offsets
-
-
-def _stop_instance(instance: KcoordProcess) -> None:
-    if instance.is_running:
-        os.kill(instance.pid, signal.SIGCONT)
-    instance.kill()

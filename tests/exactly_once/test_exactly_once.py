@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactly_once.stage import LONG, KcoordUpstream, Stage, Upstream, configured_size
+from tests.exactly_once.instances import KcoordUpstream, Upstream
+from tests.exactly_once.stage import LONG, Stage, configured_size
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
 
@@ -19,7 +20,7 @@ def run(folder: Path, upstream: Upstream) -> None:
     with stage.running():
         for _ in range(stage.size.rounds):
             stage.round()
-        stage.judge()
+        stage.work.judge()
 
 
 def test_before_kcoord(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command clients runs members of groups with franz-go. Usage: clients ADDRESS. It prints a line per scenario, and
-// "N passed, N failed" at the end.
+// "N passed, N failed" at the end. With clients ADDRESS SOURCE TARGET it copies a topic instead, until it is killed.
 package main
 
 import (
@@ -39,6 +39,10 @@ var scenarios = []scenario{
 
 func main() {
 	address := os.Args[1]
+	if len(os.Args) > 2 {
+		fmt.Println("error", copyTopic(address, os.Args[2], os.Args[3]))
+		return
+	}
 	failed := 0
 	for _, scenario := range scenarios {
 		began := time.Now()

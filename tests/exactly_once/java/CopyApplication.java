@@ -14,14 +14,14 @@ import org.apache.kafka.common.TopicPartition;
 
 /**
  * Copies a topic exactly once, until it is killed: consume, produce and commit the offsets in one transaction. Usage:
- * CopyApplication ADDRESS SOURCE TARGET GROUP TRANSACTIONAL_ID PROTOCOL. It prints a line for each transaction that was
- * committed, and for each failure.
+ * CopyApplication ADDRESS SOURCE TARGET GROUP TRANSACTIONAL_ID PROTOCOL SETTING... It prints a line for each transaction
+ * that was committed, and for each failure.
  */
 public class CopyApplication {
     public static void main(String[] args) throws InterruptedException {
         while (true) {
             try {
-                copy(args[0], args[1], args[2], args[3], args[4], args[5]);
+                copy(args);
             } catch (KafkaException | IllegalStateException error) {
                 System.out.println("restart " + error);
                 Thread.sleep(100);
@@ -30,9 +30,11 @@ public class CopyApplication {
     }
 
     /** Copies until the clients have to be made again. */
-    private static void copy(String address, String source, String target, String group, String id, String protocol) {
-        try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(consumer(address, group, protocol));
-                KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(producer(address, id))) {
+    private static void copy(String[] args) {
+        String source = args[1];
+        String target = args[2];
+        try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(consumer(args));
+                KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(producer(args))) {
             producer.initTransactions();
             consumer.subscribe(List.of(source));
             while (true) {
@@ -69,14 +71,10 @@ public class CopyApplication {
         }
     }
 
-    private static Properties consumer(String address, String group, String protocol) {
-        Properties properties = properties(address, "deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer");
-        properties.put("group.id", group);
-        properties.put("group.protocol", protocol);
-        if (protocol.equals("classic")) {
-            properties.put("session.timeout.ms", "3000");
-            properties.put("heartbeat.interval.ms", "300");
-        }
+    private static Properties consumer(String[] args) {
+        Properties properties = properties(args, "deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer");
+        properties.put("group.id", args[3]);
+        properties.put("group.protocol", args[5]);
         properties.put("auto.offset.reset", "earliest");
         properties.put("enable.auto.commit", "false");
         properties.put("isolation.level", "read_committed");
@@ -84,21 +82,21 @@ public class CopyApplication {
         return properties;
     }
 
-    private static Properties producer(String address, String id) {
-        Properties properties = properties(address, "serializer", "org.apache.kafka.common.serialization.ByteArraySerializer");
-        properties.put("transactional.id", id);
-        properties.put("transaction.timeout.ms", "5000");
-        properties.put("request.timeout.ms", "5000");
-        properties.put("delivery.timeout.ms", "15000");
-        properties.put("max.block.ms", "15000");
+    private static Properties producer(String[] args) {
+        Properties properties = properties(args, "serializer", "org.apache.kafka.common.serialization.ByteArraySerializer");
+        properties.put("transactional.id", args[4]);
         return properties;
     }
 
-    private static Properties properties(String address, String what, String of) {
+    private static Properties properties(String[] args, String what, String of) {
         Properties properties = new Properties();
-        properties.put("bootstrap.servers", address);
+        properties.put("bootstrap.servers", args[0]);
         properties.put("key." + what, of);
         properties.put("value." + what, of);
+        for (int index = 6; index < args.length; index++) {
+            String[] setting = args[index].split("=", 2);
+            properties.put(setting[0], setting[1]);
+        }
         return properties;
     }
 }

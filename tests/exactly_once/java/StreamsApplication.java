@@ -10,7 +10,7 @@ import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.state.Stores;
 
 /**
- * Kafka Streams with exactly_once_v2, until it is killed. Usage: StreamsApplication ADDRESS SOURCE TARGET ID FOLDER. It
+ * Kafka Streams, until it is killed. Usage: StreamsApplication ADDRESS SOURCE TARGET ID FOLDER GUARANTEE SETTING... It
  * writes each record to the target with the number of records of its key so far, which is in a store with a changelog.
  */
 public class StreamsApplication {
@@ -27,14 +27,15 @@ public class StreamsApplication {
         properties.put("bootstrap.servers", args[0]);
         properties.put("application.id", args[3]);
         properties.put("state.dir", args[4]);
-        properties.put("processing.guarantee", "exactly_once_v2");
+        properties.put("processing.guarantee", args[5]);
         properties.put("commit.interval.ms", "100");
         properties.put("num.stream.threads", "2");
         properties.put("replication.factor", "-1");
         properties.put("consumer.auto.offset.reset", "earliest");
-        properties.put("consumer.session.timeout.ms", "3000");
-        properties.put("consumer.heartbeat.interval.ms", "300");
-        properties.put("producer.transaction.timeout.ms", "5000");
+        for (int index = 6; index < args.length; index++) {
+            String[] setting = args[index].split("=", 2);
+            properties.put(setting[0], setting[1]);
+        }
         KafkaStreams streams = new KafkaStreams(builder.build(), properties);
         streams.setUncaughtExceptionHandler(error -> {
             System.out.println("replaced " + error);

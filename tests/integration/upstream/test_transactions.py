@@ -19,7 +19,7 @@ from kcoord.client import Producer as KcoordProducer
 from kcoord.client.types import OffsetAndMetadata
 from kcoord.client.types import TopicPartition as KcoordPartition
 from kcoord.testing import start_broker
-from tests.exactly_once.applications import COPY, JavaApplication
+from tests.exactly_once.applications import Application, copy_command
 from tests.integration.clients.test_transactions import committed_offset, consume, producer_of, send
 from tests.integration.upstream.gateways import Gateways
 from tests.support.confluent import create_topic
@@ -132,12 +132,12 @@ def test_the_java_client_copies_a_topic(before_kafka: KcoordProcess, tmp_path: P
     for number in range(200):
         plain.produce(name, str(number).encode())
     plain.flush(SECONDS)
-    arguments = (before_kafka.address, name, f"{name}-out", name, name, protocol)
-    with JavaApplication(COPY, arguments, tmp_path / "copy.txt") as application:
+    command = copy_command(before_kafka.address, f"{name}-out", name, protocol, source=name)
+    with Application(command, tmp_path / "copy.txt") as application:
         wait_until(lambda: application.output.count("committed") >= 4, "the topic is copied", SECONDS)
         assert consume(before_kafka.address, f"{name}-out", 200) == [str(number) for number in range(200)]
         assert "restart" not in application.output
-    assert committed_offset(before_kafka.address, name, name) == 200
+    assert committed_offset(before_kafka.address, f"{name}-out", name) == 200
 
 
 def test_kafka_python(gateway: KcoordProcess, name: str) -> None:
