@@ -120,6 +120,8 @@ class Stage:
         self.folder = folder
         self.instances = [self._instance(number, groups) for number in range(INSTANCES)]
         self._load: subprocess.Popen[bytes] | None = None
+        self._late: list[str] = []
+        """The takeovers that took longer than they may."""
 
     def _instance(self, number: int, groups: Sequence[int]) -> KcoordProcess:
         folder = self.folder / f"instance{number}"
@@ -238,7 +240,7 @@ class Stage:
         self.until_shared()
 
     def _until_moved(self, victim: KcoordProcess, since: float, seconds: float, event: str) -> None:
-        """Waits until other instances serve all groups of one. Fails if that takes longer."""
+        """Waits until other instances serve all groups of one. `judge` fails if that took longer than `seconds`."""
         node_id = FIRST_ID + self.instances.index(victim)
         gaps: dict[str, float] = {}
 
@@ -250,7 +252,8 @@ class Stage:
         wait_until(is_moved, f"other instances serve the groups of {node_id} after {event}", MOVED_SECONDS)
         longest = max(gaps.values())
         print(f"{event}: {len(gaps)} groups, the last one is served by another instance after {longest:.2f} s")
-        assert longest < seconds, f"{event}: {longest:.2f} s"
+        if longest >= seconds:
+            self._late.append(f"{event}: {longest:.2f} s, but at most {seconds:g} s are allowed")
 
     def upgrade(self, instance: KcoordProcess) -> None:
         """Stops an instance if it runs, and starts it with the next release."""
@@ -262,7 +265,8 @@ class Stage:
     async def judge(self) -> list[Written]:
         """Stops the load, and fails if an acknowledged commit is lost, or was not written by the owner of its log.
 
-        Returns all commits in the log.
+        Fails also if a takeover was late, after all else: its time depends on the machine. Returns all commits in the
+        log.
         """
         assert self._load is not None
         self._load.send_signal(signal.SIGTERM)
@@ -274,6 +278,7 @@ class Stage:
         offsets = await self._committed()
         missing = {place: offset for place, offset in ledger.last_offsets().items() if offsets[place] < offset}
         assert not missing, f"{len(missing)} acknowledged commits are lost, such as {list(missing.items())[:3]}"
+        assert not self._late, self._late
         return written
 
     async def _committed(self) -> dict[tuple[str, int], int]:
