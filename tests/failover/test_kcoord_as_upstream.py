@@ -15,6 +15,7 @@ from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.private_network import private_network
 from tests.support.waiting import wait_until
 
+UNKNOWN = "this release does not know record type"
 UNREADABLE = "of version 2, and this release reads versions up to 1"
 
 
@@ -60,6 +61,7 @@ async def test_a_rolling_upgrade_loses_nothing_and_an_earlier_release_does_not_c
             first, second = stage.instances
             stage.upgrade(first)
             assert "records of version 2" not in first.log, "the other instance does not read them"
+            assert UNKNOWN not in second.log, "the later release writes what both read"
             os.kill(second.pid, signal.SIGSTOP)
             wait_until(lambda: "Owners write records of version 2" in first.log, "all live instances read version 2")
             os.kill(second.pid, signal.SIGCONT)
