@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -198,7 +199,9 @@ class AssignorChecks:
 
     observer: Observer
     _asked: dict[str, _Asked] = field(default_factory=dict)
-    _pending: dict[int, tuple[InstallAssignment, _Asked, _Snapshot]] = field(default_factory=dict)
+    _pending: dict[int, tuple[InstallAssignment, _Asked, _Snapshot, ConsumerGroupInstallAssignmentRequest]] = field(
+        default_factory=dict
+    )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -387,7 +390,10 @@ class AssignorChecks:
             raise ViolationError("I-24 an assignment is for its snapshot", text)
         work = result.tasks[0].work
         assert isinstance(work, InstallAssignment)
-        self._pending[id(work)] = work, asked, asked.snapshot
+        # The thread that checks the request empties it.
+        kept = copy(request)
+        kept.members = [*request.members]
+        self._pending[id(work)] = work, asked, asked.snapshot, kept
 
     def _end_install(
         self, end_install: Callable[..., CoordinatorResult[None]]
@@ -410,8 +416,7 @@ class AssignorChecks:
     def _install_ended(
         self, group: ConsumerGroup | None, work: InstallAssignment, result: CoordinatorResult[None]
     ) -> None:
-        _, asked, snapshot = self._pending.pop(id(work))
-        request = work.request
+        _, asked, snapshot, request = self._pending.pop(id(work))
         verdict = judge(snapshot, request)
         response = result.completions[-1].response
         assert isinstance(response, ConsumerGroupInstallAssignmentResponse)
