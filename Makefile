@@ -115,7 +115,7 @@ soak: $(DEV) ## long forms of tests: kill -9 1000 times, other real faults 10 ti
 failover: $(DEV) ## instances in front of kcoord and of Apache Kafka that are killed, stopped, paused and cut off, with 2,000 members and 1,000,000 offsets; needs root; ten minutes
 	FAILOVER=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/failover tests/integration/upstream/test_compose.py $(ARGS)
 
-exactly-once: $(DEV) ## applications that process exactly once through two instances in front of kcoord and of Apache Kafka, while applications, instances and brokers are killed and paused; ten minutes
+exactly-once: $(DEV) ## applications that process exactly once through two instances in front of kcoord and of Apache Kafka, while applications, instances and brokers are killed and paused; a quarter of an hour
 	EXACTLY_ONCE=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/exactly_once $(ARGS)
 
 clients-before-kafka: $(DEV) ## all kinds of unchanged clients in front of Apache Kafka 4.3.1 and 3.9.1, through three instances of which one is killed every 20 s; needs Go; ten minutes
