@@ -184,7 +184,7 @@ class Member:
                 self._epoch, self._heartbeat_at, self._owned = 0, 0, []
             elif error.error is not Errors.COORDINATOR_LOAD_IN_PROGRESS:
                 self._load.coordinators.forget(self._group)
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS if self._index == 0 else random.uniform(RETRY_SECONDS, SPREAD_SECONDS))
 
     async def _pause(self, place: Place) -> None:
         """Waits until the next commit is due."""
