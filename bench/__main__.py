@@ -39,6 +39,12 @@ def lake(report: Report) -> None:
     measurement.main(report)
 
 
+def wire_source(report: Report) -> None:
+    from bench import wire_source as measurement
+
+    measurement.main(report)
+
+
 MEASUREMENTS = {
     "startup": startup.main,
     "requests": requests.main,
@@ -57,8 +63,9 @@ MEASUREMENTS = {
     "compaction": compaction.main,
     "pipeline": pipeline,
     "lake": lake,
+    "wire-source": wire_source,
 }
-LONG = {"client-assignors", "compaction", "offload", "pipeline", "lake"}
+LONG = {"client-assignors", "compaction", "offload", "pipeline", "lake", "wire-source"}
 
 
 def main() -> None:
