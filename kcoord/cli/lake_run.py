@@ -27,7 +27,7 @@ from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import Ingest, Ingested
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
 from kcoord.pipeline.lake.samples import add_sample
-from kcoord.pipeline.lake.session import get_session
+from kcoord.pipeline.lake.session import SMALL_ROWS, get_session
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SMALL_BYTES: Final = 64 << 20
-_SMALL_ROWS: Final = 1_000_000
-"""With less log to read and fewer rows in the lake a job takes seconds, and starting Spark is most of them."""
+"""With less log to read and a small lake a job takes seconds, and starting Spark is most of them."""
 _DESCRIBE_SECONDS: Final = 60.0
 """The least time between two samples with descriptions of all groups, which cost the coordinators most."""
 
@@ -135,7 +134,7 @@ class LakeRun:
         notes = [lake.note("records") for lake in self._lakes]
         rows = sum(note.progress.get("rows", 0) for note in notes if note is not None)
         left_bytes = 0 if self._ingest is None else sum(self._ingest.left_bytes().values())
-        return left_bytes <= _SMALL_BYTES and rows <= _SMALL_ROWS
+        return left_bytes <= _SMALL_BYTES and rows <= SMALL_ROWS
 
     def _start_spark(self) -> Future[SparkSession]:
         """Starts Spark in a thread, so that this one can read meanwhile."""

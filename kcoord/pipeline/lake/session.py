@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
 
+SMALL_ROWS: Final = 1_000_000
+"""With fewer records in the lake, starting Spark takes most of the time of a job."""
 SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SETTINGS: Final = {
     # Timestamps are UTC on every machine. Parquet readers other than Spark understand microseconds, but not INT96.

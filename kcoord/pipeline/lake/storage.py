@@ -41,7 +41,7 @@ from kcoord.pipeline.lake.formats import Format, check_library, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
 from kcoord.pipeline.lake.formats.store import CLUSTER, Store
-from kcoord.pipeline.lake.session import SHUFFLE_PARTITIONS
+from kcoord.pipeline.lake.session import SHUFFLE_PARTITIONS, SMALL_ROWS
 from kcoord.pipeline.lake.tables import TABLES, LakeTable
 from kcoord.pipeline.log_files import join
 
@@ -191,9 +191,17 @@ class Lake:
         return spark
 
     @cached_property
-    def _has_one_task(self) -> bool:
-        """True if the session is one for small tables. Rows in one partition need no shuffle and no second stage."""
+    def _is_small_session(self) -> bool:
         return self.spark.conf.get(SHUFFLE_PARTITIONS) == "1"
+
+    @property
+    def _fits_one_task(self) -> bool:
+        """True if the session and the lake are small. Rows in one partition need no shuffle and no second stage.
+
+        A lake may grow large while a small session follows the log.
+        """
+        note = self.note("records")
+        return self._is_small_session and (note is None or note.progress.get("rows", 0) <= SMALL_ROWS)
 
     def path(self, table: LakeTable) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
@@ -216,7 +224,7 @@ class Lake:
             if frame is None:
                 empty = table.arrow_schema.empty_table()
                 frame = self.spark.createDataFrame(empty, table.schema)
-            if self._has_one_task:
+            if self._fits_one_task:
                 frame = frame.coalesce(1)
             cached = self._frames[name] = version, frame.select(*(f"`{column.name}`" for column in table.columns))
         return cached[1]
