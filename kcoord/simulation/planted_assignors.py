@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Final
 
+from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer import client_computation
 from kcoord.coordinator.group.consumer.assignment import ComputedTarget, TargetInput, install, target_input
 from kcoord.coordinator.group.consumer.client_assignors import AskedMember, ClientComputation, select
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.consumer.group import NO_METADATA, ConsumerGroup
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord_protocol.messages import ConsumerGroupInstallAssignmentRequest, ConsumerGroupPrepareAssignmentRequest
@@ -70,8 +71,11 @@ def _installs_for_all(group: ConsumerGroup, computed: ComputedTarget, now_ms: in
     """Writes the targets of members that have left during the computation, too."""
     result = install(group, computed, now_ms)
     if result.records:
-        pairs = zip(computed.records, computed.changed, strict=True)
-        result.records += [record for record, member_id in pairs if member_id not in group.members]
+        result.records += [
+            records.new_target_assignment_record(group.group_id, member_id, target, NO_METADATA)
+            for member_id, target in computed.changed.items()
+            if member_id not in group.members
+        ]
     return result
 
 
