@@ -15,7 +15,7 @@ The partition has batches of several writers:
 
 A transactional batch is *void* in two cases:
 
-* Its claim is not the last one before it: its writer had lost the shard already.
+* Another claim is between its claim and it: its writer had lost the shard already.
 * A marker of its producer is before it, but the writer had not read that. So the batch may belong to an earlier
   transaction of the client, which has given the request up since.
 
@@ -24,9 +24,11 @@ take the records of void batches for its outcome. So the owner then writes the p
 (`to_rewrite`), and every reader ends with them.
 
 Compaction may remove the claim or the marker that makes a batch void. All claims have one key, so it keeps the last one
-only; before the first claim that is left, all claims count. This does not revive a void batch, for two reasons. Kafka's
-cleaner stops before the first open transaction, so it keeps what is before a void batch, until its marker is there.
-Then the owner writes the values again, which are after the void batch, so they win.
+only. A batch whose claim is gone counts, unless the log has shown a later claim before it: of the same producer id with
+a higher epoch, or of another producer id that has followed. The batches of an owner show its claim, too. So compaction
+never makes a batch void. Nor does it revive one, for two reasons. Kafka's cleaner stops before the first open
+transaction, so it keeps what is before a void batch, until its marker is there. Then the owner writes the values again,
+which are after the void batch, so they win.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ class UpstreamBatches:
 
     def __init__(self) -> None:
         self.claim = NO_CLAIM
-        """Producer id and epoch of the owner at the position."""
+        """Producer id and epoch of the owner at the position, as far as the log shows it."""
+        self._earlier_ids: set[int] = set()
+        """The producer ids of owners before `claim`, other than that of `claim`."""
         self.to_rewrite: set[bytes] = set()
         """Keys of void records whose transaction was committed. Their values were not written again since."""
         self.open: set[int] = set()
@@ -175,12 +179,15 @@ class UpstreamBatches:
             self.open.add(header.producer_id)
             writer = _writer_of(batch)
             if writer is not None:
-                *claim, read_offset = writer
-                if self.claim in (tuple(claim), NO_CLAIM) and last.marker_offset < read_offset:
+                producer_id, epoch, read_offset = writer
+                if self._may_be_owner(producer_id, epoch) and last.marker_offset < read_offset:
                     return Kind.TRANSACTIONAL
             self._void.setdefault(header.producer_id, set()).update(_keys(batch))
             return Kind.VOID
         if header.producer_id >= 0:
+            if header.producer_id != self.claim[0]:
+                self._earlier_ids.add(self.claim[0])
+                self._earlier_ids.discard(header.producer_id)
             self.claim = header.producer_id, header.producer_epoch
         if not header.records_count:
             return Kind.EMPTY
@@ -191,6 +198,15 @@ class UpstreamBatches:
             return Kind.SETTLED
         self.written(batch)
         return Kind.RECORDS
+
+    def _may_be_owner(self, producer_id: int, epoch: int) -> bool:
+        """Returns whether the log has shown no later claim than this one, whose owner has just written."""
+        if producer_id != self.claim[0]:
+            return producer_id not in self._earlier_ids
+        if epoch > self.claim[1]:
+            # The claim is gone. Owners before it can write nothing that counts any more.
+            self.claim = producer_id, epoch
+        return epoch == self.claim[1]
 
     def _take_control(self, header: BatchHeader, batch: bytes) -> Kind:
         entries = decode_entries(batch)

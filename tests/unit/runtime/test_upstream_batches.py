@@ -20,8 +20,8 @@ from kcoord_protocol.record_batch import (
     encode_control_batch,
 )
 
-FIRST, SECOND = (7, 0), (7, 1)
-"""The claims of two owners."""
+FIRST, SECOND, THIRD = (7, 0), (7, 1), (7, 2)
+"""The claims of owners."""
 CLIENT = 500
 DAY_MS = 24 * 3_600_000
 
@@ -123,6 +123,25 @@ def test_all_batches_with_a_claim_count_before_the_first_claim_that_is_left() ->
     log = Log()
     assert log.offsets(FIRST, b"a") is Kind.TRANSACTIONAL
     assert log.offsets(SECOND, b"a", sequence=1) is Kind.TRANSACTIONAL
+
+
+def test_a_batch_whose_claim_was_compacted_counts(log: Log) -> None:
+    """All claims have one key. Batches of an earlier owner may be left before those of one whose claim is gone."""
+    log.own(FIRST, b"b")
+    assert log.offsets(SECOND, b"a") is Kind.TRANSACTIONAL
+    assert log.end() is Kind.MARKER
+    assert log.offsets(FIRST, b"a", sequence=1) is Kind.VOID, "its writer had lost the shard before the last batch"
+    log.end()
+    assert log.offsets((8, 0), b"a", sequence=2) is Kind.TRANSACTIONAL, "an owner with another producer id"
+
+
+def test_batches_of_an_earlier_producer_id_are_void(log: Log) -> None:
+    log.own((8, 0), CLAIM_KEY)
+    assert log.offsets(SECOND, b"a") is Kind.VOID
+    log.end()
+    log.own((6, 0), b"b")
+    assert log.offsets((8, 0), b"a", sequence=1) is Kind.VOID
+    assert log.offsets((6, 0), b"a", sequence=2) is Kind.TRANSACTIONAL
 
 
 def test_a_batch_that_arrives_after_a_marker_that_its_writer_had_not_read_is_void(log: Log) -> None:
@@ -237,15 +256,16 @@ def test_a_snapshot_waits_until_values_are_rewritten(log: Log) -> None:
     assert log.reader.note() is not None
 
 
-@pytest.mark.parametrize(("writer", "kind"), [(FIRST, Kind.TRANSACTIONAL), (SECOND, Kind.VOID)])
+@pytest.mark.parametrize(("writer", "kind"), [(FIRST, Kind.VOID), (SECOND, Kind.TRANSACTIONAL)])
 def test_after_a_snapshot_batches_of_the_owner_of_that_time_still_count(
     log: Log, writer: tuple[int, int], kind: Kind
 ) -> None:
     """The log is read again from the beginning of the snapshot, before the last claim that the snapshot has."""
-    note = noted(log)
-    log.offsets(FIRST, b"a")
-    log.end()
     log.own(SECOND, CLAIM_KEY)
+    note = noted(log)
+    log.offsets(SECOND, b"a")
+    log.end()
+    log.own(THIRD, CLAIM_KEY)
     again = Log()
     again.reader.batches = restored(log, note).batches
     again.reader.position = again.end_offset = note.position
