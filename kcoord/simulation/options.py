@@ -48,6 +48,7 @@ FAULTS: Final = (
     "lull",
     "acl",
     "quota",
+    "upstream",
 )
 """The families of faults that `--faults` can choose from."""
 
@@ -340,6 +341,8 @@ def _corners(options: Options) -> None:
     options.has_client_assignors, options.conducts = True, "any"
 
 
+UPSTREAM: Final = "upstream"
+"""The scenario with instances in front of an upstream, which has a world of its own."""
 SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "": _as_drawn,
     "migration": _migration,
@@ -355,4 +358,5 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "security": _security,
     "client-assignors": _client_assignors,
     "corners": _corners,
+    UPSTREAM: _as_drawn,
 }

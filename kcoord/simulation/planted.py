@@ -40,7 +40,7 @@ from kcoord.server.disk import shard_logs
 from kcoord.server.fast.metadata import MetadataAnswers
 from kcoord.server.net.request_path import RequestPath
 from kcoord.server.workers.metadata_followers import MetadataFollowers
-from kcoord.simulation import planted_assignors, planted_security
+from kcoord.simulation import planted_assignors, planted_security, planted_upstream
 from kcoord.storage import journal
 from kcoord.storage.journal import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
@@ -409,6 +409,7 @@ FAULTS: Final = {
     "zombie-commit": Fault(patches=[(offset_operations, "_epoch_check", _every_commit)]),
     **{
         name: Fault(patches=patches)
-        for name, patches in (*planted_security.PATCHES.items(), *planted_assignors.PATCHES.items())
+        for module in (planted_security, planted_assignors, planted_upstream)
+        for name, patches in module.PATCHES.items()
     },
 }

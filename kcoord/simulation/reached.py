@@ -62,10 +62,10 @@ EXCUSED: Final = {
     "api.handlers.metadata._partition LEADER_NOT_AVAILABLE": "every partition has a leader",
     "api.handlers.txn_offset_commit.error_response COORDINATOR_NOT_AVAILABLE": "version 1 only, while a shard loads",
     "group.offsets.operations.delete_offsets UNKNOWN_TOPIC_OR_PARTITION": "the handler rejects the topic first",
-    "kcoord.runtime.upstream_membership.UpstreamMembership.synced UNSUPPORTED_VERSION": "runs have no upstream",
-    "kcoord.runtime.upstream_log.UpstreamLog.refused COORDINATOR_LOAD_IN_PROGRESS": "runs have no upstream",
-    "kcoord.runtime.upstream_log.UpstreamLog._end_batch COORDINATOR_NOT_AVAILABLE": "runs have no upstream",
-    "kcoord.runtime.upstream_log._stale COORDINATOR_LOAD_IN_PROGRESS": "runs have no upstream",
+    "kcoord.runtime.upstream_membership.UpstreamMembership.synced UNSUPPORTED_VERSION": "needs a later release",
+    "kcoord.runtime.upstream_log.UpstreamLog._end_batch COORDINATOR_NOT_AVAILABLE": (
+        "needs a batch of an earlier owner in the same place of the client's next transaction, which few seeds show"
+    ),
     "kcoord.runtime.serde.check_size MESSAGE_TOO_LARGE": "needs more offsets in one commit than a run has partitions",
     "api.handlers.offset_commit.error_response INVALID_COMMIT_OFFSET_SIZE": (
         "needs more partitions than a topic of a run has"

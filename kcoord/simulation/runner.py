@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kcoord.simulation.clock import START_MS
+from kcoord.simulation.options import UPSTREAM
 from kcoord.simulation.planted import NO_FAULT, Fault
 from kcoord.simulation.trace import ViolationError
+from kcoord.simulation.upstream.world import UpstreamWorld
 from kcoord.simulation.world import Setup, World
 
 _MOST_SHRINK_RUNS = 120
@@ -44,7 +46,7 @@ class Outcome:
 
 def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
     """Runs one setup to its end or to the first violation. Any other exception counts as a violation of I-0."""
-    world = World(setup, fault)
+    world = UpstreamWorld(setup) if setup.scenario == UPSTREAM else World(setup, fault)
     failure = invariant = ""
     with fault.planted(), world.surroundings():
         try:
@@ -54,8 +56,7 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
         except Exception:
             failure, invariant = traceback.format_exc(), "I-0 no unexpected error"
         finally:
-            world.broker.end()
-            world.controller.end()
+            _end(world)
     elapsed_ms = world.clock.now_ms - START_MS
     return Outcome(
         setup,
@@ -67,7 +68,7 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
         failure,
         invariant,
         world.trace.counts,
-        world.broker.observer.transitions,
+        world.broker.observer.transitions if isinstance(world, World) else Counter(),
         world.trace.latest(),
         [
             f"{number}: {disturbance}"
@@ -75,6 +76,15 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
             if number not in setup.without and disturbance.at_ms <= elapsed_ms
         ],
     )
+
+
+def _end(world: World | UpstreamWorld) -> None:
+    """Ends the processes, because the run is over."""
+    if isinstance(world, UpstreamWorld):
+        world.end()
+    else:
+        world.broker.end()
+        world.controller.end()
 
 
 def shrink(

@@ -15,6 +15,8 @@ FAULT_EVENTS: Final = frozenset(
         *("drop", "drop-response", "duplicate", "hold-up", "cut-off", "reset-all", "slow-link", "slow-reader"),
         *("disk-error", "open-failed", "failed", "snapshot-failed", "clean-failed"),
         *("crash", "stop", "broker-pause", "give-up-shard", "worker-loss", "controller-crash", "start-slow-clock"),
+        *("pause", "reset", "last-words", "election", "unclean-election", "topic-deleted", "too-few-replicas"),
+        *("coordinator-moves", "ids-forgotten", "epochs-near-their-end"),
         *("member-crash", "member-leave", "member-pause", "subscribe", "freeze", "lull"),
     }
 )

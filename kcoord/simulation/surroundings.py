@@ -46,13 +46,13 @@ _SIMULATED: Final = (OSError, StorageError, KafkaError)
 """Errors that simulated faults cause; all others in the server's log are violations."""
 
 
-class _LogObserver(logging.Handler):
+class LogObserver(logging.Handler):
     """Adds the server's log lines to the trace, and reports unexpected exceptions."""
 
-    def __init__(self, trace: Trace, observer: Observer) -> None:
+    def __init__(self, trace: Trace, violated: Callable[[ViolationError], None]) -> None:
         super().__init__()
         self._trace = trace
-        self._observer = observer
+        self._violated = violated
 
     def emit(self, record: logging.LogRecord) -> None:
         self._trace.add(_EVENTS.get(str(record.msg), "log"), f"{record.levelname} {record.getMessage()}")
@@ -60,7 +60,7 @@ class _LogObserver(logging.Handler):
         if error is not None and not isinstance(error, _SIMULATED):
             violation = ViolationError("I-0 no unexpected error", f"{record.getMessage()}: {error!r}")
             violation.__cause__ = error
-            self._observer.violated(violation)
+            self._violated(violation)
 
 
 def _counted(trace: Trace, event: str, answer: Callable[..., FastAnswer]) -> Callable[..., FastAnswer]:
@@ -96,7 +96,7 @@ def _limits(options: Options) -> list[tuple[object, str, object]]:
 def around(options: Options, trace: Trace, observer: Observer) -> Iterator[None]:
     """Applies the changes while a run lasts, and restores the modules afterwards."""
     logger = logging.getLogger("kcoord")
-    log_observer = _LogObserver(trace, observer)
+    log_observer = LogObserver(trace, observer.violated)
     before = logger.level, logger.propagate
     limits = [(owner, name, getattr(owner, name)) for owner, name, _ in _limits(options)]
     answers = [(fast_path, fast_path.answer) for fast_path in _SHORT_CUTS]

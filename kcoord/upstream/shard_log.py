@@ -99,7 +99,8 @@ class UpstreamShardLog:
         """The number of appends that were rejected because another instance had claimed the log."""
         self.produces = Histogram()
         """The times from an append until the upstream has acknowledged it, without appends that failed."""
-        self._logs: dict[int, UpstreamLog] = {}
+        self.logs: dict[int, UpstreamLog] = {}
+        """The logs of the shards that this instance owns or has owned."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._opening: dict[int, Load] = {}
         """The loads whose logs are not claimed yet, because their standbys are still being made."""
@@ -118,7 +119,7 @@ class UpstreamShardLog:
 
     def claimed_ids(self) -> dict[int, tuple[int, int]]:
         """Returns the producer id and the epoch of each shard's last claim."""
-        return {shard_id: log.claimed_id for shard_id, log in self._logs.items()}
+        return {shard_id: log.claimed_id for shard_id, log in self.logs.items()}
 
     # Called by the driver of the shard set.
 
@@ -142,19 +143,19 @@ class UpstreamShardLog:
             self.standbys.released(shard_id, has_diverged=False)
             return
         del self._opening[shard_id]
-        log = self._logs.get(shard_id)
+        log = self.logs.get(shard_id)
         if log is None:
-            log = self._logs[shard_id] = self._new_log()
+            log = self.logs[shard_id] = self._new_log()
         log.open(load, self._now_ms(), standby.reader)
         self._execute(shard_id, log)
 
     def read(self, load: Load) -> None:
-        log = self._logs[load.shard_id]
+        log = self.logs[load.shard_id]
         log.read(load)
         self._execute(load.shard_id, log)
 
     def append(self, append: Append, now_ms: int) -> None:
-        log = self._logs[append.shard_id]
+        log = self.logs[append.shard_id]
         log.append(append, now_ms)
         self._execute(append.shard_id, log)
 
@@ -176,7 +177,7 @@ class UpstreamShardLog:
         standby = self._shards.standbys.get(shard_id)
         if standby is not None:
             return standby.reader
-        log = self._logs.get(shard_id)
+        log = self.logs.get(shard_id)
         return log.reader if log is not None and log.state is UpstreamState.OWNER else None
 
     def _note(self, shard_id: int) -> LogNote | None:
@@ -190,14 +191,14 @@ class UpstreamShardLog:
         self._shards.released(release)
 
     def close(self, shard_id: int) -> None:
-        log = self._logs.get(shard_id)
+        log = self.logs.get(shard_id)
         if log is not None:
             log.close()
         self._given_up(shard_id)
 
     def _given_up(self, shard_id: int) -> None:
         """Follows the log of a shard that this instance does not own, or could not claim."""
-        log = self._logs.get(shard_id)
+        log = self.logs.get(shard_id)
         has_diverged = log is not None and log.reader.has_diverged
         if log is not None and has_diverged:
             log.reader = UpstreamReader(self._now_ms())
@@ -209,12 +210,12 @@ class UpstreamShardLog:
         opening, self._opening = self._opening, {}
         for load in opening.values():
             self._shards.failed(load, OSError(reason), self._now_ms())
-        for shard_id, log in self._logs.items():
+        for shard_id, log in self.logs.items():
             log.revoke(reason)
             self._execute(shard_id, log)
 
     def tick(self, now_ms: int) -> None:
-        for shard_id, log in self._logs.items():
+        for shard_id, log in self.logs.items():
             log.tick(now_ms)
             self._execute(shard_id, log)
         self._following.wake()
@@ -223,7 +224,7 @@ class UpstreamShardLog:
         self.standbys.stop()
         for timer in self._timers.values():
             timer.cancel()
-        for log in self._logs.values():
+        for log in self.logs.values():
             log.close()
 
     def finish(self, saves: Iterator[Save]) -> None:
@@ -339,17 +340,17 @@ class UpstreamShardLog:
 
     def _positions(self) -> dict[int, int]:
         offsets = self.standbys.offsets()
-        for shard_id, log in self._logs.items():
+        for shard_id, log in self.logs.items():
             if log.is_following:
                 offsets[shard_id] = log.reader.fetch_offset
         return offsets
 
     def _is_in_a_hurry(self, shard_id: int) -> bool:
-        log = self._logs.get(shard_id)
+        log = self.logs.get(shard_id)
         return (log is not None and log.is_in_a_hurry) or self.standbys.is_behind(shard_id)
 
     def _followed(self, shard_id: int, offset: int, answer: Fetched | KafkaError) -> None:
-        log = self._logs.get(shard_id)
+        log = self.logs.get(shard_id)
         if log is None or not log.is_following:
             self.standbys.deliver(shard_id, offset, answer)
             return
@@ -372,7 +373,7 @@ class UpstreamShardLog:
         self._timers[shard_id] = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick, shard_id)
 
     def _tick(self, shard_id: int) -> None:
-        log = self._logs[shard_id]
+        log = self.logs[shard_id]
         log.tick(self._now_ms())
         if log.retry_ms is not None and log.retry_ms > self._now_ms():
             self._repeat_later(shard_id, log)

@@ -7,13 +7,15 @@ import re
 
 import pytest
 
-from kcoord.simulation import planted_assignors, planted_security
+from kcoord.simulation import planted_assignors, planted_security, planted_upstream
+from kcoord.simulation.options import UPSTREAM
 from kcoord.simulation.planted import FAULTS
 from kcoord.simulation.runner import run
 from kcoord.simulation.world import Setup
 from tests.support.shared import ROOT
 
 MOST_SEEDS = 25
+MOST_UPSTREAM_SEEDS = 50
 
 FOUND_BY = {
     "aborted-records-not-told": {"L-3"},
@@ -71,6 +73,18 @@ FOUND_BY = {
     "computation-without-deadline": {"I-24"},
     "failed-members-are-never-asked-again": {"I-28"},
     "targets-of-members-that-left": {"I-24"},
+    "upstream-answer-before-the-produce": {"U-1"},
+    "upstream-answer-of-a-transaction-is-trusted": {"U-3", "U-7"},
+    "upstream-batch-after-its-transaction": {"U-3", "U-7"},
+    "upstream-claim-not-read-to": {"U-3"},
+    "upstream-claim-omitted": {"U-2", "U-3"},
+    "upstream-compacted-claim": {"U-3", "U-4", "U-7"},
+    "upstream-copy-is-trusted": {"U-3", "U-4"},
+    "upstream-copy-not-read-from-its-beginning": {"U-3", "U-4"},
+    "upstream-lease-ignored": {"U-5"},
+    "upstream-offset-not-compared": {"U-2", "U-3"},
+    "upstream-standby-not-read-to-the-claim": {"U-3"},
+    "upstream-void-batch-counts": {"U-3", "U-4", "U-7"},
 }
 
 SCENARIOS = {
@@ -82,10 +96,19 @@ SCENARIOS = {
     "repeated-heartbeat-of-an-old-config": "configs",
     **dict.fromkeys(planted_security.PATCHES, "security"),
     **dict.fromkeys(planted_assignors.PATCHES, "client-assignors"),
+    **dict.fromkeys(planted_upstream.PATCHES, UPSTREAM),
 }
 """Scenarios of faults that the usual mix of a seed hardly ever shows."""
 
 FOUND_AT = {
+    "upstream-answer-of-a-transaction-is-trusted": 5,
+    "upstream-batch-after-its-transaction": 10,
+    "upstream-compacted-claim": 4,
+    "upstream-copy-is-trusted": 22,
+    "upstream-copy-not-read-from-its-beginning": 29,
+    "upstream-lease-ignored": 9,
+    "upstream-offset-not-compared": 6,
+    "upstream-void-batch-counts": 14,
     "aborted-records-not-told": 3,
     "acknowledged-before-flush": 3,
     "assignment-of-another-epoch": 13,
@@ -112,19 +135,23 @@ no longer finds the fault, the test takes one more run.
 def test_every_planted_fault_is_tested() -> None:
     assert FOUND_BY.keys() == FAULTS.keys()
     assert FOUND_AT.keys() <= FAULTS.keys()
-    assert max(FOUND_AT.values()) < MOST_SEEDS
+    assert all(seed < _most_seeds(name) for name, seed in FOUND_AT.items())
     assert len(FAULTS) >= 15
+
+
+def _most_seeds(name: str) -> int:
+    return MOST_UPSTREAM_SEEDS if name in planted_upstream.PATCHES else MOST_SEEDS
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_a_planted_fault_is_found(name: str) -> None:
     likely = FOUND_AT.get(name, 0)
-    for seed in (likely, *(seed for seed in range(MOST_SEEDS) if seed != likely)):
+    for seed in (likely, *(seed for seed in range(_most_seeds(name)) if seed != likely)):
         outcome = run(Setup(seed, scenario=SCENARIOS.get(name, "")), FAULTS[name])
         if outcome.failure:
             assert outcome.invariant.split(" ", 1)[0] in FOUND_BY[name], outcome.failure
             return
-    pytest.fail(f"{MOST_SEEDS} seeds did not find the planted fault {name}")
+    pytest.fail(f"{_most_seeds(name)} seeds did not find the planted fault {name}")
 
 
 def test_the_documentation_lists_every_planted_fault() -> None:

@@ -24,6 +24,7 @@ from kcoord_protocol.errors import Errors
 SEEDS = range(100)
 SECURITY_SEEDS = range(4)
 ASSIGNOR_SEEDS = range(12)
+UPSTREAM_SEEDS = range(6, 11)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -41,10 +42,11 @@ class Runs:
         return self._outcomes[key]
 
     def every(self) -> list[Outcome]:
-        """Returns the outcomes of all seeds, with fixed dialogues, with ACLs, and with assignors."""
+        """Returns the outcomes of all seeds, with fixed dialogues, ACLs, assignors, and an upstream."""
         security = [self.of(seed, "security") for seed in SECURITY_SEEDS]
         assignors = [self.of(seed, "client-assignors") for seed in ASSIGNOR_SEEDS]
-        return [*(self.of(seed) for seed in SEEDS), self.of(0, "corners"), *security, *assignors]
+        upstream = [self.of(seed, "upstream") for seed in UPSTREAM_SEEDS]
+        return [*(self.of(seed) for seed in SEEDS), self.of(0, "corners"), *security, *assignors, *upstream]
 
 
 @pytest.fixture(scope="module")

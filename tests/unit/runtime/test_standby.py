@@ -11,10 +11,10 @@ from kcoord.runtime.standby import Standby
 from kcoord.runtime.upstream_batches import SETTLED_KEY
 from kcoord.runtime.upstream_reader import DivergedError, LogMark, LogNote, UpstreamReader
 from kcoord.runtime.waiting import Statistics
+from kcoord.simulation.upstream.partition import UpstreamPartition
 from kcoord_protocol.batch_header import ATTRIBUTES_POSITION
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_batch import crc32c, decode_header, encode_batch_from_parts
-from tests.unit.runtime.upstream_partition import UpstreamPartition
 from tests.unit.runtime.upstream_walk import Numbers
 
 KEPT_MS = 1_000

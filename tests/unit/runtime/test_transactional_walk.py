@@ -9,11 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from kcoord.runtime.shard_log import Load
-from kcoord.runtime.upstream_actions import Produce
-from kcoord.runtime.upstream_batches import NO_CLAIM, Kind, ReadBatch, UpstreamBatches
-from kcoord.runtime.upstream_claim import OwnBatch
+from kcoord.runtime.upstream_batches import NO_CLAIM, Kind, UpstreamBatches
 from kcoord.runtime.upstream_log import UpstreamLog
 from kcoord.runtime.upstream_reader import UpstreamReader
+from kcoord.simulation.planted_upstream import LateBatches, NoRewrite, Unread
 from kcoord_protocol.record_batch import BatchHeader
 from tests.unit.runtime.transactional_walk import LeasedWorld, TransactionalWorld
 from tests.unit.runtime.upstream_walk import Instance, Violation
@@ -40,22 +39,6 @@ def test_transactions_commit_once_and_aborted_ones_never(world: type[Transaction
     assert committed > SEEDS, "most walks commit transactions"
 
 
-class Unread(UpstreamLog):
-    """Takes an answer for the proof that the batch is in the log, and does not read it back (rule 6)."""
-
-    def produced(self, request: Produce, base_offset: int, now_ms: int) -> None:
-        batch = self._batch
-        if request is self._request and batch is not None and batch.provisional is not None:
-            self._request = None
-            self._decide(None, now_ms)
-        else:
-            super().produced(request, base_offset, now_ms)
-
-    def _follow(self, read: ReadBatch, now_ms: int) -> None:
-        if read.kind is not Kind.TRANSACTIONAL:
-            super()._follow(read, now_ms)
-
-
 class AllClaims(UpstreamBatches):
     """Takes the batches of all owners for valid."""
 
@@ -71,25 +54,6 @@ class VoidCounts(UpstreamLog):
     def open(self, load: Load, now_ms: int, reader: UpstreamReader | None = None) -> None:
         super().open(load, now_ms)
         self.reader.batches = AllClaims()
-
-
-class NoRewrite(UpstreamLog):
-    """Leaves the records of void batches to other readers (rule 7)."""
-
-    def _rewrite(self) -> None:
-        """Does nothing."""
-
-
-class LateBatches(UpstreamLog):
-    """Writes a batch although the client's transaction has ended (rule 8)."""
-
-    def _decide_before_marker(self, producer_id: int, now_ms: int) -> None:
-        """Does nothing."""
-
-    def _begin_batch(self, batch: OwnBatch, now_ms: int) -> None:
-        if batch.provisional is not None:
-            batch.provisional.is_stale = False
-        super()._begin_batch(batch, now_ms)
 
 
 def find(world: type[TransactionalWorld], log: type[UpstreamLog], seeds: int) -> bool:

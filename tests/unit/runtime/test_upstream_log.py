@@ -10,6 +10,7 @@ from kcoord.runtime.upstream_actions import InitProducerId, Produce
 from kcoord.runtime.upstream_batches import CLAIM_KEY, SETTLED_KEY
 from kcoord.runtime.upstream_claim import LAST_EPOCH, RENEW_AFTER_MS, UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
+from kcoord.simulation.upstream.partition import EPOCH_END
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.record_batch import (
     ControlRecordType,
@@ -19,7 +20,6 @@ from kcoord_protocol.record_batch import (
     encode_control_batch,
     end_txn_marker,
 )
-from tests.unit.runtime.upstream_partition import EPOCH_END
 from tests.unit.runtime.upstream_walk import TIMEOUT_MS, WAIT_MS, World, entries_of
 
 

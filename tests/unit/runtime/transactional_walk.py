@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from struct import unpack
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
@@ -41,11 +40,10 @@ from kcoord.runtime.upstream_claim import UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
 from kcoord.runtime.upstream_reader import DivergedError, UpstreamReader
 from kcoord.runtime.waiting import DeferredReply, ShardState
-from kcoord_protocol.control_records import ControlRecordType, decode_control_key
+from kcoord.simulation.upstream.meaning import CommitKey, Meaning
+from kcoord.simulation.upstream.transactions import TransactionalPartition, TransactionPhase, UpstreamTransactions
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitRequest, OffsetCommitValue, TxnOffsetCommitRequest
-from kcoord_protocol.record_batch import BatchHeader, decode_entries, decode_records
-from tests.unit.runtime.transactional_partition import Status, TransactionalPartition, TransactionCoordinator
+from kcoord_protocol.messages import OffsetCommitRequest, TxnOffsetCommitRequest
 from tests.unit.runtime.upstream_walk import Follow, Instance, Violation, World
 
 TOPICS = ("t0", "t1")
@@ -62,69 +60,11 @@ RETRIABLE = {
     Errors.REQUEST_TIMED_OUT,
 }
 
-Key = tuple[str, str]
-"""Group and topic."""
 SERDE = CoordinatorSerde()
-
-
-class Meaning:
-    """The meaning of a partition to a reader: committed offsets, and pending ones by producer.
-
-    A record counts from its commit on, and the counting record at the highest offset is the committed one. A tombstone
-    deletes everything before it. `knows_claims`: void batches do not count, as for kcoord; otherwise as for others.
-    """
-
-    def __init__(self, partition: TransactionalPartition, *, knows_claims: bool) -> None:
-        self.committed: dict[Key, tuple[int, int]] = {}
-        """Key -> offset of the record, committed offset."""
-        self.pending: dict[int, dict[Key, tuple[int, int]]] = {}
-        owner = (-1, -1)
-        markers: list[tuple[int, int]] = []
-        """Producer id and offset of all markers."""
-        for header, data in partition.batches:
-            if header.next_offset > partition.high_watermark:
-                break
-            producer_id = header.producer_id
-            if header.is_control:
-                ended = self.pending.pop(producer_id, {})
-                markers.append((producer_id, header.base_offset))
-                if decode_control_key(decode_entries(data)[0][1]) is ControlRecordType.COMMIT:
-                    for ended_key, place in ended.items():
-                        self.committed[ended_key] = max(place, self.committed.get(ended_key, place))
-                continue
-            if not header.is_transactional:
-                owner = producer_id, header.producer_epoch
-            is_void = knows_claims and header.is_transactional and _is_void(header, data, owner, markers)
-            for record in decode_records(data):
-                parsed = SERDE.deserialize(record.key, record.value)
-                if parsed is None or is_void or not isinstance(parsed.key, OffsetCommitKey):
-                    continue
-                key: Key = (parsed.key.group, parsed.key.topic)
-                if not isinstance(parsed.value, OffsetCommitValue):
-                    self.committed.pop(key, None)
-                    for offsets in self.pending.values():
-                        offsets.pop(key, None)
-                elif header.is_transactional:
-                    self.pending.setdefault(producer_id, {})[key] = record.offset, parsed.value.offset
-                else:
-                    self.committed[key] = record.offset, parsed.value.offset
-
-    def offsets(self) -> dict[Key, int]:
-        return {key: offset for key, (_, offset) in self.committed.items()}
-
-    def unstable(self) -> set[Key]:
-        return {key for offsets in self.pending.values() for key in offsets}
 
 
 def group_of(producer_id: int) -> str:
     return f"g{producer_id}"
-
-
-def _is_void(header: BatchHeader, data: bytes, owner: tuple[int, int], markers: list[tuple[int, int]]) -> bool:
-    producer_id, epoch, read_offset = unpack(">qhq", dict(decode_records(data)[0].headers)["kcoord.writer"] or b"")
-    return (producer_id, epoch) != owner or any(
-        ended_id == header.producer_id and offset >= read_offset for ended_id, offset in markers
-    )
 
 
 @dataclass
@@ -388,7 +328,7 @@ class TransactionalWorld(World):
         self.weights |= {"claim": 6, "put": 0, "follow": 60, "stall": 10, "leader": 1, "time": 20, "replicas": 0.1}
         self.weights |= {"expire": 0.1, "snapshot": 0, "compact": 0, "restart": 0.2}
         self.span_weights = [4, 10, 3, 0.2, 0.02, 0.02]
-        self.transactions = TransactionCoordinator()
+        self.transactions = UpstreamTransactions()
         self.partition: TransactionalPartition = TransactionalPartition(self.random, self.transactions)
         self.tokens = count(1)
         self._meant = (-1, -1, 0)
@@ -447,7 +387,7 @@ class TransactionalWorld(World):
         key = partition.end_offset, partition.high_watermark, last
         if key != self._meant:
             self._meant = key
-            self._meanings = [Meaning(partition, knows_claims=knows) for knows in (True, False)]
+            self._meanings = [Meaning.of(partition, knows_claims=knows) for knows in (True, False)]
         mine, foreign = self._meanings
         for process in self.processes:
             if self._is_quiet(process):
@@ -488,14 +428,17 @@ class TransactionalWorld(World):
             if offset != other:
                 raise Violation(f"other readers have {other} for {key}, and not {offset}")
 
-    def _check_clients(self, offsets: dict[Key, int]) -> None:
+    def _check_clients(self, offsets: dict[CommitKey, int]) -> None:
         for client in self.clients:
             producer_id = client.producer.producer_id
             for topic in TOPICS:
                 offset = offsets.get((group_of(producer_id), topic), 0)
                 if offset in client.aborted:
                     raise Violation(f"offset {offset} of an aborted transaction is committed")
-                if producer_id == MIXED or self.transactions.transactions[producer_id].status is Status.ENDING:
+                if (
+                    producer_id == MIXED
+                    or self.transactions.transactions[producer_id].status is TransactionPhase.ENDING
+                ):
                     continue
                 if offset != client.committed[topic]:
                     raise Violation(f"{producer_id} has committed {client.committed} of {topic}, but it has {offset}")

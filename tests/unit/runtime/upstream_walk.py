@@ -43,9 +43,9 @@ from kcoord.runtime.upstream_claim import UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
 from kcoord.runtime.upstream_reader import DivergedError, LogMark, LogNote, UpstreamReader
 from kcoord.runtime.waiting import Statistics
+from kcoord.simulation.upstream.partition import ProducerIds, UpstreamPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, encode_batch_from_parts, iter_headers
-from tests.unit.runtime.upstream_partition import Coordinator, UpstreamPartition
 
 NAMES = (b"a", b"b", b"c")
 TIMEOUT_MS = 15_000
@@ -79,6 +79,10 @@ continues. unclean: the upstream loses what it has acknowledged.
 
 
 SPANS_MS = (5, 50, 1_000, 16_000, 7 * 3_600_000, 25 * 3_600_000)
+
+
+def is_tombstone(value: bytes | None) -> bool:
+    return value is not None and value.startswith(b"-")
 
 
 class Violation(Exception):
@@ -404,8 +408,8 @@ class World:
         self.span_weights = [4, 10, 6, 0.5, 0.1, 0.1]
         self.now_ms = 1_000
         self.value = 0
-        self.partition = UpstreamPartition(self.random)
-        self.coordinator = Coordinator()
+        self.partition = UpstreamPartition(self.random, is_tombstone)
+        self.coordinator = ProducerIds()
         self.acknowledged: dict[bytes, int] = {}
         self.instances = [
             Instance(self, make_log(name, write_timeout_ms=TIMEOUT_MS, foreign_id_wait_ms=WAIT_MS))
@@ -434,7 +438,7 @@ class World:
     def last_claimer(self) -> tuple[int, int]:
         """Returns the producer id and the epoch of the last claim. Earlier owners can append nothing any more."""
         for header, data in reversed(self.partition.batches):
-            if decode_entries(data)[0][1] == CLAIM_KEY:
+            if [key for _, key, _ in decode_entries(data)] == [CLAIM_KEY]:
                 return header.producer_id, header.producer_epoch
         return -1, -1
 

@@ -13,56 +13,58 @@ from enum import Enum
 from random import Random
 
 from kcoord.runtime.result import Producer
+from kcoord.simulation.upstream.partition import UpstreamPartition
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BatchHeader, encode_control_batch
-from tests.unit.runtime.upstream_partition import UpstreamPartition
 
 
-class Status(Enum):
+class TransactionPhase(Enum):
+    """What a transaction is doing."""
+
     EMPTY = "empty"
     ONGOING = "ongoing"
     ENDING = "ending"
 
 
 @dataclass
-class Transaction:
+class UpstreamTransaction:
     """The transaction of one transactional id. `has_partition`: the partition is part of it."""
 
     producer: Producer
-    status: Status = Status.EMPTY
+    status: TransactionPhase = TransactionPhase.EMPTY
     has_partition: bool = False
 
 
-class TransactionCoordinator:
+class UpstreamTransactions:
     """Coordinates the transactions of clients. Markers wait in `markers` until `write_marker`."""
 
     def __init__(self) -> None:
-        self.transactions: dict[int, Transaction] = {}
+        self.transactions: dict[int, UpstreamTransaction] = {}
         self.markers: deque[tuple[int, bytes]] = deque()
 
     def init(self, producer_id: int) -> Producer:
         """InitProducerId: fences earlier instances of the client, whose transaction is aborted."""
         transaction = self.transactions.get(producer_id)
         if transaction is None:
-            transaction = self.transactions[producer_id] = Transaction(Producer(producer_id, -1))
-        if transaction.status is Status.ONGOING:
+            transaction = self.transactions[producer_id] = UpstreamTransaction(Producer(producer_id, -1))
+        if transaction.status is TransactionPhase.ONGOING:
             self.time_out(producer_id)
-        if transaction.status is Status.ENDING:
+        if transaction.status is TransactionPhase.ENDING:
             raise KafkaError(Errors.CONCURRENT_TRANSACTIONS)
         transaction.producer = Producer(producer_id, transaction.producer.producer_epoch + 1)
         return transaction.producer
 
     def add_partition(self, producer: Producer) -> None:
         transaction = self._checked(producer)
-        if transaction.status is Status.ENDING:
+        if transaction.status is TransactionPhase.ENDING:
             raise KafkaError(Errors.CONCURRENT_TRANSACTIONS)
-        transaction.status, transaction.has_partition = Status.ONGOING, True
+        transaction.status, transaction.has_partition = TransactionPhase.ONGOING, True
 
     def verify(self, producer: Producer) -> None:
         """Called by the leader of the partition before the first batch of a transaction."""
         transaction = self._checked(producer)
-        if transaction.status is Status.ENDING:
+        if transaction.status is TransactionPhase.ENDING:
             # What an old version of Produce gets if a transaction ends.
             raise KafkaError(Errors.NOT_ENOUGH_REPLICAS)
         if not transaction.has_partition:
@@ -70,19 +72,19 @@ class TransactionCoordinator:
 
     def end(self, producer: Producer, *, committed: bool) -> None:
         transaction = self._checked(producer)
-        if transaction.status is not Status.ONGOING:
+        if transaction.status is not TransactionPhase.ONGOING:
             raise KafkaError(Errors.INVALID_TXN_STATE)
         self._decide(transaction, committed=committed)
 
     def time_out(self, producer_id: int) -> None:
         """Aborts a transaction that takes too long. The client is fenced."""
         transaction = self.transactions[producer_id]
-        if transaction.status is Status.ONGOING:
+        if transaction.status is TransactionPhase.ONGOING:
             transaction.producer = Producer(producer_id, transaction.producer.producer_epoch + 1)
             self._decide(transaction, committed=False)
 
-    def _decide(self, transaction: Transaction, *, committed: bool) -> None:
-        transaction.status = Status.ENDING
+    def _decide(self, transaction: UpstreamTransaction, *, committed: bool) -> None:
+        transaction.status = TransactionPhase.ENDING
         kind = ControlRecordType.COMMIT if committed else ControlRecordType.ABORT
         producer_id, epoch = transaction.producer
         marker = encode_control_batch(
@@ -90,7 +92,7 @@ class TransactionCoordinator:
         )
         self.markers.append((producer_id, marker))
 
-    def _checked(self, producer: Producer) -> Transaction:
+    def _checked(self, producer: Producer) -> UpstreamTransaction:
         transaction = self.transactions[producer.producer_id]
         if producer != transaction.producer:
             raise KafkaError(Errors.INVALID_PRODUCER_EPOCH)
@@ -103,13 +105,13 @@ class TransactionCoordinator:
         partition.replicate()
         self.markers.popleft()
         transaction = self.transactions[producer_id]
-        transaction.status, transaction.has_partition = Status.EMPTY, False
+        transaction.status, transaction.has_partition = TransactionPhase.EMPTY, False
 
 
 class TransactionalPartition(UpstreamPartition):
     """A partition whose leader verifies transactions."""
 
-    def __init__(self, random: Random, coordinator: TransactionCoordinator) -> None:
+    def __init__(self, random: Random, coordinator: UpstreamTransactions) -> None:
         super().__init__(random)
         self._coordinator = coordinator
         self.ongoing: set[int] = set()

@@ -5,30 +5,37 @@ Written from the behaviour of Apache Kafka 3.9.1, 4.3.1 and 4.4.0: epochs fence,
 deduplicated by sequence, a gap is rejected. With acks=all a batch counts when it is below the high watermark. A new
 leader does not have the batches above it, or, if it was elected uncleanly, lacks some below it, too.
 
-Compaction removes what later batches replace. In this model, a tombstone has a value that begins with a minus sign. It
-is removed a while after what it deletes.
+Compaction removes batches of which later ones replace all records. A tombstone is removed a while after what it
+deletes. As in Kafka's cleaner, what follows the first batch of an open transaction stays.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
+from typing import Final
 
 from kcoord_protocol.batch_header import rewrite_header
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import BatchHeader, decode_entries, decode_header
+from kcoord_protocol.record_batch import BatchHeader, decode_entries, decode_header, decode_records, encode_batch
 
-EPOCH_END = 32_766
+EPOCH_END: Final = 32_766
 """An epoch that cannot be raised. The producer gets a new id instead."""
 
 
-EXPIRATION_MS = 24 * 3_600_000
+EXPIRATION_MS: Final = 24 * 3_600_000
 """A partition forgets a producer whose last batch is older."""
 
 
 @dataclass
-class ProducerState:
+class SeenProducer:
+    """What a partition knows of a producer."""
+
     epoch: int
     last_ms: int
     last_sequence: int = -1
@@ -36,8 +43,8 @@ class ProducerState:
     """First sequence, last sequence and base offset."""
 
 
-class Coordinator:
-    """Hands out producer ids and epochs."""
+class ProducerIds:
+    """Hands out producer ids and epochs to transactional ids."""
 
     def __init__(self) -> None:
         self.next_id = 1000
@@ -52,13 +59,41 @@ class Coordinator:
         return self.ids[transactional_id]
 
 
-class UpstreamPartition:
-    """One partition. `batches` are the ones of the present leader, in order, with one record each.
+@lru_cache(maxsize=1 << 14)
+def entries_of(batch: bytes) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Returns offset, key and value of the records of a batch. Batches are looked at again and again."""
+    return decode_entries(batch)
 
-    `written` also has those that compaction has removed.
+
+def is_null(value: bytes | None) -> bool:
+    """Returns whether a value is that of a tombstone."""
+    return value is None
+
+
+def _with_records(header: BatchHeader, data: bytes, offsets: AbstractSet[int]) -> tuple[BatchHeader, bytes]:
+    """Returns a batch without its other records. The header keeps offsets and sequence numbers."""
+    kept = [record for record in decode_records(data) if record.offset in offsets]
+    batch = encode_batch(
+        kept,
+        base_offset=header.base_offset,
+        last_offset=header.base_offset + header.last_offset_delta,
+        partition_leader_epoch=header.partition_leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        is_transactional=header.is_transactional,
+    )
+    return decode_header(batch), batch
+
+
+class UpstreamPartition:
+    """One partition. `batches` are the ones of the present leader, in order.
+
+    `written` also has those that compaction has removed. `is_tombstone` tells by its value whether a record deletes.
     """
 
-    def __init__(self, random: Random | None = None) -> None:
+    def __init__(self, random: Random | None = None, is_tombstone: Callable[[bytes | None], bool] = is_null) -> None:
+        self._is_tombstone = is_tombstone
         self.random = random or Random(0)
         self.batches: list[tuple[BatchHeader, bytes]] = []
         self.written: list[tuple[BatchHeader, bytes]] = []
@@ -67,7 +102,7 @@ class UpstreamPartition:
         """When the tombstones that compaction has seen may be removed, by offset."""
         self.high_watermark = 0
         self.start_offset = 0
-        self.producers: dict[int, ProducerState] = {}
+        self.producers: dict[int, SeenProducer] = {}
         self.has_too_few_replicas = False
         self.now_ms = 0
 
@@ -116,7 +151,7 @@ class UpstreamPartition:
             return
         state = self.producers.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch:
-            state = self.producers[header.producer_id] = ProducerState(header.producer_epoch, 0)
+            state = self.producers[header.producer_id] = SeenProducer(header.producer_epoch, 0)
         state.last_ms = self.now_ms
         if header.is_control:
             return
@@ -151,19 +186,53 @@ class UpstreamPartition:
         self.high_watermark = min(self.high_watermark, self.end_offset)
 
     def compact(self, now_ms: int, tombstones_kept_ms: int) -> None:
-        """Removes replaced batches below the high watermark, but none of the active segment: the last batches."""
+        """Removes replaced records below the high watermark, but none of the active segment: the last batches.
+
+        Records of aborted transactions replace nothing, and are removed, too. Of the last batch of each producer, its
+        header stays, which has the sequence number.
+        """
         below = [batch for batch in self.batches if batch[0].next_offset <= self.high_watermark]
         closed = below[: -self.random.randint(1, 5)]
-        last = {decode_entries(data)[0][1]: header.base_offset for header, data in closed}
+        aborted, first_open = self._transactions(closed)
+        closed = closed[:first_open]
+        newest = {
+            key: offset
+            for header, data in closed
+            if not header.is_control and header.base_offset not in aborted
+            for offset, key, _ in entries_of(data)
+        }
+        lasts = {header.producer_id: header.base_offset for header, _ in self.batches if not header.is_control}
         kept = []
         for header, data in closed:
-            _, key, value = decode_entries(data)[0]
-            if last[key] == header.base_offset:
-                is_tombstone = value is not None and value.startswith(b"-")
-                horizon_ms = self._horizons.setdefault(header.base_offset, now_ms + tombstones_kept_ms)
-                if not is_tombstone or now_ms < horizon_ms:
-                    kept.append((header, data))
+            if header.is_control:
+                kept.append((header, data))
+                continue
+            is_kept = now_ms < self._horizons.setdefault(header.base_offset, now_ms + tombstones_kept_ms)
+            entries = entries_of(data)
+            offsets = {
+                offset
+                for offset, key, value in entries
+                if newest.get(key) == offset and (is_kept or not self._is_tombstone(value))
+            }
+            if entries and len(offsets) == len(entries):
+                kept.append((header, data))
+            elif offsets or lasts[header.producer_id] == header.base_offset:
+                kept.append(_with_records(header, data, offsets))
         self.batches = kept + self.batches[len(closed) :]
+
+    @staticmethod
+    def _transactions(batches: list[tuple[BatchHeader, bytes]]) -> tuple[set[int], int]:
+        """Returns the offsets of batches of aborted transactions, and the place of the first batch of an open one."""
+        opened: dict[int, list[int]] = {}
+        aborted: set[int] = set()
+        for place, (header, data) in enumerate(batches):
+            if header.is_control:
+                ended = opened.pop(header.producer_id, [])
+                if decode_control_key(entries_of(data)[0][1]) is ControlRecordType.ABORT:
+                    aborted.update(batches[begun][0].base_offset for begun in ended)
+            elif header.is_transactional:
+                opened.setdefault(header.producer_id, []).append(place)
+        return aborted, min((begun[0] for begun in opened.values()), default=len(batches))
 
     def fetch(self, offset: int, max_batches: int = 2) -> bytes:
         """Returns some batches below the high watermark. Raises KafkaError."""
