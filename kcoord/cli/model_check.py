@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from kcoord.simulation.model_check.model import Budget, ModelAssignor
 from kcoord.simulation.model_check.search import Configuration, Report, Search
+from kcoord.simulation.model_check.takeover import TakeoverBudget
+from kcoord.simulation.model_check.takeover_search import TakeoverReport, TakeoverSearch
 
 CONFIGURATIONS = (
     Configuration(3, 2, Budget(joins=4, leaves=1, crashes=1, losses=1, expiries=1, growths=0)),
@@ -30,9 +32,19 @@ COMPUTING_CONFIGURATIONS = (
 """Small groups whose members compute target assignments. The graphs with two clients are complete."""
 
 
+TAKEOVER_BUDGETS = (
+    TakeoverBudget(claims=3, puts=2, losses=0, late=0, crashes=0),
+    TakeoverBudget(claims=2, puts=1, losses=1, late=0, crashes=1),
+    TakeoverBudget(claims=2, puts=1, losses=1, late=1, crashes=0),
+)
+"""The graphs of two instances and one shard in an upstream. All are explored completely."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a report per configuration. Returns 1 if a property does not hold."""
     options = make_parser().parse_args(arguments)
+    if options.upstream:
+        return _check_takeovers(as_json=options.json)
     sizes = COMPUTING_CONFIGURATIONS if options.client_assignors else CONFIGURATIONS
     share = -(-options.states // len(sizes))
     configurations = [replace(configuration, max_states=share) for configuration in sizes]
@@ -61,8 +73,48 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--client-assignors", action="store_true", help="search groups whose members compute target assignments"
     )
+    parser.add_argument(
+        "--upstream",
+        action="store_true",
+        help="explore claims and takeovers of two instances in front of an upstream, for one shard",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
+
+
+def _check_takeovers(*, as_json: bool) -> int:
+    reports = [TakeoverSearch(budget).run() for budget in TAKEOVER_BUDGETS]
+    if as_json:
+        print(json.dumps([_takeover_json(report) for report in reports], indent=2))
+    else:
+        for report in reports:
+            print("\n".join(_takeover_lines(report)))
+    return 1 if any(report.violation for report in reports) else 0
+
+
+def _takeover_json(report: TakeoverReport) -> dict[str, object]:
+    return {
+        "budget": report.budget._asdict(),
+        "states": report.states,
+        "transitions": report.transitions,
+        "depth": report.depth,
+        "served": report.served,
+        "actions": dict(sorted(report.actions.items())),
+        "violation": report.violation,
+        "trace": report.trace,
+    }
+
+
+def _takeover_lines(report: TakeoverReport) -> list[str]:
+    budget = ", ".join(f"{name} {count}" for name, count in report.budget._asdict().items())
+    lines = [
+        f"two instances, one shard; {budget}",
+        f"  {report.states} states; {report.transitions} steps, depth {report.depth}",
+        f"  {report.served} states in which an owner serves all that the log has",
+    ]
+    if not report.violation:
+        return [*lines, "  the whole graph; every property holds"]
+    return [*lines, f"  {report.violation}", "  the steps to it:", *(f"    {step}" for step in report.trace)]
 
 
 def _search(configuration: Configuration, show: bool = False) -> Report:

@@ -28,7 +28,7 @@ from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.trace import Trace
 from kcoord.simulation.upstream.instances_group import InstancesGroup
 from kcoord.simulation.upstream.options import UpstreamOptions
-from kcoord.simulation.upstream.partition import ProducerIds
+from kcoord.simulation.upstream.partition import TransactionalIds
 from kcoord.simulation.upstream.transactions import TransactionalPartition, UpstreamTransactions
 from kcoord.upstream.own_topics import OFFSETS_TOPIC
 from kcoord_protocol.api_keys import ApiKey, request_class
@@ -110,7 +110,7 @@ class UpstreamBrokers:
         self.transactions = UpstreamTransactions()
         self.partition_of: dict[int, int] = {}
         """The partition of the offsets that a client commits in its transactions, by producer id."""
-        self.producer_ids = ProducerIds()
+        self.producer_ids = TransactionalIds()
         self.group = InstancesGroup(options.session_timeout_ms)
         self.partitions = [TransactionalPartition(random, self.transactions) for _ in range(options.shards)]
         self.leaders = [random.choice(BROKERS) for _ in range(options.shards)]

@@ -2,7 +2,7 @@
 """The invariants of instances in front of an upstream; `docs/simulation.md` lists them by number.
 
 They compare what clients are told, and what owners and standbys have in memory, with the partitions of the upstream.
-The truth is `UpstreamPartition.written`: all batches in order, also those that compaction has removed.
+The truth is `ModelPartition.written`: all batches in order, also those that compaction has removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kcoord.simulation.trace import ViolationError
 from kcoord.simulation.upstream.brokers import UpstreamBrokers
 from kcoord.simulation.upstream.instance import InstanceProcess, SimulatedInstance
 from kcoord.simulation.upstream.meaning import CommitKey, Meaning, commits_of, writer_of
-from kcoord.simulation.upstream.partition import UpstreamPartition, entries_of
+from kcoord.simulation.upstream.partition import ModelPartition, entries_of
 from kcoord_protocol.record_batch import BatchHeader
 
 _OWNER_AT: Final = 2
@@ -39,7 +39,7 @@ class _Written:
 class ReadPartition:
     """All batches of one partition below the high watermark, and their meanings. Follows a truncation."""
 
-    def __init__(self, partition: Callable[[], UpstreamPartition]) -> None:
+    def __init__(self, partition: Callable[[], ModelPartition]) -> None:
         self._partition = partition
         self._reset()
 
@@ -48,7 +48,7 @@ class ReadPartition:
         self.mine = Meaning(knows_claims=True)
         self.foreign = Meaning(knows_claims=False)
 
-    def follow(self) -> UpstreamPartition:
+    def follow(self) -> ModelPartition:
         """Takes the batches that are new, and returns the partition."""
         partition = self._partition()
         written, count = partition.written, len(self.batches)
@@ -102,7 +102,7 @@ class UpstreamChecks:
     def violated(self, error: ViolationError) -> None:
         self.violation = self.violation or error
 
-    # What clients are told.
+    # Responses to clients.
 
     def answered(self, process: InstanceProcess) -> None:
         """U-5: an instance that the group has removed answers nothing from its state."""
@@ -220,7 +220,7 @@ class UpstreamChecks:
                 raise ViolationError("U-1 acknowledged commits are durable", text)
 
 
-def _is_quiet(process: InstanceProcess, shard_id: int, partition: UpstreamPartition) -> bool:
+def _is_quiet(process: InstanceProcess, shard_id: int, partition: ModelPartition) -> bool:
     """True if the process is the owner, and its state in memory should be that of the partition."""
     shard = process.broker.groups.shards.active(shard_id)
     log = process.log.logs.get(shard_id)
@@ -229,7 +229,7 @@ def _is_quiet(process: InstanceProcess, shard_id: int, partition: UpstreamPartit
     return _is_at_end(log.reader, partition)
 
 
-def _is_at_end(reader: UpstreamReader, partition: UpstreamPartition) -> bool:
+def _is_at_end(reader: UpstreamReader, partition: ModelPartition) -> bool:
     """True if the last batch that was read is the last one of the partition."""
     if reader.last is None or not reader.is_verified or not partition.batches:
         return False

@@ -13,7 +13,7 @@ from struct import unpack
 from typing import TypeAlias
 
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.simulation.upstream.partition import UpstreamPartition, entries_of
+from kcoord.simulation.upstream.partition import ModelPartition, entries_of
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
 from kcoord_protocol.record_batch import BatchHeader, decode_records
@@ -62,7 +62,7 @@ class Meaning:
             self.take(header, data)
 
     @classmethod
-    def of(cls, partition: UpstreamPartition, *, knows_claims: bool) -> Meaning:
+    def of(cls, partition: ModelPartition, *, knows_claims: bool) -> Meaning:
         """Returns the meaning of all that is below the high watermark."""
         below = (batch for batch in partition.batches if batch[0].next_offset <= partition.high_watermark)
         return cls(below, knows_claims=knows_claims)

@@ -43,7 +43,7 @@ class SeenProducer:
     """First sequence, last sequence and base offset."""
 
 
-class ProducerIds:
+class TransactionalIds:
     """Hands out producer ids and epochs to transactional ids."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ def _with_records(header: BatchHeader, data: bytes, offsets: AbstractSet[int]) -
     return decode_header(batch), batch
 
 
-class UpstreamPartition:
+class ModelPartition:
     """One partition. `batches` are the ones of the present leader, in order.
 
     `written` also has those that compaction has removed. `is_tombstone` tells by its value whether a record deletes.

@@ -2,7 +2,7 @@
 """A partition with transactions, and the coordinator that ends them, as far as producers of Apache Kafka see them.
 
 From the behaviour of Apache Kafka 3.9.1 and 4.3.1 with transaction.version 1: the first batch of a transaction is
-verified with the coordinator, later ones are not. Epochs and sequence numbers are those of UpstreamPartition.
+verified with the coordinator, later ones are not. Epochs and sequence numbers are those of ModelPartition.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from random import Random
 
 from kcoord.runtime.result import Producer
-from kcoord.simulation.upstream.partition import UpstreamPartition
+from kcoord.simulation.upstream.partition import ModelPartition
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BatchHeader, encode_control_batch
@@ -98,7 +98,7 @@ class UpstreamTransactions:
             raise KafkaError(Errors.INVALID_PRODUCER_EPOCH)
         return transaction
 
-    def write_marker(self, partition: UpstreamPartition) -> None:
+    def write_marker(self, partition: ModelPartition) -> None:
         """Writes the oldest marker to all replicas, and ends its transaction."""
         producer_id, marker = self.markers[0]
         partition.append(marker)
@@ -108,7 +108,7 @@ class UpstreamTransactions:
         transaction.status, transaction.has_partition = TransactionPhase.EMPTY, False
 
 
-class TransactionalPartition(UpstreamPartition):
+class TransactionalPartition(ModelPartition):
     """A partition whose leader verifies transactions."""
 
     def __init__(self, random: Random, coordinator: UpstreamTransactions) -> None:

@@ -11,7 +11,7 @@ from kcoord.runtime.standby import Standby
 from kcoord.runtime.upstream_batches import SETTLED_KEY
 from kcoord.runtime.upstream_reader import DivergedError, LogMark, LogNote, UpstreamReader
 from kcoord.runtime.waiting import Statistics
-from kcoord.simulation.upstream.partition import UpstreamPartition
+from kcoord.simulation.upstream.partition import ModelPartition
 from kcoord_protocol.batch_header import ATTRIBUTES_POSITION
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_batch import crc32c, decode_header, encode_batch_from_parts
@@ -29,7 +29,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.now_ms = 0
-        self.partition = UpstreamPartition()
+        self.partition = ModelPartition()
         self.sequences: dict[int, int] = {}
         self.stand_by(UpstreamReader(self.now_ms, KEPT_MS))
 
@@ -141,7 +141,7 @@ def test_a_clean_change_of_the_leader_costs_one_more_fetch(desk: Desk) -> None:
 
 
 def test_a_topic_that_was_created_again_is_divergence(desk: Desk) -> None:
-    desk.partition = UpstreamPartition()
+    desk.partition = ModelPartition()
     desk.sequences.clear()
     for value in range(5):
         desk.put(b"b", value, FIRST + 1)

@@ -43,7 +43,7 @@ from kcoord.runtime.upstream_claim import UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
 from kcoord.runtime.upstream_reader import DivergedError, LogMark, LogNote, UpstreamReader
 from kcoord.runtime.waiting import Statistics
-from kcoord.simulation.upstream.partition import ProducerIds, UpstreamPartition
+from kcoord.simulation.upstream.partition import ModelPartition, TransactionalIds
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, encode_batch_from_parts, iter_headers
 
@@ -408,8 +408,8 @@ class World:
         self.span_weights = [4, 10, 6, 0.5, 0.1, 0.1]
         self.now_ms = 1_000
         self.value = 0
-        self.partition = UpstreamPartition(self.random, is_tombstone)
-        self.coordinator = ProducerIds()
+        self.partition = ModelPartition(self.random, is_tombstone)
+        self.coordinator = TransactionalIds()
         self.acknowledged: dict[bytes, int] = {}
         self.instances = [
             Instance(self, make_log(name, write_timeout_ms=TIMEOUT_MS, foreign_id_wait_ms=WAIT_MS))
