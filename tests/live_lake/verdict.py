@@ -82,7 +82,8 @@ def _judge_commits(lake: Path, ledger: Ledger) -> Iterator[str]:
     aborted = [commit for commit in ledger.aborted if counted[commit]]
     print(
         f"commits: {len(ledger.committed):,} acknowledged, {len(ledger.aborted):,} aborted, "
-        f"{sum(ledger.deleted.values()):,} deletions, {ledger.joins:,} joins, {ledger.failures:,} failed clients"
+        f"{sum(ledger.deleted.values()):,} deletions, {ledger.joins:,} joins, "
+        f"{ledger.failures:,} failed clients, {ledger.hanging} that hang"
     )
     print(f"commits: {len(missing)} missing, {len(twice)} twice, {len(aborted)} aborted ones in the lake")
     yield from _if(missing, "acknowledged commits are missing")
