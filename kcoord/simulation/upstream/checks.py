@@ -76,7 +76,7 @@ class ReadPartition:
         """Returns the last batch that commits this offset."""
         for written in reversed(self.batches):
             if not written.header.is_control and any(
-                found == key and committed == offset for _, found, committed in commits_of(written.data)
+                (committed, value) == (key, offset) for _, committed, value in commits_of(written.data)
             ):
                 return written
         return None
