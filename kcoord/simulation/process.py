@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.runtime.waiting import ShardState
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose, new_transaction_shard
 from kcoord.server.disk import cleanable_logs
@@ -218,6 +219,10 @@ class SimulatedProcess(BrokerProcess):
     def machine_of(self, group_id: str) -> GroupCoordinatorShard | None:
         """Returns the state machine of the group's shard, or None if the shard is not active."""
         return self.broker.groups.shards.machine(self.simulated.group_shard(group_id))
+
+    def state_of(self, group_id: str) -> ShardState:
+        """Returns the state of the group's shard."""
+        return self.broker.groups.shards.state(self.simulated.group_shard(group_id))
 
     @property
     def is_quiet(self) -> bool:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
+from kcoord.runtime.waiting import ShardState
 from kcoord.server.api.api_table import KEY_AND_VERSION, RequestContext
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.simulation.machine import Machine
@@ -100,8 +101,8 @@ class Asked:
     api_key: ApiKey
     version: int
     message: Message
-    is_active: bool
-    """Whether the group's shard was active."""
+    state: ShardState | None
+    """The state of the group's shard, None for a request without a group."""
     has_written: bool = False
     interval_ms: int = 0
     expected: bytes | None = None
@@ -111,6 +112,11 @@ class Asked:
     would_write: Sequence[CoordinatorRecord] = ()
     rights: AskedRights | None = None
     quota: AskedQuota | None = None
+
+    @property
+    def is_heartbeat_in_load(self) -> bool:
+        """Whether it is a heartbeat of a classic member, whose shard was being loaded."""
+        return self.api_key is ApiKey.HEARTBEAT and self.state in (ShardState.INITIAL, ShardState.LOADING)
 
 
 class Dialogue:
@@ -144,8 +150,7 @@ class AnswerChecks:
         api_key, version = ApiKey(header.request_api_key), header.request_api_version
         message = request_class(api_key).decode(frame[body_at:], version)
         process, observer = dialogue.process, self._broker.observer
-        machine = self._machine(process, message)
-        asked = Asked(header.correlation_id, api_key, version, message, machine is not None)
+        asked = Asked(header.correlation_id, api_key, version, message, self._state(process, message))
         dialogue.asked.append(asked)
         if isinstance(message, ConsumerGroupHeartbeatRequest):
             asked.interval_ms = self._interval_ms(process, message.group_id)
@@ -161,11 +166,9 @@ class AnswerChecks:
         observer.end()
         return asked
 
-    def _machine(self, process: SimulatedProcess, message: Message) -> GroupCoordinatorShard | None:
-        group_id = (
-            message.groups_names[0] if isinstance(message, DeleteGroupsRequest) else getattr(message, "group_id", None)
-        )
-        return process.machine_of(group_id) if group_id is not None else None
+    def _state(self, process: SimulatedProcess, message: Message) -> ShardState | None:
+        group_id = _group_id(message)
+        return process.state_of(group_id) if group_id is not None else None
 
     def _interval_ms(self, process: SimulatedProcess, group_id: str) -> int:
         own = process.broker.image.group_configs(group_id).get("consumer.heartbeat.interval.ms")
@@ -181,7 +184,7 @@ class AnswerChecks:
         if asked.has_written:
             if asked.api_key in _REPEATABLE and self._repeats.random() < _REPEATED_SHARE:
                 self._broker.observer.check_repeated(asked.api_key, self._handled_alone(dialogue, asked)[1])
-        elif asked.api_key in _FROM_MEMORY:
+        elif asked.api_key in _FROM_MEMORY and not asked.is_heartbeat_in_load:
             asked.expected, asked.would_write = self._handled_alone(dialogue, asked)
             asked.image = dialogue.process.broker.image
 
@@ -244,8 +247,12 @@ class AnswerChecks:
             self._check_expected(dialogue, asked, frame, response)
 
     def _check_owner(self, asked: Asked, error: int) -> None:
-        """I-19: a broker that has not loaded a shard does not answer for its groups."""
-        if asked.api_key in _OF_A_GROUP and not asked.is_active and error == Errors.NONE:
+        """I-19: a broker that has not loaded a shard does not answer for its groups.
+
+        While it loads the shard, it answers heartbeats of classic members without an error, as Kafka does.
+        """
+        is_answer = asked.api_key in _OF_A_GROUP and error == Errors.NONE
+        if is_answer and asked.state is not ShardState.ACTIVE and not asked.is_heartbeat_in_load:
             raise ViolationError("I-19 no answer without the shard", f"{asked.message}")
 
     def _check_interval(self, asked: Asked, response: Message) -> None:
@@ -313,6 +320,11 @@ class _GroupsAlone:
         result = operation(machine, context, request)
         self.records += result.records
         return result.response
+
+
+def _group_id(message: Message) -> str | None:
+    """Returns the group that a request is about, the first one if there are several."""
+    return message.groups_names[0] if isinstance(message, DeleteGroupsRequest) else getattr(message, "group_id", None)
 
 
 def _error_of(response: Message) -> int:
