@@ -170,7 +170,12 @@ class ModelConsumer(SimulatedClient):
     def _beat_after(self, delay_ms: int) -> None:
         self._beat_number += 1
         number = self._beat_number
-        self.clock.after(delay_ms, lambda: self._beat() if number == self._beat_number else None)
+
+        def beat() -> None:
+            if number == self._beat_number and not self.is_stopped:
+                self._beat()
+
+        self.clock.after(delay_ms, beat)
 
     def _beat(self) -> None:
         if self.is_waiting:

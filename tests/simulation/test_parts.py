@@ -10,15 +10,19 @@ from random import Random
 
 import pytest
 
-from kcoord.simulation.checkers import PartitionOwners, ToldEpochs
+from kcoord.metadata.image import MetadataImage
+from kcoord.simulation.checkers import AcknowledgedCommits, PartitionOwners, ToldEpochs
 from kcoord.simulation.client import Scene, SimulatedClient
 from kcoord.simulation.clock import START_MS, VirtualClock
+from kcoord.simulation.consumer import ModelConsumer
 from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, Attempt, Ledger, Place, Transaction
 from kcoord.simulation.loop import SimulatedLoop, UnixSockets
 from kcoord.simulation.network import Network, SimulatedConnection
+from kcoord.simulation.observer import Observer
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import FAULTS
 from kcoord.simulation.process import TOPICS
+from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord.simulation.runner import report, run, shrink
 from kcoord.simulation.summary import FAULT_EVENTS
 from kcoord.simulation.trace import Trace, ViolationError
@@ -186,6 +190,24 @@ def test_requests_without_a_response_cause_one_timeout() -> None:
         pass
     assert asker.timeouts == 1
     assert asker.answers == []
+
+
+def test_a_member_that_has_crashed_stays_silent() -> None:
+    """Otherwise it keeps its instance id, and its successor never gets in (seed 20014 of `client-assignors`)."""
+    clock, network = network_of(1, drop=0.0, duplicate=0.0)
+    receiver = Receiver(network)
+    trace = Trace(clock)
+    scene = Scene(clock, network, Options.draw(Random(1)), trace, Random)
+    promises = Promises(
+        trace, PartitionOwners(), ToldEpochs(), AcknowledgedCommits(Observer(trace)), MetadataImage.empty
+    )
+    subscription = PromisedSubscription(["topic-0"])
+    member = ModelConsumer("member", "group-0", "instance", subscription, None, scene, Random(1), promises)
+    member.crash()
+    member.subscribe(PromisedSubscription(["topic-1"]))
+    while clock.step():
+        pass
+    assert receiver.arrived == []
 
 
 def test_a_partition_has_one_owner() -> None:
