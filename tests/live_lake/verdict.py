@@ -86,6 +86,8 @@ def _judge_commits(lake: Path, ledger: Ledger) -> Iterator[str]:
         f"{ledger.failures:,} failed clients, {ledger.hanging} that hang"
     )
     print(f"commits: {len(missing)} missing, {len(twice)} twice, {len(aborted)} aborted ones in the lake")
+    if ledger.hanging:
+        yield f"{ledger.hanging} clients did not end"
     yield from _if(missing, "acknowledged commits are missing")
     yield from _if(twice, "commits are in the lake twice")
     yield from _if(aborted, "aborted commits are in the lake")

@@ -270,8 +270,10 @@ class Crowd:
             wait_until(have_committed, "all groups commit", seconds)
         except AssertionError as error:
             now = {group_id: self.promised(group_id) for group_id in self.members}
+            delivered = {group_id: dict(sorted(self.delivered(group_id))) for group_id in self.members}
             raise AssertionError(
-                f"{error}: before {before}, now {now}, {self.register.done - done} requests of the register"
+                f"{error}: before {before}, now {now}, delivered until {delivered}, "
+                f"{self.register.done - done} requests of the register"
             ) from None
 
     def finish(self) -> None:

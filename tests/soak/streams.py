@@ -15,7 +15,7 @@ from tests.support.confluent import consumer_config
 
 QUICK: dict[str, str | int | bool] = {
     "log_level": 2,
-    # With recovery, librdkafka 2.16 hangs: it forgets an AddOffsetsToTxn response if all brokers are down for a moment.
+    # With recovery, librdkafka 2.16 hangs if all brokers are down for a moment (librdkafka issue 5511).
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 100,
