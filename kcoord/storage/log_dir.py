@@ -349,9 +349,13 @@ class LogDir:
         return self._cleaned_offsets.get((topic, partition), 0)
 
     def note_cleaned(self, topic: str, partition: int, offset: int) -> None:
-        """Notes and writes the offset up to which a log is clean. Only the cleaner's thread calls it."""
+        """Writes and notes the offset up to which a log is clean. Only the cleaner's thread calls it.
+
+        An offset that could not be written is not noted.
+        """
+        offsets = {**self._cleaned_offsets, (topic, partition): offset}
+        write_offset_checkpoint(self.file_system, self._checkpoint(CLEANER_OFFSET_FILE), offsets)
         self._cleaned_offsets[topic, partition] = offset
-        write_offset_checkpoint(self.file_system, self._checkpoint(CLEANER_OFFSET_FILE), dict(self._cleaned_offsets))
 
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:
         """Removes the entries of partitions, so that new folders under these names do not inherit them."""

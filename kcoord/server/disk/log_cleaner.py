@@ -192,14 +192,14 @@ class LogCleaner:
 
     def _clean(self, target: CleanableLog, assessment: Assessment) -> None:
         began = time.monotonic()
-        if not self._log_dir.cleaned_offset(target.topic, target.partition):
-            # Gaps between offsets are damage unless the log is compacted. So the checkpoint names the log before its
-            # first segment is replaced.
-            self._log_dir.note_cleaned(target.topic, target.partition, assessment.first_dirty_offset)
         cleaner = Cleaner(
             self._file_system, max_map_bytes=self._config.log_cleaner_dedupe_buffer_size, pause=self._pause
         )
         try:
+            if not self._log_dir.cleaned_offset(target.topic, target.partition):
+                # Gaps between offsets are damage unless the log is compacted. So the checkpoint names the log before
+                # its first segment is replaced.
+                self._log_dir.note_cleaned(target.topic, target.partition, assessment.first_dirty_offset)
             done = cleaner.clean(
                 target.log,
                 assessment,

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -157,6 +159,44 @@ async def test_the_checkpoint_names_a_log_before_its_first_segment_is_replaced(b
     assert all(has_checkpoint)
 
 
+async def test_a_full_disk_postpones_the_pass_until_the_checkpoint_names_the_log(
+    broker: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a failed write, memory must not claim that the file names the log: the next pass would rely on it."""
+    file_system = broker.file_system
+    assert isinstance(file_system, MemoryFileSystem)
+    writer = Writer(file_system)
+    writer.put(("a", "0"))
+    writer.roll()
+    for number in range(1, 10):
+        writer.put(("a", str(number)))
+    writer.roll()
+    writer.log.advance_start_offset(1)
+    assert writer.log.delete_old_segments(lambda segment: segment.next_offset <= 1, broker.now_ms())
+    failures = 3
+    replaced_too_early: list[str] = []
+
+    def fail(operation: Operation) -> None:
+        nonlocal failures
+        if CLEANER_OFFSET_FILE in operation.path:
+            if operation.kind == "write" and failures:
+                failures -= 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+        elif operation.kind == "rename" and not file_system.exists(f"cleaned/{CLEANER_OFFSET_FILE}"):
+            replaced_too_early.append(operation.path)
+
+    running = Running(broker)
+    running.targets = [target_of(writer, running)]
+    file_system.fault = fail
+    running.cleaner.start()
+    await running.until_cleaned("topic", 0, 10)
+    assert running.cleaner.close(5)
+    assert not failures
+    assert not replaced_too_early
+    assert caplog.text.count("topic-0 was not cleaned: [Errno 28]") == 3
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_damaged_log_is_reported_once(broker: Harness, caplog: pytest.LogCaptureFixture) -> None:
     file_system = broker.file_system
     assert isinstance(file_system, MemoryFileSystem)
@@ -214,19 +254,20 @@ async def test_close_ends_a_pass_in_the_middle(broker: Harness, monkeypatch: pyt
 
 async def test_the_thread_ends_while_it_waits_for_the_event_loop(broker: Harness) -> None:
     cleaner = Running(broker).cleaner
-    waiting = asyncio.get_running_loop().run_in_executor(None, partial(_ask, cleaner))
+    answers: list[str] = []
+    asking = threading.Thread(target=_ask, args=(cleaner, answers))
+    asking.start()
     cleaner._stopping.set()
-    # The event loop is stopping, too, and does not run the function.
-    time.sleep(0.3)
-    assert await waiting == "stopped"
+    # This blocks the event loop, which does not run the function.
+    asking.join(30)
+    assert answers == ["stopped"]
 
 
-def _ask(cleaner: LogCleaner) -> str:
+def _ask(cleaner: LogCleaner, answers: list[str]) -> None:
     try:
-        cleaner.in_loop(lambda: time.sleep(0.0))
+        cleaner.in_loop(lambda: answers.append("answered"))
     except CleaningStopped:
-        return "stopped"
-    return "answered"
+        answers.append("stopped")
 
 
 async def test_in_loop_raises_the_error_of_its_function(broker: Harness) -> None:
