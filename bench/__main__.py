@@ -17,6 +17,7 @@ from bench import (
     memory,
     mixed,
     offload,
+    pauses,
     recovery,
     requests,
     startup,
@@ -56,6 +57,7 @@ MEASUREMENTS = {
     "assignors": assignors.main,
     "authorizer": authorizer.main,
     "offload": offload.main,
+    "pauses": pauses.main,
     "client-assignors": client_assignors.main,
     "classic": classic.main,
     "memory": memory.main,
@@ -65,7 +67,7 @@ MEASUREMENTS = {
     "lake": lake,
     "wire-source": wire_source,
 }
-LONG = {"client-assignors", "compaction", "offload", "pipeline", "lake", "wire-source"}
+LONG = {"client-assignors", "compaction", "offload", "pauses", "pipeline", "lake", "wire-source"}
 
 
 def main() -> None:

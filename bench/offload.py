@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latency of another group's heartbeats while a group of 10,000 members gets new targets over 100,000 partitions.
 
-1. The members of the first group have the same subscription. They join before their topics exist, since the records
-   of a first member with all partitions would not fit into one batch.
+1. The members of the first group have the same subscription. They join before their topics exist.
 2. The topics are created, so the targets of all members change at once.
 3. More members join, one per assignment interval.
 4. A second group with 50 random subscriptions joins, and then more members join in the same way.

@@ -144,10 +144,14 @@ class Server:
 
 
 class Broker(Server):
-    """`kcoord serve` with its data under `folder`. `module`: bench.pure for the pure form of a compiled checkout."""
+    """`kcoord serve` with its data under `folder`.
 
-    def __init__(self, folder: Path, *overrides: str, module: str = "kcoord") -> None:
-        arguments = [module, "serve"]
+    `module`: bench.pure for the pure form of a compiled checkout. `watch`: the file for the reports of bench.watched.
+    """
+
+    def __init__(self, folder: Path, *overrides: str, module: str = "kcoord", watch: Path | None = None) -> None:
+        arguments = [module] if watch is None else ["bench.watched", str(watch)]
+        arguments.append("serve")
         for setting in ("listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={folder}", *overrides):
             arguments += ["--override", setting]
         super().__init__(arguments)
