@@ -40,6 +40,7 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from kcoord.runtime.result import (
+    MAX_TARGET_BYTES,
     PENDING,
     CoordinatorRecord,
     CoordinatorResult,
@@ -93,10 +94,6 @@ T = TypeVar("T")
 
 _TIMER_RETRY_MS: Final = 500
 _LINGER: Final = TimerKey(ShardTimer.LINGER)
-_MAX_TASK_BYTES: Final = 64 * 1024 * 1024
-"""The maximum size of a task's result in the log. The result is one batch, even if it changes the target assignment of
-every member of a large group. Kafka's limit for messages applies to requests of clients only.
-"""
 
 
 class _Undecided(NamedTuple):
@@ -221,6 +218,10 @@ class ShardContext(Generic[M]):
         self._outbox.failed = [shard_id for shard_id in self._outbox.failed if shard_id != self.shard_id]
         return False
 
+    @property
+    def _max_target_bytes(self) -> int:
+        return max(MAX_TARGET_BYTES, self._max_batch_bytes)
+
     def unavailable(self) -> KafkaError:
         """Returns the error for requests while the shard is not ACTIVE."""
         if self.state in (ShardState.INITIAL, ShardState.LOADING):
@@ -279,7 +280,8 @@ class ShardContext(Generic[M]):
         try:
             try:
                 result = operation(machine, context, request)
-                records = self._serialize(result.records) if result.records else None
+                max_bytes = self._max_target_bytes if result.has_target else 0
+                records = self._serialize(result.records, max_bytes) if result.records else None
             except KafkaError as error:
                 return self._answer_error(error)
             except AssertionError:
@@ -402,7 +404,7 @@ class ShardContext(Generic[M]):
         self._run_internal(
             lambda context: machine.complete_task(context, task, value),
             context,
-            max(_MAX_TASK_BYTES, self._max_batch_bytes),
+            self._max_target_bytes,
         )
 
     def _run_internal(

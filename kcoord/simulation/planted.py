@@ -203,7 +203,7 @@ def _lost_newest_of_all(self: OffsetMap, keys: Sequence[bytes]) -> list[int]:
 
 def _gives_everything(self: CurrentAssignmentBuilder, member_epoch: int) -> ConsumerGroupMember:
     """Assigns partitions that other members have not released."""
-    return _next(replace(self, is_free=lambda topic_id, partition: True), member_epoch)
+    return _next(replace(self, owners_of=lambda topic_id: {}), member_epoch)
 
 
 def _from_one(*arguments: object) -> CoordinatorResult[None]:

@@ -79,7 +79,7 @@ class CurrentAssignmentBuilder:
     target_epoch: int
     target: Assignment
     metadata: TargetMetadata
-    is_free: Callable[[bytes, int], bool]
+    owners_of: Callable[[bytes], Mapping[int, str]]
     subscribed_topic_ids: frozenset[bytes]
     subscription_changed: bool
     owned: OwnedPartitions | None
@@ -127,10 +127,11 @@ class CurrentAssignmentBuilder:
                 kept[topic_id] = stay
             if leave := {p: epoch for p, epoch in assigned.items() if p not in target}:
                 revoked[topic_id] = leave
-            missing = sorted(p for p in target if p not in assigned)
-            # The member has just revoked these, but the group still has it as their owner until the replay.
-            revoked_before = member.pending_revocation.get(topic_id, {})
-            free = [p for p in missing if p in revoked_before or self.is_free(topic_id, p)]
+            missing = free = sorted(target.difference(assigned) if assigned else target)
+            if owners := self.owners_of(topic_id):
+                # The member has just revoked these, but the group still has it as their owner until the replay.
+                revoked_before = member.pending_revocation.get(topic_id, {})
+                free = [p for p in missing if p in revoked_before or p not in owners]
             unreleased = unreleased or len(free) < len(missing)
             if free:
                 taken[topic_id] = free
@@ -138,7 +139,8 @@ class CurrentAssignmentBuilder:
             state = MemberState.UNREVOKED_PARTITIONS
             return member.with_progress(state, member_epoch, kept, revoked, member.metadata)
         for topic_id, partitions in taken.items():
-            kept[topic_id] = {**kept.get(topic_id, {}), **dict.fromkeys(partitions, self.target_epoch)}
+            new = dict.fromkeys(partitions, self.target_epoch)
+            kept[topic_id] = {**kept[topic_id], **new} if topic_id in kept else new
         state = MemberState.UNRELEASED_PARTITIONS if unreleased else MemberState.STABLE
         if (
             state is member.state

@@ -120,7 +120,9 @@ def join(
         protocol_type=consumer_protocol.PROTOCOL_TYPE,
         protocol_name=_protocol_in_use(group, protocols),
     )
-    result: CoordinatorResult[object] = CoordinatorResult(response, transition.records, tasks=transition.tasks)
+    result: CoordinatorResult[object] = CoordinatorResult(
+        response, transition.records, tasks=transition.tasks, has_target=True
+    )
     predecessor = transition.predecessor
     if predecessor is not None and predecessor.member_id != member_id:
         result.timers += cancel_member_timers(group.group_id, predecessor.member_id)

@@ -22,7 +22,7 @@ The state of the group follows from the epochs (`ConsumerGroup.state`) and is ne
   Each of its heartbeats takes what has become free meanwhile.
 
 A partition in `assigned` or `pending_revocation` is owned. It becomes free only if its owner revokes it, leaves or is
-removed. `is_partition_free` is asked before a partition is given to a member, so no partition has two owners.
+removed. `owners_of` is asked before a partition is given to a member, so no partition has two owners.
 
 **What changes a group.** Only `replay` changes it, record by record, both live and while the shard loads; fields marked
 as soft are the exception. Members are values: an update is a changed copy. The runtime runs one operation of a shard
@@ -467,14 +467,9 @@ class ConsumerGroup:
         """True if every regular expression of a member has been resolved to topics."""
         return self._regex_counts.keys() <= self.resolved_regexes.keys()
 
-    def is_partition_free(self, topic_id: bytes, partition: int) -> bool:
-        """True if no member owns the partition; a member owns it until it has revoked it."""
-        owners = self._owners.get(topic_id)
-        return owners is None or partition not in owners
-
-    def owner_of(self, topic_id: bytes, partition: int) -> str | None:
-        """Returns the id of the member that owns the partition, None if it is free."""
-        return self._owners.get(topic_id, {}).get(partition)
+    def owners_of(self, topic_id: bytes) -> Mapping[int, str]:
+        """Returns partition -> id of the member that owns it; a member owns a partition until it has revoked it."""
+        return self._owners.get(topic_id, {})
 
     def note_metadata(self, delta: TopicDelta) -> None:
         """Makes the next heartbeat look again if the group depends on what has changed."""
@@ -493,9 +488,8 @@ class ConsumerGroup:
     def waits_for_release(self, member: ConsumerGroupMember) -> bool:
         """True if another member still owns a partition of the member's target."""
         return any(
-            partition not in member.assigned.get(topic_id, {}) and not self.is_partition_free(topic_id, partition)
+            not self.owners_of(topic_id).keys().isdisjoint(partitions.difference(member.assigned.get(topic_id, {})))
             for topic_id, partitions in self.target_assignment_of(member.member_id).items()
-            for partition in partitions
         )
 
     def supports_classic_protocols(self, protocol_type: str, names: set[str]) -> bool:
@@ -580,16 +574,16 @@ class ConsumerGroup:
     def _move_ownership(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
         if old is not None and new is not None and _owned(old) == _owned(new):
             return
-        for topic_id, partition in _owned_partitions(old):
+        for member_id, topic_id, partitions in _owned_partitions(old):
             owners = self._owners.get(topic_id, {})
-            # In a compacted log the record of the new owner may precede the record in which this member revokes.
-            if old is not None and owners.get(partition) == old.member_id:
-                del owners[partition]
-                if not owners:
-                    del self._owners[topic_id]
-        for topic_id, partition in _owned_partitions(new):
-            if new is not None:
-                self._owners.setdefault(topic_id, {})[partition] = new.member_id
+            for partition in partitions:
+                # In a compacted log the record of the new owner may precede the record in which this member revokes.
+                if owners.get(partition) == member_id:
+                    del owners[partition]
+            if not owners:
+                self._owners.pop(topic_id, None)
+        for member_id, topic_id, partitions in _owned_partitions(new):
+            self._owners.setdefault(topic_id, {}).update(dict.fromkeys(partitions, member_id))
 
     # Questions of a heartbeat about the group with `changed`, a member whose records are not replayed yet.
 
@@ -769,13 +763,14 @@ def _owned(member: ConsumerGroupMember) -> tuple[object, object]:
     return member.assigned, member.pending_revocation
 
 
-def _owned_partitions(member: ConsumerGroupMember | None) -> Iterator[tuple[bytes, int]]:
+def _owned_partitions(member: ConsumerGroupMember | None) -> Iterator[tuple[str, bytes, Iterable[int]]]:
+    """Yields the member's id with each topic of which it owns partitions, and these partitions."""
     if member is None:
         return
     for owned in (member.assigned, member.pending_revocation):
         for topic_id, partitions in owned.items():
-            for partition in partitions:
-                yield topic_id, partition
+            if partitions:
+                yield member.member_id, topic_id, partitions
 
 
 def partition_counts(image: MetadataImage, topic_names: Iterable[str]) -> Mapping[bytes, int]:

@@ -80,6 +80,7 @@ def leave(
         response,
         [records.new_current_assignment_record(group.group_id, released)],
         [Cancel(rebalance_timer(group.group_id, member.member_id))],
+        has_target=True,
     )
 
 
