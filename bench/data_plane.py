@@ -72,7 +72,7 @@ def main(shared: Path, work: Path, peers: Sequence[str], scenarios: Sequence[str
             {"kcoord, compiled": "kcoord", "kcoord, pure": "bench.pure"} if IS_COMPILED else {"kcoord, pure": "kcoord"}
         )
         for name, module in forms.items():
-            broker = stack.enter_context(Broker(work / name, "kcoord.log.flush.policy=os", module=module))
+            broker = stack.enter_context(Broker(work / module, "kcoord.log.flush.policy=os", module=module))
             targets.append(Target(name, broker.port, broker.pid))
         if "kafka" in peers:
             script = [str(shared / "anchors" / "kafka" / "run.sh"), "PORT", str(work / "data-plane-kafka")]
