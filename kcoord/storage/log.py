@@ -201,19 +201,32 @@ class Log(ReadableLog):
         After an OSError nothing was appended. If the file could not be truncated to its old end, the log has failed.
         Raises InvalidAppendError if the data is not whole batches or does not continue the log.
         """
-        info = self._append(data, now_ms, may_sync=True)
+        self._check_usable()
+        info = self._append(data, *self._parse(data), now_ms, may_sync=True)
+        assert info is not None
+        return info
+
+    def append_batch(
+        self, data: Bytes, base_offset: int, last_offset: int, max_timestamp: int, *, now_ms: int
+    ) -> AppendInfo:
+        """Appends like `append`, but does not read the batch. The caller has just stamped these values on it."""
+        self._check_usable()
+        if base_offset < self._end_offset:
+            raise InvalidAppendError(f"the batch has base offset {base_offset}, but the log ends at {self._end_offset}")
+        info = self._append(data, base_offset, [(0, len(data), last_offset, max_timestamp)], now_ms, may_sync=True)
         assert info is not None
         return info
 
     def append_without_sync(self, data: Bytes, *, now_ms: int) -> AppendInfo | None:
         """Appends like `append`. Returns None, without any change, if a new segment or its name needs a sync first."""
-        return self._append(data, now_ms, may_sync=False)
-
-    def _append(self, data: Bytes, now_ms: int, *, may_sync: bool) -> AppendInfo | None:
         self._check_usable()
-        base_offset, entries = self._parse(data)
+        return self._append(data, *self._parse(data), now_ms, may_sync=False)
+
+    def _append(
+        self, data: Bytes, base_offset: int, entries: list[BatchPlace], now_ms: int, *, may_sync: bool
+    ) -> AppendInfo | None:
         last_offset = entries[-1][2]
-        max_timestamp = max([entry[3] for entry in entries])
+        max_timestamp = entries[0][3] if len(entries) == 1 else max([entry[3] for entry in entries])
         rolled = self._segments[-1].should_roll(len(data), last_offset, max_timestamp, now_ms)
         if not may_sync and (rolled or self._is_folder_unsynced or self._is_entry_unsynced):
             return None

@@ -36,7 +36,7 @@ from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, load, replay
+from kcoord.topics.open_log import OpenLog, facts_of, load, replay
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
@@ -275,8 +275,7 @@ class Partition:
         self._write(
             opened,
             stamped.data,
-            facts.base_offset,
-            stamped.records_count,
+            facts,
             lambda: opened.producers.replay_data(facts),
             now_ms,
         )
@@ -315,7 +314,7 @@ class Partition:
             return 0
         data = self._encode_marker(marker, opened.log.end_offset, now_ms)
         header = decode_header(data)
-        self._write(opened, data, header.base_offset, 1, lambda: self._replay_marker(opened, header, data), now_ms)
+        self._write(opened, data, facts_of(header), lambda: self._replay_marker(opened, header, data), now_ms)
         return len(data)
 
     def _encode_marker(self, marker: Marker, base_offset: int, now_ms: int) -> bytes:
@@ -361,12 +360,11 @@ class Partition:
         self,
         opened: OpenLog,
         data: bytes,
-        base_offset: int,
-        records_count: int,
+        facts: BatchFacts,
         replay_batch: Callable[[], None],
         now_ms: int,
     ) -> None:
-        log, producers = opened.log, opened.producers
+        log, producers, base_offset = opened.log, opened.producers, facts.base_offset
         # The first offsets of open transactions. Most partitions have none, and the last stable offset is the log end.
         unstable = producers.open_transactions
         stable_offset = next(iter(unstable.values())) if unstable else base_offset
@@ -374,7 +372,7 @@ class Partition:
             assert base_offset == log.end_offset, (
                 f"P-1: a batch begins at {base_offset}, the log ends at {log.end_offset}"
             )
-            info = log.append(data, now_ms=now_ms)
+            info = log.append_batch(data, base_offset, facts.last_offset, facts.timestamp_ms, now_ms=now_ms)
             opened.is_disk_full = False
             if info.rolled:
                 self._take_snapshot(opened, base_offset)
@@ -387,7 +385,7 @@ class Partition:
                 assert stable_offset <= opened.last_stable_offset <= end_offset, (
                     f"P-3: the last stable offset goes from {stable_offset} to {opened.last_stable_offset}"
                 )
-            opened.unflushed_records += records_count
+            opened.unflushed_records += facts.last_offset - base_offset + 1
             if opened.unflushed_records >= self.config.flush_messages:
                 self.flush(opened, now_ms)
         except (OSError, StorageError, AssertionError) as error:

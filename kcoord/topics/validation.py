@@ -126,8 +126,6 @@ class StampedBatch:
 
     data: bytes
     facts: BatchFacts
-    records_count: int
-    max_timestamp: int
     log_append_time_ms: int
 
 
@@ -193,11 +191,13 @@ def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
     header = decode_header(data)
     if header.base_offset != 0:
         raise KafkaError(Errors.INVALID_RECORD, f"The base offset of a sent batch must be 0, not {header.base_offset}.")
-    _check_size(len(data), rules)
+    if len(data) > rules.max_message_bytes:
+        raise _too_large(len(data), rules)
     end = header.batch_length + LOG_OVERHEAD_BYTES
     if len(data) < end or crc32c(memoryview(data)[ATTRIBUTES_POSITION:end]) != header.crc:
         raise KafkaError(Errors.CORRUPT_MESSAGE, "The checksum of the record batch does not match its bytes.")
-    _check_counts(header)
+    if not 0 <= header.last_offset_delta == header.records_count - 1:
+        raise _wrong_counts(header)
     if header.attributes & CONTROL_BIT:
         raise KafkaError(Errors.INVALID_RECORD, "Clients must not write control records.")
     if header.producer_id != NO_PRODUCER_ID and header.base_sequence < 0:
@@ -208,29 +208,22 @@ def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
     return header
 
 
-def _check_size(size: int, rules: BatchRules) -> None:
-    if size > rules.max_message_bytes:
-        raise KafkaError(
-            Errors.MESSAGE_TOO_LARGE,
-            f"The record batch has {size} bytes; the topic's max.message.bytes is {rules.max_message_bytes}.",
-        )
+def _too_large(size: int, rules: BatchRules) -> KafkaError:
+    return KafkaError(
+        Errors.MESSAGE_TOO_LARGE,
+        f"The record batch has {size} bytes; the topic's max.message.bytes is {rules.max_message_bytes}.",
+    )
 
 
-def _check_counts(header: BatchHeader) -> None:
+def _wrong_counts(header: BatchHeader) -> KafkaError:
     offsets = header.last_offset_delta + 1
     if offsets <= 0:
-        raise KafkaError(
-            Errors.INVALID_RECORD, f"The record batch has an invalid last offset delta: {header.last_offset_delta}."
-        )
-    if header.records_count <= 0:
-        raise KafkaError(
-            Errors.INVALID_RECORD, f"The records count {header.records_count} of the record batch is below 1."
-        )
-    if offsets != header.records_count:
-        raise KafkaError(
-            Errors.INVALID_RECORD,
-            f"The record batch spans {offsets} offsets, but its records count is {header.records_count}.",
-        )
+        text = f"The record batch has an invalid last offset delta: {header.last_offset_delta}."
+    elif header.records_count <= 0:
+        text = f"The records count {header.records_count} of the record batch is below 1."
+    else:
+        text = f"The record batch spans {offsets} offsets, but its records count is {header.records_count}."
+    return KafkaError(Errors.INVALID_RECORD, text)
 
 
 def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoch: int, now_ms: int) -> StampedBatch:
@@ -241,7 +234,8 @@ def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoc
         max_timestamp = now_ms
     if rules.compression is not None and rules.compression != header.compression:
         data = _recompress(data, header, rules)
-        _check_size(len(data), rules)
+        if len(data) > rules.max_message_bytes:
+            raise _too_large(len(data), rules)
     stored = _stamp(data, header, base_offset, leader_epoch, max_timestamp, rules)
     if len(stored) > rules.segment_bytes:
         raise KafkaError(
@@ -259,9 +253,7 @@ def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoc
         max_timestamp,
         bool(header.attributes & TRANSACTIONAL_BIT),
     )
-    return StampedBatch(
-        stored, facts, header.records_count, max_timestamp, now_ms if rules.log_append_time else NO_TIMESTAMP
-    )
+    return StampedBatch(stored, facts, now_ms if rules.log_append_time else NO_TIMESTAMP)
 
 
 def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: int) -> int:

@@ -79,6 +79,33 @@ def test_data_that_does_not_continue_the_log_is_not_appended(fs: MemoryFileSyste
     log.append(batch(5), now_ms=NOW_MS)
 
 
+def test_a_batch_that_the_caller_has_stamped_is_appended_like_any_other(fs: MemoryFileSystem) -> None:
+    config = new_config(segment_bytes=1_000)
+    read, stamped = open_log(fs, config), open_log(other := MemoryFileSystem(), config)
+    for data in [*batches(20, 3), batch(90, 2, timestamp_ms=3)]:
+        header = next(iter_headers(data))[1]
+        fields = header.base_offset, header.last_offset, header.max_timestamp
+        assert stamped.append_batch(data, *fields, now_ms=NOW_MS) == read.append(data, now_ms=NOW_MS)
+    assert len(read.segments) > 2
+    read.close()
+    stamped.close()
+    names = fs.list_dir(DIRECTORY)
+    assert other.list_dir(DIRECTORY) == names
+    for name in names:
+        path = f"{DIRECTORY}/{name}"
+        assert read_file(other, path) == read_file(fs, path), name
+
+
+def test_a_stamped_batch_does_not_go_back(fs: MemoryFileSystem) -> None:
+    log = filled_log(fs, batches(5))
+    with pytest.raises(InvalidAppendError, match="base offset 4, but the log ends at 5"):
+        log.append_batch(batch(4), 4, 4, 5, now_ms=NOW_MS)
+    assert content(log) == batches(5)
+    log.close()
+    with pytest.raises(StorageError, match="closed"):
+        log.append_batch(batch(5), 5, 5, 5, now_ms=NOW_MS)
+
+
 def test_a_closed_log_accepts_nothing(fs: MemoryFileSystem) -> None:
     log = filled_log(fs, batches(2))
     log.close()

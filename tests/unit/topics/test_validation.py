@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from kcoord.config import BrokerConfig, TopicConfig
+from kcoord.topics.open_log import facts_of
 from kcoord.topics.validation import BatchRules, RecordsRejectedError, batch_rules, single_batch, stamp_batch
 from kcoord_protocol.batch_header import TimestampType, crc32c, decode_header, verify_crc
 from kcoord_protocol.compression import Compression
@@ -78,6 +79,7 @@ def test_compression_type_of_the_topic(source: Compression, target: Compression)
     assert verify_crc(result.data)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (5, 1, 20)
     assert (header.base_offset, header.partition_leader_epoch) == (9, 2)
+    assert facts_of(header) == result.facts
     assert [record.value for record in decode_records(result.data)] == [b"a", b"b"]
     assert [record.offset for record in decode_records(result.data)] == [9, 10]
 
