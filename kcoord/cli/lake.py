@@ -12,7 +12,9 @@ import asyncio
 import json
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kcoord.cli.lake_output import print_frame
@@ -113,6 +115,21 @@ def make_parser() -> argparse.ArgumentParser:
     add_source_options(asof)
     asof.add_argument("--group", action="append", default=[], help="only this group; may be repeated")
     _add_output(asof)
+    compact = _add(commands, "compact", "merge small files, and remove old history", _compact)
+    compact.add_argument(
+        "--older-than",
+        metavar="TIME",
+        help="remove history before this time or age, such as 90d, that no answer about a later time needs",
+    )
+    compact.add_argument(
+        "--grace",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long replaced files stay for jobs that still read them (default 60; Parquet only)",
+    )
+    compact.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    compact.set_defaults(log=None, bootstrap_server=None, command_config=None, topic=None, audit=[], option=[])
     report = _add(commands, "report", "write a report as one HTML page", _report)
     add_source_options(report)
     report.add_argument("--output", default="kcoord-report.html", metavar="FILE")
@@ -230,6 +247,28 @@ def _asof(options: argparse.Namespace) -> int:
         for name, parts in frames.items():
             parts.append(lake.with_cluster(getattr(groups_then, name)))
     return _print(options, frames)
+
+
+def _compact(options: argparse.Namespace) -> int:
+    from kcoord.cli.lake_output import compaction_line
+    from kcoord.cli.lake_run import LakeRun, moment_of
+    from kcoord.pipeline.lake.compaction import Compaction
+
+    before = None if options.older_than is None else moment_of(options.older_than)
+    compactions = [Compaction(lake, jobs, before) for lake, jobs in LakeRun(options).each_cluster()]
+    tables = []
+    for compaction in compactions:
+        for done in compaction.run(dry_run=options.dry_run):
+            tables.append(done)
+            if not options.json and done.files:
+                print(compaction_line(done))
+    if options.json:
+        print(json.dumps([asdict(done) for done in tables], indent=2))
+    if not options.dry_run and any(done.merged for done in tables):
+        time.sleep(options.grace)
+        for compaction in compactions:
+            compaction.remove_replaced()
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -14,12 +14,22 @@ from kcoord.cli.table import format_table, format_time
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from kcoord.pipeline.lake.compaction import TableCompaction
 
 CLUSTER: Final = "cluster"
 
 
 def print_made(name: str) -> None:
     print(f"{name} ...", file=sys.stderr)
+
+
+def compaction_line(done: TableCompaction) -> str:
+    """Returns the line of a table that a compaction has done, or would do."""
+    cluster = "" if done.cluster is None else f"{done.cluster}: "
+    return (
+        f"{cluster}{done.table}: {done.merged:,} of {done.files:,} files ({done.merged_bytes / 1e6:,.1f} MB) merged, "
+        f"{done.removed_rows:,} rows removed"
+    )
 
 
 def print_frame(name: str, parts: Sequence[DataFrame], limit: int, *, as_json: bool) -> list[dict[str, object]]:

@@ -24,6 +24,14 @@ def file_system(uri: str) -> tuple[fs.FileSystem, str]:
     return system, str(path)
 
 
+def replace_text(files: fs.FileSystem, path: str, text: str) -> None:
+    """Replaces a file. A reader sees either the old text or the new text."""
+    files.create_dir(path.rpartition("/")[0])
+    with files.open_output_stream(f"{path}.new") as file:
+        file.write(text.encode())
+    files.move(f"{path}.new", path)
+
+
 def write_parts(
     files: fs.FileSystem, root: str, layout: Sequence[str], rows: pa.Table, prefix: str = "", *, replaces: bool = False
 ) -> None:

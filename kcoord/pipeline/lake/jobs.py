@@ -172,10 +172,14 @@ class Jobs:
             return
         self._made("commits")
         records = self._lake.read("records").where(F.col("batch") <= newest)
-        history = self._lake.read("commits").where(F.col("batch") <= done)
+        history = (
+            self._lake.no_rows("commits") if done < 0 else self._lake.read("commits").where(F.col("batch") <= done)
+        )
         rows = commits.build(records.where(F.col("batch") > done), records, history, self._settings)
         # The layout is by batch, so this replaces what a killed run left, and no older batch.
-        self._lake.write("commits", rows)
+        if done < 0:
+            self._lake.begin("commits")
+        self._lake.write("commits", rows, whole=done < 0)
         self._lake.set_note("commits", TableNote(note.version + 1, made_from, {"batch": newest}))
 
     def _grow_current(self) -> None:
@@ -217,7 +221,8 @@ class Jobs:
         inputs = self._inputs(builder)
         inputs["records"] = inputs["records"].where(F.col("log_partition").isin(stale))
         self._lake.begin(name)
-        self._lake.write(name, builder.build(inputs, self._settings, self.now()))
+        rows = builder.build(inputs, self._settings, self.now())
+        self._lake.write(name, rows, whole=len(stale) == len(newest))
         self._lake.set_note(name, TableNote(note.version + 1, made_from, newest))
 
     def _names(self, note: TableNote) -> dict[str, str]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -37,10 +37,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.files import replace_text
 from kcoord.pipeline.lake.formats import Format, check_library, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
-from kcoord.pipeline.lake.formats.store import CLUSTER, Store
+from kcoord.pipeline.lake.formats.store import CLUSTER, Store, StoredFile
 from kcoord.pipeline.lake.session import SHUFFLE_PARTITIONS, SMALL_ROWS
 from kcoord.pipeline.lake.tables import TABLES, LakeTable
 from kcoord.pipeline.log_files import join
@@ -99,8 +100,11 @@ class Lake:
             raise LakeError(f"lake {uri}: {error}") from error
         self.uri = self._place.uri
         self._files = self._place.files
-        self._frames: dict[str, tuple[int, DataFrame]] = {}
-        """The frame of each table and the version that it has: Spark lists the files of a table for each new frame."""
+        self._frames: dict[str, tuple[tuple[int, int], DataFrame]] = {}
+        """The frame of each table, and the version and revision that it has.
+
+        Spark lists the files of a table for each new frame.
+        """
         self._check_format()
         self._check_cluster()
         if not callable(spark):
@@ -217,29 +221,45 @@ class Lake:
         """Returns the table as it is in its current version. It has no rows if it was never made."""
         table = TABLES[name]
         note = self.note(name)
-        version = -1 if note is None else note.version
+        version = -1 if note is None else note.version, self._store.revision(table)
         cached = self._frames.get(name)
         if cached is None or cached[0] != version:
             frame = self._store.read(table)
             if frame is None:
-                empty = table.arrow_schema.empty_table()
-                frame = self.spark.createDataFrame(empty, table.schema)
+                frame = self.no_rows(name)
             if self._fits_one_task:
                 frame = frame.coalesce(1)
             cached = self._frames[name] = version, frame.select(*(f"`{column.name}`" for column in table.columns))
         return cached[1]
 
+    def no_rows(self, name: str) -> DataFrame:
+        table = TABLES[name]
+        return self.spark.createDataFrame(table.arrow_schema.empty_table(), table.schema)
+
     def with_cluster(self, frame: DataFrame) -> DataFrame:
         """Adds the name of the cluster to rows of the lake, as the first column."""
         return frame.select(F.lit(self.cluster or self.text(_CLUSTER_ID)).alias(CLUSTER), "*")
 
-    def write(self, name: str, frame: DataFrame) -> None:
+    def write(self, name: str, frame: DataFrame, *, whole: bool = False) -> None:
         """Replaces the parts of the table's layout for which the frame has rows.
 
-        Replaces the whole table if it has no layout. The frame has the columns of the table (`LakeTable.conform`).
+        Replaces all rows if `whole`, or if the table has no layout. The frame has the columns of the table
+        (`LakeTable.conform`).
         """
         self._frames.pop(name, None)
-        self._store.replace(TABLES[name], frame)
+        self._store.replace(TABLES[name], frame, whole=whole)
+
+    def stored_files(self, name: str) -> list[StoredFile]:
+        return self._store.stored_files(TABLES[name])
+
+    def rewrite(self, name: str, frame: DataFrame | None, values: Sequence[str]) -> None:
+        """Replaces the rows whose last column of the layout has these values, in one step. None stands for no rows."""
+        self._store.rewrite(TABLES[name], frame, values)
+        self._frames.pop(name, None)
+
+    def remove_replaced(self, name: str) -> None:
+        """Removes the files that rewrites have replaced. Readers that began before these rewrites need them."""
+        self._store.remove_replaced(TABLES[name])
 
     def replace_rows(self, name: str, rows: pa.Table) -> None:
         """Does the same as `write`, without Spark, for a table with a layout."""
@@ -327,11 +347,7 @@ class Lake:
             return str(file.read().decode())
 
     def _write_text(self, path: str, text: str) -> None:
-        path = f"{self._place.root}/{path}"
-        self._files.create_dir(path.rpartition("/")[0])
-        with self._files.open_output_stream(f"{path}.new") as file:
-            file.write(text.encode())
-        self._files.move(f"{path}.new", path)
+        replace_text(self._files, f"{self._place.root}/{path}", text)
 
 
 def _reason(error: Exception) -> str:

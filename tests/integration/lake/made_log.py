@@ -144,6 +144,8 @@ class MadeLog:
             "group": group,
             **fields,
         }
+        key = [record_type, group, *(row.get(name) for name in ("member_id", "topic", "partition"))]
+        row["key"] = repr(key).encode()
         self.rows.append(row)
         return offset
 

@@ -92,17 +92,24 @@ def read_files(spark: SparkSession, table: LakeTable, uris: Sequence[str]) -> Da
     return spark.read.schema(table.schema).parquet(*uris)
 
 
-def replaced_values(table: LakeTable, files: Sequence[DataFile], cluster: str | None) -> dict[str, list[str]] | None:
+def replaced_values(
+    table: LakeTable, files: Sequence[DataFile], cluster: str | None, *, whole: bool = False
+) -> dict[str, list[str]] | None:
     """Returns the values of the layout's columns whose rows a write replaces. None if it replaces no rows.
 
     A write replaces the rows with any combination of these values. That equals Spark's dynamic overwriting: only
     `records` has two columns in its layout, and a write has one batch.
     """
-    own = [name for name in table.partitioned_by if name != CLUSTER]
+    own = [] if whole else [name for name in table.partitioned_by if name != CLUSTER]
     if own and not files:
         return None
     values = {} if cluster is None else {CLUSTER: [cluster]}
     return values | {name: sorted({file.layout[name] for file in files}) for name in own}
+
+
+def rewritten_values(table: LakeTable, values: Sequence[str], cluster: str | None) -> dict[str, list[str]]:
+    """Returns the values of the layout's columns whose rows a rewrite replaces."""
+    return ({} if cluster is None else {CLUSTER: [cluster]}) | {table.partitioned_by[-1]: [*values]}
 
 
 def _layout(path: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -16,9 +16,16 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
-from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files, write_rows
+from kcoord.pipeline.lake.formats.data_files import (
+    DataFile,
+    read_files,
+    replaced_values,
+    rewritten_values,
+    write_files,
+    write_rows,
+)
 from kcoord.pipeline.lake.formats.place import LakePlace
-from kcoord.pipeline.lake.formats.store import CLUSTER, in_cluster
+from kcoord.pipeline.lake.formats.store import CLUSTER, StoredFile, in_cluster
 from kcoord.pipeline.lake.tables import LakeTable
 
 
@@ -33,18 +40,22 @@ class DeltaStore:
 
     def read(self, table: LakeTable) -> DataFrame | None:
         uri = self._place.table_uri(table)
-        if not DeltaTable.is_deltatable(uri, self._options):
+        delta = self._load(table)
+        if delta is None:
             return None
-        delta = DeltaTable(uri, storage_options=self._options)
         if "deletionVectors" in (delta.protocol().reader_features or []):
             # Spark would read rows in the files that another program has marked as deleted.
             raise LakeError(f"{uri} has deletion vectors; run REORG TABLE ... APPLY (PURGE) and switch them off")
         filters = None if self._cluster is None else [(CLUSTER, "=", self._cluster)]
         return read_files(self._session(), table, delta.file_uris(file_pruning_predicate=filters))
 
-    def replace(self, table: LakeTable, frame: DataFrame) -> None:
+    def revision(self, table: LakeTable) -> int:
+        """Files stay until a vacuum, which is not ours."""
+        return 0
+
+    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
         stored = in_cluster(table, self._cluster)
-        self._replace(stored, write_files(self._place, stored, frame, self._cluster))
+        self._replace(stored, write_files(self._place, stored, frame, self._cluster), whole=whole)
 
     def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
         stored = in_cluster(table, self._cluster)
@@ -54,10 +65,37 @@ class DeltaStore:
         stored = in_cluster(table, self._cluster)
         self._commit(stored, write_rows(self._place, stored, rows, self._cluster), "append", [])
 
-    def _replace(self, stored: LakeTable, files: list[DataFile]) -> None:
-        replaced = replaced_values(stored, files, self._cluster)
+    def stored_files(self, table: LakeTable) -> list[StoredFile]:
+        delta = self._load(table)
+        actions = [] if delta is None else pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        column = f"partition.{table.partitioned_by[-1]}"
+        return [
+            StoredFile(str(action[column]), action["size_bytes"])
+            for action in actions
+            if self._cluster is None or action[f"partition.{CLUSTER}"] == self._cluster
+        ]
+
+    def rewrite(self, table: LakeTable, frame: DataFrame | None, values: Sequence[str]) -> None:
+        stored = in_cluster(table, self._cluster)
+        files = [] if frame is None else write_files(self._place, stored, frame, self._cluster)
+        self._overwrite(stored, files, rewritten_values(stored, values, self._cluster))
+
+    def remove_replaced(self, table: LakeTable) -> None:
+        """A vacuum removes them, but older versions of the table need them."""
+
+    def _load(self, table: LakeTable) -> DeltaTable | None:
+        uri = self._place.table_uri(table)
+        if not DeltaTable.is_deltatable(uri, self._options):
+            return None
+        return DeltaTable(uri, storage_options=self._options)
+
+    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool = False) -> None:
+        replaced = replaced_values(stored, files, self._cluster, whole=whole)
         if replaced is not None:
-            self._commit(stored, files, "overwrite", [(name, "in", values) for name, values in replaced.items()])
+            self._overwrite(stored, files, replaced)
+
+    def _overwrite(self, stored: LakeTable, files: list[DataFile], replaced: Mapping[str, list[str]]) -> None:
+        self._commit(stored, files, "overwrite", [(name, "in", values) for name, values in replaced.items()])
 
     def _commit(
         self, table: LakeTable, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]]

@@ -9,8 +9,9 @@ The catalog is the one that pyiceberg's configuration names `kcoord` (`PYICEBERG
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date, timedelta
 from typing import Final
 
 import pyarrow as pa
@@ -23,9 +24,16 @@ from pyiceberg.utils.config import Config
 from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
-from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files, write_rows
+from kcoord.pipeline.lake.formats.data_files import (
+    DataFile,
+    read_files,
+    replaced_values,
+    rewritten_values,
+    write_files,
+    write_rows,
+)
 from kcoord.pipeline.lake.formats.place import LakePlace
-from kcoord.pipeline.lake.formats.store import CLUSTER, in_cluster
+from kcoord.pipeline.lake.formats.store import CLUSTER, StoredFile, in_cluster
 from kcoord.pipeline.lake.tables import LakeTable
 
 CATALOG: Final = "kcoord"
@@ -59,21 +67,20 @@ class IcebergStore:
             if iceberg is None:
                 return None
             uris = []
-            own = (
-                AlwaysTrue()
-                if self._cluster is None
-                else EqualTo(term=Reference(CLUSTER), value=literal(self._cluster))
-            )
-            for task in iceberg.scan(row_filter=own).plan_files():
+            for task in iceberg.scan(row_filter=self._own_rows()).plan_files():
                 if task.delete_files:
                     # Spark would read rows that another program has marked as deleted.
                     raise LakeError(f"{iceberg.location()} has delete files; rewrite its data files")
                 uris.append(task.file.file_path)
         return read_files(self._session(), table, uris)
 
-    def replace(self, table: LakeTable, frame: DataFrame) -> None:
+    def revision(self, table: LakeTable) -> int:
+        """Files stay until another program removes them."""
+        return 0
+
+    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
         stored = in_cluster(table, self._cluster)
-        self._replace(stored, write_files(self._place, stored, frame, self._cluster))
+        self._replace(stored, write_files(self._place, stored, frame, self._cluster), whole=whole)
 
     def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
         stored = in_cluster(table, self._cluster)
@@ -83,10 +90,35 @@ class IcebergStore:
         stored = in_cluster(table, self._cluster)
         self._commit(stored, write_rows(self._place, stored, rows, self._cluster), None)
 
-    def _replace(self, stored: LakeTable, files: list[DataFile]) -> None:
-        replaced = replaced_values(stored, files, self._cluster)
-        if replaced is None:
-            return
+    def stored_files(self, table: LakeTable) -> list[StoredFile]:
+        position = len(in_cluster(table, self._cluster).partitioned_by) - 1
+        with self._catalog() as catalog:
+            iceberg = self._load(catalog, table)
+            tasks = [] if iceberg is None else iceberg.scan(row_filter=self._own_rows()).plan_files()
+            return [
+                StoredFile(_value_text(table, task.file.partition[position]), task.file.file_size_in_bytes)
+                for task in tasks
+            ]
+
+    def rewrite(self, table: LakeTable, frame: DataFrame | None, values: Sequence[str]) -> None:
+        stored = in_cluster(table, self._cluster)
+        files = [] if frame is None else write_files(self._place, stored, frame, self._cluster)
+        self._overwrite(stored, files, rewritten_values(stored, values, self._cluster))
+
+    def remove_replaced(self, table: LakeTable) -> None:
+        """The older snapshots of the table need them."""
+
+    def _own_rows(self) -> BooleanExpression:
+        if self._cluster is None:
+            return AlwaysTrue()
+        return EqualTo(term=Reference(CLUSTER), value=literal(self._cluster))
+
+    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool = False) -> None:
+        replaced = replaced_values(stored, files, self._cluster, whole=whole)
+        if replaced is not None:
+            self._overwrite(stored, files, replaced)
+
+    def _overwrite(self, stored: LakeTable, files: list[DataFile], replaced: Mapping[str, list[str]]) -> None:
         rows: BooleanExpression = AlwaysTrue()
         for name, values in replaced.items():
             any_value = (EqualTo(term=Reference(name), value=literal(value)) for value in values)
@@ -134,6 +166,13 @@ class IcebergStore:
             yield catalog
         finally:
             catalog.close()
+
+
+def _value_text(table: LakeTable, value: object) -> str:
+    """Returns the value of the last column of the layout. Iceberg has a date as its days since 1970."""
+    if table.partitioned_by[-1] == "date" and isinstance(value, int):
+        return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
+    return str(value)
 
 
 def _identifier(table: LakeTable) -> tuple[str, str]:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -13,6 +14,13 @@ from kcoord.pipeline.lake.tables import LakeColumn, LakeTable
 
 CLUSTER: Final = "cluster"
 _COLUMN: Final = LakeColumn(CLUSTER, "string", "Cluster of the row.", pa.string())
+
+
+class StoredFile(NamedTuple):
+    """A file of a table: the value of the last column of the table's layout, and the size."""
+
+    value: str
+    size_bytes: int
 
 
 def in_cluster(table: LakeTable, cluster: str | None) -> LakeTable:
@@ -30,8 +38,15 @@ class Store(Protocol):
         """Returns the current rows of the table, or None if it was never made."""
         ...
 
-    def replace(self, table: LakeTable, frame: DataFrame) -> None:
-        """Replaces the parts of the layout for which the frame has rows, or all rows if the table has no layout."""
+    def revision(self, table: LakeTable) -> int:
+        """Returns a number that changes if frames that were read before may need files that are gone."""
+        ...
+
+    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
+        """Replaces the parts of the layout for which the frame has rows, or all rows.
+
+        A table without a layout is always replaced as a whole.
+        """
         ...
 
     def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
@@ -40,4 +55,19 @@ class Store(Protocol):
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
         """Adds rows."""
+        ...
+
+    def stored_files(self, table: LakeTable) -> list[StoredFile]:
+        """Returns the files of a table that has a layout."""
+        ...
+
+    def rewrite(self, table: LakeTable, frame: DataFrame | None, values: Sequence[str]) -> None:
+        """Replaces all rows whose last column of the layout has these values, in one step. None stands for no rows.
+
+        The frame has rows with these values only. Rows of other values may be written meanwhile.
+        """
+        ...
+
+    def remove_replaced(self, table: LakeTable) -> None:
+        """Removes the files that `rewrite` has replaced, and those of a `rewrite` that was killed."""
         ...
