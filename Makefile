@@ -10,6 +10,7 @@ REQUESTS ?= 100000
 SOAK_TESTS := tests/soak tests/fuzz/test_decoder.py tests/fuzz/test_live.py tests/integration/lake/test_many_keys.py \
 	tests/integration/test_hostile_logins.py tests/integration/clients/test_upstream_security.py
 IMAGE ?= kcoord:dev
+SPARK_IMAGE ?= kcoord-spark:dev
 SEED ?= 0
 STATES ?= 1000000
 BASE_IMAGE ?= python:3.13-slim-bookworm
@@ -39,7 +40,7 @@ needs = @test -e "$(SHARED)/$(1)" || { printf '%s\n' "make $@ reads $(1) in a fo
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-clients peersuite check lint types imports shape spelling prose format generate generate-check simulate model-check soak failover exactly-once clients-before-kafka fuzz mutate conformance transcripts authorization vectors schemas-check bench bench-check bench-peers \
-	docker docker-test docs docs-serve spark-archive live-lake lock env clean
+	docker docker-test docker-spark docker-spark-test docs docs-serve spark-archive live-lake lock env clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -173,6 +174,12 @@ docker: ## build the image (BASE_IMAGE=python:3.13-slim-bookworm IMAGE=kcoord:de
 
 docker-test: $(DEV) ## build the image and use it with a real client (needs Docker; without it, a script of SHARED=../shared may start it)
 	$(BIN)/python -m tests.docker.container $(IMAGE)
+
+docker-spark: ## build the image of the data pipeline, about 1.3 GB (BASE_IMAGE=python:3.13-slim-bookworm SPARK_IMAGE=kcoord-spark:dev)
+	docker build --build-arg BASE_IMAGE=$(BASE_IMAGE) --tag $(SPARK_IMAGE) --file docker/spark.Dockerfile .
+
+docker-spark-test: $(DEV) ## build the image of the data pipeline, and run a lake on a cluster of its containers; some minutes (needs Docker, as docker-test)
+	$(BIN)/python -m tests.docker.spark_image $(SPARK_IMAGE)
 
 spark-archive: $(RUN) ## dist/kcoord-spark.tar.gz: kcoord and its libraries for the workers of a Spark cluster (spark-submit --archives)
 	rm -rf build/spark && mkdir -p dist

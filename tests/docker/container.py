@@ -210,18 +210,22 @@ def passes_on(broker: Container, committed: int) -> bool:
     return consume(broker.address, "g", MESSAGES) == list(range(committed, committed + MESSAGES))
 
 
-def main() -> int:
-    image = sys.argv[1]
+def build(image: str, dockerfile: str) -> None:
+    """Builds an image of the checkout, and prints its size."""
     base = base_image()
     subprocess.run(
-        ["docker", "build", "--build-arg", f"BASE_IMAGE={base}", "--tag", image, "--file", "docker/Dockerfile", "."],
+        ["docker", "build", "--build-arg", f"BASE_IMAGE={base}", "--tag", image, "--file", dockerfile, "."],
         check=True,
         cwd=ROOT,
     )
     print(f"{image}: {int(docker('image', 'inspect', '--format', '{{.Size}}', image)) // 1_000_000} MB on {base}")
+
+
+def run_checks(checks: Iterator[tuple[str, Callable[[], bool]]]) -> int:
+    """Runs checks, and prints a line for each. Returns the exit code."""
     passed = failed = 0
     try:
-        for name, passes in check_container(image):
+        for name, passes in checks:
             ok = passes()
             passed, failed = passed + ok, failed + (not ok)
             print(f"{'ok  ' if ok else 'FAIL'} {name}", flush=True)
@@ -231,6 +235,12 @@ def main() -> int:
         print(f"FAIL {type(error).__name__}: {error}")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
+
+
+def main() -> int:
+    image = sys.argv[1]
+    build(image, "docker/Dockerfile")
+    return run_checks(check_container(image))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 """`python -m tests.live_lake`: a lake on a Spark cluster follows live brokers, while all of them are killed in turn.
 
 Clients commit, commit and abort transactions, reset and delete offsets, and groups move between the protocols. A
-broker, a Spark worker and the driver are killed with SIGKILL in turn. At the end the lake is compared with the ledger
-of the clients and with the log. The exit code is 1 if a record is missing or there twice.
+broker, a Spark worker, the driver and a compaction of the lake are killed with SIGKILL in turn. At the end the lake is
+compared with the ledger of the clients and with the log. The exit code is 1 if a record is missing or there twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.live_lake.clients import PARTITIONS, TOPIC, Crowd
-from tests.live_lake.stage import WORKERS, Driver, Stage, brokers_of
+from tests.live_lake.stage import WORKERS, Compaction, Driver, Stage, brokers_of
 from tests.live_lake.verdict import judge, log_records
 from tests.support.confluent import create_topic
 from tests.support.spark import small_options
@@ -47,9 +47,11 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         crowd = Crowd(brokers.address, options.seed)
         with SparkCluster(folder, WORKERS) as spark, crowd.running():
             driver = Driver(folder, spark.master, options.archive.resolve(), lake, brokers.address)
-            stage = Stage(brokers, count, spark, driver, options.seed)
+            compaction = Compaction(lake)
+            stage = Stage(brokers, count, spark, driver, compaction, options.seed)
             try:
                 stage.play(options.seconds, options.interval)
+                compaction.run()
             finally:
                 driver.stop()
         print(f"kills: {stage.kills}", flush=True)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.shared import ROOT
-from tests.support.spark import small_settings
+from tests.support.spark import small_options, small_settings
 from tests.support.spark_cluster import SparkCluster, spark_environment
 
 GUIDE: Final = ROOT / "docs" / "guides" / "pipeline-on-a-cluster.md"
@@ -36,6 +36,9 @@ _KEEP: Final = str(24 * 3600 * 1000)
 """Nothing is cleaned during the run, so that the whole log can be compared with the lake."""
 _DOWN_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 300.0
+_COMPACTING_SECONDS: Final = (10.0, 40.0)
+"""When a compaction is killed. Starting Spark takes the first seconds."""
+_COMPACTION_SECONDS: Final = 900.0
 
 
 class Brokers(Protocol):
@@ -138,19 +141,42 @@ class Driver:
         self._process.wait(_STOP_SECONDS)
 
 
+class Compaction:
+    """`kcoord lake compact`, which runs while the driver follows the log."""
+
+    def __init__(self, lake: Path) -> None:
+        command = [sys.executable, "-m", "kcoord", "lake", "compact", "--lake", str(lake), "--format", "delta"]
+        self._command = [*command, "--grace", "0", *small_options()]
+
+    def run(self) -> None:
+        subprocess.run(self._command, check=True, timeout=_COMPACTION_SECONDS)
+
+    def kill_after(self, seconds: float) -> None:
+        """Runs it, and kills it with its JVM after that time."""
+        process = subprocess.Popen(self._command, start_new_session=True, stderr=subprocess.DEVNULL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 class Stage:
     """What can be killed."""
 
-    def __init__(self, brokers: Brokers, count: int, spark: SparkCluster, driver: Driver, seed: int) -> None:
+    def __init__(
+        self, brokers: Brokers, count: int, spark: SparkCluster, driver: Driver, compaction: Compaction, seed: int
+    ) -> None:
         self._brokers = brokers
         self._count = count
         self._spark = spark
         self._driver = driver
+        self._compaction = compaction
         self._random = Random(seed)
-        self.kills = {"broker": 0, "worker": 0, "driver": 0}
+        self.kills = {"broker": 0, "worker": 0, "driver": 0, "compaction": 0}
 
     def play(self, seconds: float, interval_s: float) -> None:
-        """Kills a broker, a worker and the driver in turn, at the interval, for the given time."""
+        """Kills a broker, a worker, the driver and a compaction in turn, at the interval, for the given time."""
         end = time.monotonic() + seconds
         turns = self._turns()
         while time.monotonic() + interval_s < end:
@@ -167,6 +193,7 @@ class Stage:
             yield "worker", self._kill_worker
             yield "broker", self._kill_broker
             yield "driver", self._kill_driver
+            yield "compaction", self._kill_compaction
 
     def _kill_broker(self) -> None:
         number = self._random.randint(1, self._count)
@@ -179,6 +206,9 @@ class Stage:
         self._spark.kill_worker(number)
         time.sleep(_DOWN_SECONDS)
         self._spark.start_worker(number)
+
+    def _kill_compaction(self) -> None:
+        self._compaction.kill_after(self._random.uniform(*_COMPACTING_SECONDS))
 
     def _kill_driver(self) -> None:
         self._driver.kill()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -230,6 +231,33 @@ def test_two_compactions_at_once_lose_nothing(spark: SparkSession, lake: Lake) -
         slower.rewrite(TABLES["commits"], lake.read("commits"), ["0", "1"])
     compact(lake)
     assert rows(lake, "commits") == before
+
+
+@pytest.mark.parametrize(
+    ("table_format", "change"),
+    [(Format.DELTA, "deltalake.DeltaTable.create_write_transaction"),
+     (Format.ICEBERG, "pyiceberg.table.Transaction.commit_transaction")],
+)  # fmt: skip
+def test_a_batch_is_written_although_others_are_merged_at_that_moment(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: Format, change: str
+) -> None:
+    lake = Lake(spark, str(tmp_path), table_format, "one")
+    add_batches(spark, lake, 0, 1)
+    jobs(lake).ensure("current_offsets")
+    owner, _, name = change.rpartition(".")
+    method = pkgutil.resolve_name(change)
+
+    def delayed(*arguments: object) -> object:
+        monkeypatch.setattr(pkgutil.resolve_name(owner), name, method)
+        compact(Lake(spark, str(tmp_path), table_format))
+        return method(*arguments)
+
+    monkeypatch.setattr(pkgutil.resolve_name(owner), name, delayed)
+    add_batches(spark, lake, 2, 2)
+    expected = {(log.log_partition, offset) for log in logs() for offset in range(len(log.rows) * 3 // BATCHES)}
+    assert places(lake, "records") == expected
+    assert len(rows(lake, "records")) == len(expected)
+    assert {file.value for file in lake.stored_files("records")} == {"1", "2"}
 
 
 def surviving(log: MadeLog) -> set[tuple[int, int]]:

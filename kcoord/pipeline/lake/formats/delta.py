@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
 
@@ -27,6 +29,9 @@ from kcoord.pipeline.lake.formats.data_files import (
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.store import CLUSTER, StoredFile, in_cluster
 from kcoord.pipeline.lake.tables import LakeTable
+
+_COMMIT_ATTEMPTS: Final = 10
+"""How often a change of a table is tried while other jobs change other parts of it."""
 
 
 class DeltaStore:
@@ -100,16 +105,28 @@ class DeltaStore:
     def _commit(
         self, table: LakeTable, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]]
     ) -> None:
-        uri, layout = self._place.table_uri(table), list(table.partitioned_by)
-        schema = table.arrow_schema
-        delta = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout, storage_options=self._options)
-        stored_names = {field.name for field in delta.schema().fields}
-        new_fields = [field for field in Schema.from_arrow(schema).fields if field.name not in stored_names]
-        if new_fields:  # a newer release has more columns
-            delta.alter.add_columns(new_fields)
         now_ms = round(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size_bytes, file.layout, now_ms, True, json.dumps({"numRecords": file.rows}))
             for file in files
         ]
-        delta.create_write_transaction(actions, mode, schema, layout, filters or None)
+        for attempt in range(1, _COMMIT_ATTEMPTS + 1):
+            try:
+                self._open(table).create_write_transaction(
+                    actions, mode, table.arrow_schema, list(table.partitioned_by), filters or None
+                )
+                return
+            except CommitFailedError:
+                # A compaction has removed files of other parts since the table was opened.
+                if attempt == _COMMIT_ATTEMPTS:
+                    raise
+
+    def _open(self, table: LakeTable) -> DeltaTable:
+        """Returns the newest version of the table, with all columns. Creates the table if there is none."""
+        uri, layout, schema = self._place.table_uri(table), list(table.partitioned_by), table.arrow_schema
+        delta = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout, storage_options=self._options)
+        stored_names = {field.name for field in delta.schema().fields}
+        new_fields = [field for field in Schema.from_arrow(schema).fields if field.name not in stored_names]
+        if new_fields:  # a newer release has more columns
+            delta.alter.add_columns(new_fields)
+        return delta
