@@ -175,7 +175,7 @@ docker: ## build the image (BASE_IMAGE=python:3.13-slim-bookworm IMAGE=kcoord:de
 docker-test: $(DEV) ## build the image and use it with a real client (needs Docker; without it, a script of SHARED=../shared may start it)
 	$(BIN)/python -m tests.docker.container $(IMAGE)
 
-docker-spark: ## build the image of the data pipeline, about 1.3 GB (BASE_IMAGE=python:3.13-slim-bookworm SPARK_IMAGE=kcoord-spark:dev)
+docker-spark: ## build the image of the data pipeline, 2 GB (BASE_IMAGE=python:3.13-slim-bookworm SPARK_IMAGE=kcoord-spark:dev)
 	docker build --build-arg BASE_IMAGE=$(BASE_IMAGE) --tag $(SPARK_IMAGE) --file docker/spark.Dockerfile .
 
 docker-spark-test: $(DEV) ## build the image of the data pipeline, and run a lake on a cluster of its containers; some minutes (needs Docker, as docker-test)
@@ -188,7 +188,7 @@ spark-archive: $(RUN) ## dist/kcoord-spark.tar.gz: kcoord and its libraries for 
 	rm -rf build/spark/pyspark* build/spark/py4j* build/spark/bin
 	tar --create --gzip --file dist/kcoord-spark.tar.gz --directory build/spark .
 
-live-lake: $(DEV) spark-archive ## a lake on a Spark cluster that follows live brokers while brokers, workers and the driver are killed; eleven minutes (ARGS="--brokers kafka3 --seconds 120")
+live-lake: $(DEV) spark-archive ## a lake on a Spark cluster that follows live brokers while brokers, workers, the driver and compactions are killed; eleven minutes (ARGS="--brokers kafka3 --seconds 120")
 	$(BIN)/python -m tests.live_lake --archive dist/kcoord-spark.tar.gz $(ARGS)
 
 lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock

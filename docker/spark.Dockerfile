@@ -29,6 +29,7 @@ RUN mkdir -p /usr/share/man/man1 && apt-get update -qq \
 COPY --from=build /opt/kcoord /opt/kcoord
 ENV PATH=/opt/kcoord/bin:$PATH \
     PYSPARK_PYTHON=/opt/kcoord/bin/python \
+    SPARK_WORKER_DIR=/home/spark/work \
     PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /home/spark

@@ -75,8 +75,8 @@ class Cluster:
                       *command)  # fmt: skip
 
     def submit(self, *arguments: str) -> str:
-        file = "from kcoord.cli.submit import lake; print(lake.__file__)"
-        script = f'exec spark-submit --master spark://master:7077 "$(python -c "{file}")" "$@"'
+        file = "/opt/kcoord/lib/python3*/site-packages/kcoord/cli/submit/lake.py"
+        script = f'exec spark-submit --master spark://master:7077 {file} "$@"'
         return self.run("bash", "-c", script, "lake", *arguments)
 
 
@@ -85,6 +85,7 @@ def running(image: str) -> Iterator[tuple[Cluster, list[str], Offsets]]:
     """Yields a cluster, its two workers, and the offsets in the log."""
     with ExitStack() as at_end:
         folder = Path(at_end.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        (folder / "broker").mkdir()
         offsets = write_log(folder / "broker")
         shutil.copytree(KcoordProcess(folder / "broker").data, folder / "log")
         (folder / "lakes").mkdir()
@@ -123,8 +124,8 @@ def check_cluster(image: str) -> Iterator[tuple[str, Callable[[], bool]]]:
         docker("kill", "--signal", "KILL", workers[0])
         yield "a job ends with one worker", lambda: cluster.submit("compact", *copy[3:], "--grace", "0") is not None
         yield "the lake is the same", lambda: current(cluster, "/lakes/delta", "--format", "delta") == offsets
-        one = ("--log", "/log", "--lake", "/lakes/local", "--output", "/lakes/report.html", "--json")
-        yield "a report needs no cluster", lambda: "size_bytes" in cluster.run("kcoord", "lake", "report", *one)
+        report = ("--log", "/log", "--lake", "/lakes/local", "--output", "/lakes/report.html", "--json")
+        yield "a report needs no cluster", lambda: "size_bytes" in cluster.run("kcoord", "lake", "report", *report)
 
 
 def has_executors(worker: str) -> bool:

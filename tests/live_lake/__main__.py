@@ -51,11 +51,11 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             stage = Stage(brokers, count, spark, driver, compaction, options.seed)
             try:
                 stage.play(options.seconds, options.interval)
-                compaction.run()
             finally:
                 driver.stop()
         print(f"kills: {stage.kills}", flush=True)
         copy_the_rest(brokers.address, lake)
+        compaction.run()
         wrong = [*judge(lake, crowd.ledger, log_records(brokers.address))]
     for line in wrong:
         print(f"WRONG: {line}")
