@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows lakes on S3 in two steps: `python -m tests.integration.lake.s3_driver LOG FORMAT=URI...`.
+"""Grows lakes on S3 in two steps, and compacts them: `python -m tests.integration.lake.s3_driver LOG FORMAT=URI...`.
 
 It runs in a process of its own, since the JVM needs the jars of Hadoop's S3 file system at its start. Each step uses a
 new `Lake` object. After each step it prints the format and the committed offsets as a line of JSON. The last line has
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
+from kcoord.pipeline.lake.compaction import Compaction
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import Jobs
@@ -40,6 +41,20 @@ def current(lake: Lake) -> dict[Key, int]:
     return committed_offsets(lake.read("current_offsets").collect())
 
 
+def compact(lake: Lake) -> None:
+    """Compacts, and checks that each commit is still there once, in one file."""
+    before = commits(lake)
+    compaction = Compaction(lake, Jobs(lake, LakeSettings(retention_ms=MS_PER_MINUTE)))
+    assert any(table.merged for table in compaction.run())
+    compaction.remove_replaced()
+    assert commits(lake) == before
+    assert len(lake.stored_files("commits")) == 1
+
+
+def commits(lake: Lake) -> list[tuple[int, int]]:
+    return sorted(map(tuple, lake.read("commits").select("log_partition", "log_offset").collect()))
+
+
 def main(log: str, *lakes: str) -> None:
     spark = get_session("local[2]", {**small_settings(), **WITHOUT_WAITING, "spark.jars": ",".join(s3_jars())})
     spark.sparkContext.setLogLevel("ERROR")
@@ -49,6 +64,7 @@ def main(log: str, *lakes: str) -> None:
             lake = Lake(spark, uri, Format(table_format))
             grow(lake, log, log_partitions)
             print(json.dumps([table_format, list(current(lake).items())]))
+        compact(Lake(spark, uri, Format(table_format)))
     print(json.dumps([RETRIES, take_retries()]))
     spark.stop()
 
