@@ -12,19 +12,22 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 
 from bench import data_plane
-from bench.report import Report
+from bench.report import Report, write_into
 from bench.wire import Broker
 
 OS = "kcoord.log.flush.policy=os"
+DOCUMENT_SECTION = "bench-peers: produce and consume"
 NO_INTERVAL = ("group.consumer.assignment.interval.ms=0", "group.consumer.min.assignment.interval.ms=0")
 SCENARIOS = (
     "echo startup heartbeat commit simple_commit fetch metadata describe_topic_partitions classic join_storm mixed "
@@ -38,6 +41,12 @@ def main() -> int:
         "--only", default="kafka kfake", help="peers to compare, in one argument (default 'kafka kfake'); '' for none"
     )
     parser.add_argument("--scenarios", default=SCENARIOS, help="scenarios of the script, in one argument")
+    parser.add_argument(
+        "--document",
+        type=Path,
+        metavar="FILE",
+        help="also write the tables of produce and consume into the section of this Markdown file that has them",
+    )
     arguments = parser.parse_args()
     shared = Path(os.environ.get("KCOORD_SHARED", "../shared"))
     script = shared / "bench" / "run-anchors.sh"
@@ -59,9 +68,20 @@ def main() -> int:
         code = measure(script, arguments.only, scenarios)
         subprocess.run([sys.executable, script.parent / "table.py", work / "results.jsonl"], check=False)
     if data_scenarios:
+        report, began = Report(), os.getloadavg()[0]
         with tempfile.TemporaryDirectory(dir=work) as folder:
-            data_plane.main(shared.resolve(), Path(folder), peers, data_scenarios, Report())
+            data_plane.main(shared.resolve(), Path(folder), peers, data_scenarios, report)
+        if arguments.document is not None:
+            write_into(arguments.document, DOCUMENT_SECTION, _tables(report, began))
     return code
+
+
+def _tables(report: Report, began: float) -> str:
+    """Returns the tables with the command, the date, and the load average before and after the measurement."""
+    command = shlex.join(sys.argv[1:]).replace("'", '"')
+    load = f"load average {began:.0f} at the beginning and {os.getloadavg()[0]:.0f} at the end"
+    head = f"`make bench-peers ARGS='{command}'`,\n{date.today()}, {load}."
+    return "\n\n".join([head, *(table.markdown() for table in report.tables)])
 
 
 def measure(script: Path, only: str, scenarios: list[str]) -> int:

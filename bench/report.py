@@ -21,12 +21,18 @@ class Table:
         self.name = name
         self.columns = list(columns)
         self.rows: list[list[Cell]] = []
-        print(f"\n{name}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+        print(f"\n{self._head()}", flush=True)
 
     def row(self, *cells: Cell) -> None:
         assert len(cells) == len(self.columns)
         self.rows.append(list(cells))
-        print(f"| {' | '.join(map(_text, cells))} |", flush=True)
+        print(_line(cells), flush=True)
+
+    def markdown(self) -> str:
+        return "\n".join([self._head(), *map(_line, self.rows)])
+
+    def _head(self) -> str:
+        return f"{self.name}:\n\n{_line(self.columns)}\n|{'---|' * len(self.columns)}"
 
 
 class Report:
@@ -49,7 +55,20 @@ class Report:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def write_into(document: Path, section: str, content: str) -> None:
+    """Replaces what a Markdown document has between the comments that begin and end the section."""
+    begin, end = f"<!-- {section} -->\n", f"<!-- end of {section} -->\n"
+    before, found_begin, rest = document.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    assert found_begin and found_end, f"{document} has no section between {begin.strip()} and {end.strip()}"
+    document.write_text(f"{before}{begin}\n{content}\n\n{end}{after}")
+
+
+def _line(cells: Sequence[Cell]) -> str:
+    return f"| {' | '.join(map(_text, cells))} |"
+
+
 def _text(cell: Cell) -> str:
     if isinstance(cell, float):
-        return f"{cell:.0f}" if abs(cell) >= 100 else f"{cell:.1f}" if abs(cell) >= 10 else f"{cell:.2f}"
+        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.1f}" if abs(cell) >= 10 else f"{cell:.2f}"
     return f"{cell:,}" if isinstance(cell, int) else cell
