@@ -16,7 +16,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -105,9 +106,10 @@ class Stage:
         self.pauses()
         self._heart.take()
         cpu, began, count = self.broker.cpu_seconds(), time.perf_counter(), 0
-        while not count or (repeat and time.perf_counter() - began < ROW_SECONDS):
-            work()
-            count += 1
+        with at_normal_priority():
+            while not count or (repeat and time.perf_counter() - began < ROW_SECONDS):
+                work()
+                count += 1
         took = (time.perf_counter() - began) / count
         cpu = (self.broker.cpu_seconds() - cpu) / count
         time.sleep(max(ROW_SECONDS - (time.perf_counter() - began), 0))
@@ -136,6 +138,19 @@ class Stage:
     def _volley(self, frames: list[bytes]) -> None:
         self.connection.send(b"".join(frames))
         self.connection.skip(len(frames))
+
+
+@contextmanager
+def at_normal_priority() -> Iterator[None]:
+    """Ends a real-time priority of this process meanwhile: reading a large response would delay the heartbeats."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    if policy != os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    try:
+        yield
+    finally:
+        if policy != os.SCHED_OTHER:
+            os.sched_setscheduler(0, policy, parameters)
 
 
 def pauses_of(broker: Broker, watch: Path) -> Pauses:

@@ -28,14 +28,12 @@ class TopicDelta:
 
     @classmethod
     def between(cls, old: MetadataImage, new: MetadataImage) -> TopicDelta:
-        """Compares all topics. This is fast, since an image shares unchanged topics with the image before it."""
-        before = old.topics
-        changed = {name for name, topic in new.topics.items() if before.get(name) is not topic}
-        deleted = before.keys() - new.topics.keys()
-        made_again = {name for name in changed if name in before and before[name].id != new.topics[name].id}
-        come_or_gone = bool(deleted) or not changed <= before.keys()
-        racks_changed = old.racks != new.racks
-        return cls(old, new, frozenset(changed | deleted), sorted(deleted | made_again), come_or_gone, racks_changed)
+        """Compares the topics that may differ. An image shares unchanged topics with the image before it."""
+        before, after = old.topics, new.topics
+        changed = [name for name in new.topics_to_compare(old) if before.get(name) is not after.get(name)]
+        gone = [name for name in changed if name in before and (name not in after or before[name].id != after[name].id)]
+        come_or_gone = any(name not in before or name not in after for name in changed)
+        return cls(old, new, frozenset(changed), sorted(gone), come_or_gone, old.racks != new.racks)
 
 
 class CoordinatorMachine(StateMachine, Protocol):

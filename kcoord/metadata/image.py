@@ -8,7 +8,7 @@ time while the next one is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -141,6 +141,13 @@ class MetadataImage:
     """The delegation tokens by id. Shared with the image before it if no token has changed."""
     racks: Mapping[int, str] = field(init=False, compare=False, repr=False)
     """The racks of the brokers that have one, by broker id."""
+    _partition_count: int = field(init=False, default=-1, compare=False, repr=False)
+    """Counted when it is first asked for."""
+    touched: Sequence[str] = field(init=False, default=(), compare=False, repr=False)
+    """The topics that this image may have changed, deleted or configured, if it was built from another image."""
+    _token: object = field(init=False, default_factory=object, compare=False, repr=False)
+    _origin: object = field(init=False, default=None, compare=False, repr=False)
+    """The token of the image that this image was built from. An image would keep all images before it alive."""
 
     def __post_init__(self) -> None:
         self.racks = {broker_id: broker.rack for broker_id, broker in self.brokers.items() if broker.rack is not None}
@@ -148,6 +155,26 @@ class MetadataImage:
     @classmethod
     def empty(cls) -> MetadataImage:
         return cls(0, {}, {}, {}, {}, {}, 0, -1)
+
+    def note_origin(self, origin: MetadataImage, touched: Sequence[str]) -> None:
+        """Notes that the image was built from `origin`, by records about the topics `touched`."""
+        self._origin, self.touched = origin._token, touched
+
+    def topics_to_compare(self, old: MetadataImage) -> Iterable[str]:
+        """Returns the names of the topics in which this image and `old` may differ, also in their configs.
+
+        These are the topics of the records in between, or all topics if there is another image in between.
+        """
+        if self._origin is old._token:
+            return self.touched
+        return self.topics if self.topics.keys() == old.topics.keys() else {**old.topics, **self.topics}
+
+    @property
+    def partition_count(self) -> int:
+        """The number of partitions of all topics."""
+        if self._partition_count < 0:
+            self._partition_count = sum([len(topic.partitions) for topic in self.topics.values()])
+        return self._partition_count
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         return self.configs.get((TOPIC_RESOURCE, name), _NO_CONFIGS)
@@ -208,6 +235,7 @@ class ImageBuilder:
         "_scram_credentials",
         "_topics",
         "_topics_by_id",
+        "_touched",
     )
 
     def __init__(self, image: MetadataImage) -> None:
@@ -228,6 +256,8 @@ class ImageBuilder:
         self._delegation_tokens = image.delegation_tokens
         self._own_tokens: dict[str, DelegationTokenData] | None = None
         self._own_topics: set[bytes] = set()
+        self._touched: dict[str, None] = {}
+        """The names of the topics that records were about, in their order."""
         self._own_configs: dict[tuple[int, str], dict[str, str]] = {}
         self._replayed = 0
 
@@ -279,7 +309,7 @@ class ImageBuilder:
         """Returns the next image, or the same image if no record was replayed."""
         if not self._replayed:
             return self._image
-        return MetadataImage(
+        image = MetadataImage(
             self._image.epoch + self._replayed,
             self._topics,
             self._topics_by_id,
@@ -294,10 +324,13 @@ class ImageBuilder:
             self._client_quotas,
             self._delegation_tokens,
         )
+        image.note_origin(self._image, tuple(self._touched))
+        return image
 
     def _add_topic(self, record: TopicRecord) -> None:
         topic = TopicImage(record.name, record.topic_id, [])
         self._own_topics.add(record.topic_id)
+        self._touched[record.name] = None
         self._topics[record.name] = topic
         self._topics_by_id[record.topic_id] = topic
 
@@ -307,6 +340,7 @@ class ImageBuilder:
         if topic is None or topic_id in self._own_topics:
             return topic
         self._own_topics.add(topic_id)
+        self._touched[topic.name] = None
         copy = TopicImage(topic.name, topic.id, list(topic.partitions), topic.hashed)
         self._topics[topic.name] = copy
         self._topics_by_id[topic_id] = copy
@@ -353,6 +387,7 @@ class ImageBuilder:
         if topic is None:
             return
         del self._topics[topic.name]
+        self._touched[topic.name] = None
         self._configs.pop((TOPIC_RESOURCE, topic.name), None)
         self._own_configs.pop((TOPIC_RESOURCE, topic.name), None)
 
@@ -363,6 +398,8 @@ class ImageBuilder:
 
     def _set_config(self, record: ConfigRecord) -> None:
         resource = (record.resource_type, record.resource_name)
+        if record.resource_type == TOPIC_RESOURCE:
+            self._touched[record.resource_name] = None
         own = self._own_configs.get(resource)
         if own is None:
             own = self._own_configs[resource] = dict(self._configs.get(resource, _NO_CONFIGS))

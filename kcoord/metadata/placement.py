@@ -49,7 +49,8 @@ class Placement:
             start, ring = first, able
         else:
             ring = self._alternating(able)
-        return [self._replicas(ring, start + position, replication_factor) for position in range(count)]
+        cycle = [self._replicas(ring, start + position, replication_factor) for position in range(len(ring))]
+        return [cycle[position % len(cycle)] for position in range(count)]
 
     def _replicas(self, ring: Sequence[int], start: int, count: int) -> list[int]:
         """Returns `count` brokers. Prefers brokers whose rack has no replica of the partition yet."""
@@ -109,16 +110,17 @@ class Placement:
 
 
 def partition_records(
-    image: MetadataImage, topic_id: bytes, first: int, assignment: Iterable[list[int]], creation_time_ms: int
+    image: MetadataImage, topic_id: bytes, first: int, assignment: Sequence[list[int]], creation_time_ms: int
 ) -> list[CoordinatorRecord]:
     """Returns the records of new partitions with these replicas. The replicas in service are in sync."""
     alive = image.alive_brokers() if image.brokers else None
+    directories = {broker_id: _directory_of(image, broker_id) for replicas in assignment for broker_id in replicas}
     return [
         records.new_partition_record(
             topic_id,
             partition_id,
             replicas,
-            directories_of(image, replicas),
+            [directories[broker_id] for broker_id in replicas],
             creation_time_ms,
             isr=_able(replicas, alive),
         )

@@ -53,7 +53,9 @@ class TopicOperations:
         # KIP-1327 compares creation times. If the clock goes back, a new partition must not get an older time.
         self._creation_time_ms = max(context.now_ms, image.last_creation_time_ms)
         self._placement = Placement(image.brokers, config.node_id)
-        self._colliding = {collision_form(name): name for name in image.topics if may_collide(name)}
+        self._colliding: dict[str, str] | None = None
+        self._described: dict[tuple[tuple[str, str], ...], list[CreateTopicsResponse.CreatableTopicConfigs]] = {}
+        """The configs in the response, by those that a topic sets."""
 
     def create_topics(
         self, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
@@ -95,7 +97,15 @@ class TopicOperations:
             error_message=None,
             num_partitions=len(assignment),
             replication_factor=len(assignment[0]),
-            configs=[
+            configs=self._described_configs(configs),
+        )
+
+    def _described_configs(self, configs: Mapping[str, str]) -> list[CreateTopicsResponse.CreatableTopicConfigs]:
+        """Returns all configs of a topic that sets these. Most topics of a request set the same."""
+        key = _key(configs)
+        described = self._described.get(key)
+        if described is None:
+            described = self._described[key] = [
                 CreateTopicsResponse.CreatableTopicConfigs(
                     name=entry.name,
                     value=entry.value,
@@ -104,8 +114,8 @@ class TopicOperations:
                     is_sensitive=entry.is_sensitive,
                 )
                 for entry in topic_config_entries(self._config, self._image, configs)
-            ],
-        )
+            ]
+        return described
 
     def _check_new_name(self, name: str) -> None:
         check_topic_name(name)
@@ -113,12 +123,19 @@ class TopicOperations:
             raise KafkaError(Errors.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
         if name in self._image.topics:
             raise KafkaError(Errors.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        other = self._colliding.get(collision_form(name))
+        other = self._collides_with(name)
         if other is not None:
             raise KafkaError(
                 Errors.INVALID_TOPIC_EXCEPTION,
                 f"Topic '{name}' collides with existing topic: {other}",
             )
+
+    def _collides_with(self, name: str) -> str | None:
+        if not may_collide(name):
+            return None
+        if self._colliding is None:
+            self._colliding = {collision_form(topic): topic for topic in self._image.topics if may_collide(topic)}
+        return self._colliding.get(collision_form(name))
 
     def _checked_configs(self, topic: CreateTopicsRequest.CreatableTopic) -> dict[str, str]:
         configs: dict[str, str] = {}
@@ -126,6 +143,8 @@ class TopicOperations:
             if config.value is None:
                 raise KafkaError(Errors.INVALID_CONFIG, f"Null value not supported for topic configs: {config.name}")
             configs[config.name] = config.value
+        if _key(configs) in self._described:
+            return configs
         try:
             check_topic_configs(self._config, configs)
         except ConfigError as error:
@@ -316,6 +335,10 @@ def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopi
     if topic is None:
         raise KafkaError(Errors.UNKNOWN_TOPIC_ID, Errors.UNKNOWN_TOPIC_ID.description)
     return topic
+
+
+def _key(configs: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(configs.items()))
 
 
 def _count_partitions(context: OperationContext, count: int) -> None:

@@ -348,13 +348,8 @@ class PackedBatch:
 
 def size_bound_bytes(records: list[SerializedRecord]) -> int:
     """Returns an upper bound of the size of these records in a batch."""
-    size = _RECORD_OVERHEAD_BOUND_BYTES * len(records)
-    for key, value in records:
-        if key is not None:
-            size += len(key)
-        if value is not None:
-            size += len(value)
-    return size
+    sizes = sum([len(key) for key, _ in records if key]) + sum([len(value) for _, value in records if value])
+    return _RECORD_OVERHEAD_BOUND_BYTES * len(records) + sizes
 
 
 def check_size(records: Sequence[CoordinatorRecord], serialized: list[SerializedRecord], max_batch_bytes: int) -> None:

@@ -7,13 +7,15 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kcoord.config import BrokerConfig, Listener, TopicConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.server.api.api_table import ApiTable
+from kcoord.server.api.large_metadata import LargeMetadata
 from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.environment import Environment
+from kcoord.server.replies import EncodedResponse
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_service import MetadataService
@@ -23,6 +25,8 @@ from kcoord.topics.store import TopicStore
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from kcoord.metrics.exposition import InstanceFigures
     from kcoord.security.authorizer import Authorizer
     from kcoord.server.client_quotas import ClientQuotas
@@ -30,13 +34,19 @@ if TYPE_CHECKING:
     from kcoord.server.observe.client_telemetry import ClientTelemetry
     from kcoord.server.observe.telemetry_exporter import TelemetryExporter
     from kcoord.server.request_quota import RequestQuota
+    from kcoord_protocol.messages import Message
 
 _logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound="Message")
 
 TICK_SECONDS: Final = 1.0
 WRITER_SECONDS: Final = 1.5
 """The longest time that a shutdown waits for writes in flight."""
 _CHECK_SECONDS: Final = 0.01
+
+LARGE_RESPONSE_ITEMS: Final = 1_000
+"""A response with more members, groups or partitions is large: the event loop would take more than 5 ms for it."""
 
 
 class Broker:
@@ -91,6 +101,8 @@ class Broker:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._client_telemetry: ClientTelemetry | None = None
         self._exporter: TelemetryExporter | None = None
+        self._threads: Executor | None = None
+        self.large_metadata = LargeMetadata()
 
     @property
     def controller_id(self) -> int:
@@ -119,6 +131,19 @@ class Broker:
     def endpoint(self, listener_name: str) -> Listener:
         """Returns the advertised address of this broker for clients of a listener."""
         return self.endpoints[listener_name]
+
+    async def made_in_thread(self, make: Callable[[], M], version: int) -> M:
+        """Makes and encodes a large response in a thread. `make` must not depend on anything that changes.
+
+        Returns an EncodedResponse. It has all that a request path needs of a message.
+        """
+
+        def encode() -> EncodedResponse:
+            return EncodedResponse(make().encode(version))
+
+        if self._threads is None:
+            self._threads = self._environment.new_pool(1, "kcoord-responses")
+        return cast("M", await self._environment.loop.run_in_executor(self._threads, encode))
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
@@ -190,6 +215,8 @@ class Broker:
         self.groups.close()
         self.metadata.close()
         self._environment.cancel_tasks()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
         if self._exporter is not None:
             self._exporter.close()
         await until(self._environment.loop, lambda: self.pump.is_quiet, WRITER_SECONDS)

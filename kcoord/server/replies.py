@@ -42,6 +42,10 @@ class EncodedResponse:
         """Returns the body. It has the version in which the thread has encoded it."""
         return _INT32.pack(self.throttle_time_ms) + self._body[_INT32.size :]
 
+    def copy(self) -> EncodedResponse:
+        """Returns the same response for another client."""
+        return EncodedResponse(self._body)
+
 
 def internal_operation_context(now_ms: int) -> OperationContext:
     """Returns the context of an operation that no client requested."""
@@ -101,6 +105,26 @@ def map_reply(
     source.add_done_callback(finish)
     target.add_done_callback(abandon)
     return target
+
+
+@overload
+def chain_reply(reply: asyncio.Future[T], function: Callable[[T], Reply[U]]) -> asyncio.Future[U]: ...
+
+
+@overload
+def chain_reply(reply: Reply[T], function: Callable[[T], Reply[U]]) -> Reply[U]: ...
+
+
+def chain_reply(reply: Reply[T], function: Callable[[T], Reply[U]]) -> Reply[U]:
+    """Applies `function` to the response, now or when it is ready. The function may return a future, too."""
+    if not asyncio.isfuture(reply):
+        return function(reply)
+
+    async def both() -> U:
+        result = function(await reply)
+        return await result if asyncio.isfuture(result) else result
+
+    return asyncio.ensure_future(both())
 
 
 def gather_replies(replies: list[Reply[T]]) -> Reply[list[T]]:

@@ -308,8 +308,8 @@ class Observer:
 
     def subscribed_topics(self, machine: GroupCoordinatorShard, group_id: str) -> set[str]:
         """Returns the topics that members of the consumer protocol subscribe to by name."""
-        group = machine.consumer_group_describe(OperationContext(0), [group_id]).response[0]
-        return {name for member in group.members for name in member.subscribed_topic_names}
+        described = machine.consumer_group_describe(OperationContext(0), [group_id]).response[0]
+        return {name for member in described.members.values() for name in member.subscribed_topic_names}
 
     # Groups.
 
@@ -318,7 +318,7 @@ class Observer:
 
         Not always the last one: a deletion and a new creation may not have been durable.
         """
-        group = machine.consumer_group_describe(OperationContext(0), [group_id]).response[0]
+        group = machine.consumer_group_describe(OperationContext(0), [group_id]).response[0].group
         created_ms = group.group_creation_time_ms
         if created_ms not in self._given_creation_times.get(group_id, set()):
             text = f"{group_id} was loaded as created at {created_ms}, not {self._given_creation_times.get(group_id)}"

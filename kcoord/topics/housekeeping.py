@@ -32,6 +32,8 @@ Background: TypeAlias = Callable[[Callable[[], None]], object]
 """Runs a function in another thread, at some later time."""
 
 PARTITIONS_PER_TICK = 50
+REMOVALS_PER_TICK = 100
+"""The number of old segments and folders of deleted partitions that one tick removes. The others follow later."""
 
 _logger = logging.getLogger(__name__)
 
@@ -87,7 +89,9 @@ class Housekeeping:
             self._expire_producers(now_ms)
         if self._checkpoint.is_due(now_ms):
             self._write_checkpoints()
-        while self._doomed and self._doomed[0][0] <= now_ms:
+        for _ in range(REMOVALS_PER_TICK):
+            if not self._doomed or self._doomed[0][0] > now_ms:
+                break
             self._remove(heappop(self._doomed)[1])
 
     # --- retention ----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from kcoord.config import TopicConfig
 from kcoord.metadata.image import PartitionImage
 from kcoord.runtime.result import Producer
 from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
-from kcoord.storage.log_dir import LogDir
+from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
@@ -44,6 +44,7 @@ from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch
+from kcoord_protocol.uuid import ZERO_UUID
 
 HIGH_WATERMARK: Final = -1
 """The offset by which DeleteRecords asks to delete all records."""
@@ -89,7 +90,9 @@ class Partition:
     __slots__ = (
         "_failure",
         "_has_enough_replicas",
+        "_is_new",
         "_log_dir",
+        "_may_lack_folder",
         "_needed_replicas",
         "_open",
         "config",
@@ -104,7 +107,15 @@ class Partition:
     )
 
     def __init__(
-        self, topic: str, topic_id: bytes, image: PartitionImage, config: TopicConfig, log_dir: LogDir, node_id: int
+        self,
+        topic: str,
+        topic_id: bytes,
+        image: PartitionImage,
+        config: TopicConfig,
+        log_dir: LogDir,
+        node_id: int,
+        *,
+        is_new: bool = False,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -113,10 +124,12 @@ class Partition:
         self.files = PartitionFiles(log_dir.file_system, log_dir.partition_path(topic, image.partition_id))
         self.node_id = node_id
         self.log_config = LogConfig()
-        self.configure(config)
         self._log_dir = log_dir
         self._open: OpenLog | None = None
         self._failure: str | None = None
+        self._may_lack_folder = True
+        self._is_new = is_new
+        self.configure(config)
 
     def __repr__(self) -> str:
         return f"Partition({self.topic}-{self.index})"
@@ -127,13 +140,17 @@ class Partition:
         """Applies the topic's configuration; the settings of segments take effect with the next append."""
         self.config = config
         self.rules = batch_rules(config)
+        if self._open is not None:
+            self._configure_log(config)
+        self._count_replicas()
+
+    def _configure_log(self, config: TopicConfig) -> None:
         self.log_config.segment_bytes = config.effective_segment_bytes
         segment_ms = min(config.segment_ms, config.max_compaction_lag_ms) if config.is_compacted else config.segment_ms
         self.log_config.segment_ms = max(segment_ms - self._jitter_ms(config), 1)
         self.log_config.segment_index_bytes = config.segment_index_bytes
         self.log_config.index_interval_bytes = config.index_interval_bytes
         self.log_config.file_delete_delay_ms = config.file_delete_delay_ms
-        self._count_replicas()
 
     def _jitter_ms(self, config: TopicConfig) -> int:
         """Returns the partition's share of segment.jitter.ms, which spreads the rolls of many partitions.
@@ -205,7 +222,34 @@ class Partition:
         self._open = opened
         return opened
 
+    def make_folder(self) -> None:
+        """Makes the folder of the partition if it does not exist. Raises OSError if that fails."""
+        if not self._may_lack_folder:
+            return
+        fs, directory = self._log_dir.file_system, self.files.directory
+        if self._is_new and fs.exists(directory):
+            self._set_aside_other_topic()
+        if not fs.exists(directory):
+            self._log_dir.forget(self.topic, self.index)
+            self.files.create(self.topic_id)
+        self._may_lack_folder = False
+
+    def _set_aside_other_topic(self) -> None:
+        """Sets the folder aside if it belongs to a deleted topic of that name.
+
+        The leader of the deleted topic may have ended before it could remove the folder.
+        """
+        topic_id = self.files.topic_id()
+        if topic_id in (None, self.topic_id):
+            return
+        _logger.warning(
+            "The folder of %s-%d belongs to a deleted topic: renaming it to *%s", self.topic, self.index, STRAY_SUFFIX
+        )
+        self._log_dir.delete_partitions([(self.topic, self.index, (topic_id or ZERO_UUID).hex())], STRAY_SUFFIX)
+
     def _load(self, now_ms: int) -> OpenLog:
+        self.make_folder()
+        self._configure_log(self.config)
         log = self._log_dir.open_log(self.topic, self.index, self.log_config, now_ms)
         try:
             opened = load(log, self.files, now_ms)
@@ -532,6 +576,7 @@ class Partition:
 
     def resign(self) -> None:
         """Makes the log durable and closes it, since another broker leads from now on."""
+        self._may_lack_folder = False
         log = self._open.log if self._open is not None else None
         self.prepare_close()
         self._failure = f"{self.topic}-{self.index} is led by another broker."
@@ -544,6 +589,7 @@ class Partition:
 
     def delete(self) -> None:
         """Stops serving a partition of a deleted topic. The owner may rename the folder afterwards."""
+        self._may_lack_folder = False
         opened, self._open = self._open, None
         self._failure = f"{self.topic}-{self.index} is deleted."
         if opened is not None:

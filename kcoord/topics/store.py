@@ -9,7 +9,8 @@ sees one image from its beginning to its end. `keep_deleted` is the exception: i
 
 The life of a partition here:
 
-* The image names this broker as leader: the partition is made, and its folder too. The log is opened at its first use.
+* The image names this broker as leader: the partition is made. `make_folders` makes its folder soon after, because a
+  request may create thousands of partitions. The log is opened at its first use.
 * The image names another leader: the log is made durable, closed and handed over to that broker. Parked fetches are
   woken and fail with NOT_LEADER_OR_FOLLOWER.
 * The topic is deleted: the folder is renamed at once and removed later. A new topic of that name has another id, so
@@ -24,7 +25,8 @@ Partitions of internal topics belong to their coordinators. They are only read h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 from kcoord.config import BrokerConfig, TopicConfig
@@ -90,6 +92,7 @@ class TopicStore:
         self._log_dir = log_dir
         self._image: MetadataImage | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._without_folder: deque[Partition] = deque()
         self._housekeeping = Housekeeping(config, log_dir, self._partitions, in_background)
 
     # --- metadata -----------------------------------------------------------------------------------------------------
@@ -99,30 +102,41 @@ class TopicStore:
         old, self._image = self._image, image
         if old is None:
             self._set_strays_aside(image)
-        old_topics = old.topics if old is not None else {}
-        gone = [topic for topic in old_topics.values() if topic.id not in image.topics_by_id]
+            self._leave_to_others(image)
+            self._update_topics(image.topics, image, None)
+        else:
+            self._follow(image, old, now_ms)
+
+    def _follow(self, image: MetadataImage, old: MetadataImage, now_ms: int) -> None:
+        names = list(image.topics_to_compare(old))
+        before = [old.topics[name] for name in names if name in old.topics]
+        gone = [topic for topic in before if topic.id not in image.topics_by_id]
         if gone:
             self._delete_topics(gone, now_ms)
-        if old is None:
-            self._leave_to_others(image)
+        self._resign([topic for topic in before if image.topics.get(topic.name) is not topic], image)
+        node_id = self.config.node_id
+        if old.effective_broker_configs(node_id) != image.effective_broker_configs(node_id):
+            self._update_topics(image.topics, image, old, defaults_changed=True)
         else:
-            self._resign(image, old)
-        defaults_changed = old is not None and old.effective_broker_configs(
-            self.config.node_id
-        ) != image.effective_broker_configs(self.config.node_id)
-        for name, topic in image.topics.items():
-            configs_changed = (
-                old is None or defaults_changed or old.topic_configs(name) is not image.topic_configs(name)
-            )
-            if configs_changed or old_topics.get(name) is not topic:
-                self._update_topic(topic, image, configs_changed, old)
+            self._update_topics(names, image, old)
+
+    def _update_topics(
+        self, names: Iterable[str], image: MetadataImage, old: MetadataImage | None, *, defaults_changed: bool = False
+    ) -> None:
+        shared = TopicConfig.resolve(self.config, {})
+        for name in names:
+            topic = image.topics.get(name)
+            if topic is None or topic.internal:
+                continue
+            overrides = image.topic_configs(name)
+            configs_changed = defaults_changed or old is None or old.topic_configs(name) is not overrides
+            if configs_changed or old is None or old.topics.get(name) is not topic:
+                config = TopicConfig.resolve(self.config, overrides) if overrides else shared
+                self._update_topic(topic, config, configs_changed, old)
 
     def _update_topic(
-        self, topic: TopicImage, image: MetadataImage, configs_changed: bool, old: MetadataImage | None
+        self, topic: TopicImage, config: TopicConfig, configs_changed: bool, old: MetadataImage | None
     ) -> None:
-        if topic.internal:
-            return
-        config: TopicConfig | None = None
         for partition_image in topic.partitions:
             partition = self._partitions.get((topic.name, partition_image.partition_id))
             if partition_image.leader != self.config.node_id:
@@ -130,7 +144,6 @@ class TopicStore:
             if partition is not None and not configs_changed:
                 partition.update(partition_image)
                 continue
-            config = config or TopicConfig.resolve(self.config, image.topic_configs(topic.name))
             if partition is None:
                 is_gained = self._is_gained(topic, partition_image, old)
                 self._add_partition(topic, partition_image, config, is_gained=is_gained, is_new=old is not None)
@@ -147,29 +160,35 @@ class TopicStore:
     def _add_partition(
         self, topic: TopicImage, image: PartitionImage, config: TopicConfig, *, is_gained: bool, is_new: bool
     ) -> None:
-        partition = Partition(topic.name, topic.id, image, config, self._log_dir, self.config.node_id)
+        partition = Partition(topic.name, topic.id, image, config, self._log_dir, self.config.node_id, is_new=is_new)
         self._partitions[topic.name, image.partition_id] = partition
         if is_gained:
             self._log_dir.note_gained(topic.name, image.partition_id)
-        try:
-            if is_new and self._fs.exists(partition.files.directory):
-                self._set_aside_other_topic(topic, partition)
-            if not self._fs.exists(partition.files.directory):
-                self._log_dir.forget(topic.name, image.partition_id)
-                partition.files.create(topic.id)
-        except OSError as error:
-            # Opening the log makes the folder again. If that fails too, the request fails.
-            _logger.error("Making the folder of %s-%d failed: %s", topic.name, image.partition_id, error)
+        self._without_folder.append(partition)
 
-    def _resign(self, image: MetadataImage, old: MetadataImage) -> None:
+    def make_folders(self, limit: int) -> bool:
+        """Makes the folders of up to `limit` new partitions. Returns whether more partitions lack theirs.
+
+        The first use of a partition makes its folder earlier.
+        """
+        for _ in range(min(limit, len(self._without_folder))):
+            partition = self._without_folder.popleft()
+            try:
+                partition.make_folder()
+            except OSError as error:
+                # Opening the log makes the folder again. If that fails too, the request fails.
+                _logger.error("Making the folder of %s-%d failed: %s", partition.topic, partition.index, error)
+        return bool(self._without_folder)
+
+    def _resign(self, changed: Iterable[TopicImage], image: MetadataImage) -> None:
         """Closes and hands over the partitions that other brokers lead from now on."""
         lost: list[tuple[str, int]] = []
-        for name, topic in image.topics.items():
-            before = old.topics.get(name)
-            if topic.internal or before is None or before is topic:
+        for before in changed:
+            topic = image.topics.get(before.name)
+            if topic is None or topic.internal:
                 continue
             for partition_image in topic.partitions:
-                key = (name, partition_image.partition_id)
+                key = (topic.name, partition_image.partition_id)
                 if key in self._partitions and partition_image.leader != self.config.node_id:
                     self._partitions.pop(key).resign()
                     lost.append(key)
@@ -201,22 +220,6 @@ class TopicStore:
             _logger.error("Handing %d partitions over to other brokers failed: %s", len(partitions), error)
         for key in partitions:
             self.fetches.on_change(*key)
-
-    def _set_aside_other_topic(self, topic: TopicImage, partition: Partition) -> None:
-        """Sets the folder aside if it belongs to a deleted topic of that name.
-
-        The leader of the deleted topic may have ended before it could remove the folder.
-        """
-        topic_id = partition.files.topic_id()
-        if topic_id in (None, topic.id):
-            return
-        _logger.warning(
-            "The folder of %s-%d belongs to a deleted topic: renaming it to *%s",
-            topic.name,
-            partition.index,
-            STRAY_SUFFIX,
-        )
-        self._log_dir.delete_partitions([(topic.name, partition.index, (topic_id or ZERO_UUID).hex())], STRAY_SUFFIX)
 
     def _delete_topics(self, topics: list[TopicImage], now_ms: int) -> None:
         folders: list[tuple[str, int, str]] = []

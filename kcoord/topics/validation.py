@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from kcoord.config import TopicConfig
@@ -99,8 +100,9 @@ class BatchRules:
         return max(MAX_EXPANSION * self.max_message_bytes, ALWAYS_ALLOWED_BYTES)
 
 
+@lru_cache(maxsize=64)
 def batch_rules(config: TopicConfig) -> BatchRules:
-    """Returns the rules that a topic's configuration sets for batches."""
+    """Returns the rules that a topic's configuration sets for batches. Partitions with the same object share them."""
     codec = CODECS[config.compression_type]
     levels = {
         Compression.GZIP: config.compression_gzip_level,

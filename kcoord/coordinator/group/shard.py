@@ -83,7 +83,6 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord_protocol.messages import (
-        ConsumerGroupDescribeResponse,
         ConsumerGroupHeartbeatRequest,
         ConsumerGroupHeartbeatResponse,
         ConsumerGroupInstallAssignmentRequest,
@@ -258,6 +257,10 @@ class GroupCoordinatorShard:
             None, [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]
         )
 
+    @property
+    def group_count(self) -> int:
+        return len(self._groups)
+
     # Metrics.
 
     def count_groups(self) -> Mapping[tuple[str, str], int]:
@@ -282,7 +285,7 @@ class GroupCoordinatorShard:
 
     def consumer_group_describe(
         self, context: OperationContext, group_ids: list[str]
-    ) -> CoordinatorResult[list[ConsumerGroupDescribeResponse.DescribedGroup]]:
+    ) -> CoordinatorResult[list[describe.GroupDescription]]:
         """One described group per id, in that order; GROUP_ID_NOT_FOUND for an id without a consumer group."""
         config = self._config
         return CoordinatorResult(

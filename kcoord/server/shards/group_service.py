@@ -181,6 +181,12 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         shard = self.shards.active_for(group_id)
         return shard is not None and shard.defer(waiter)
 
+    @property
+    def group_count(self) -> int:
+        """The number of groups of the shards that are active here."""
+        machines = map(self.shards.machine, self.shard_ids)
+        return sum(machine.group_count for machine in machines if machine is not None)
+
     def latest_creation_time_ms(self) -> int:
         """Returns the latest creation time of any group on shards that were loaded here (KIP-1327).
 

@@ -61,6 +61,20 @@ ORDER_SECONDS: Final = 5.0
 """Upper bound of the time that new partitions wait for the creation times of groups."""
 
 
+RECORDS_PER_TURN: Final = 1_000
+"""A request that creates more partitions takes several turns of the event loop."""
+
+
+def is_large(request: object) -> bool:
+    """Returns whether a request may create more than RECORDS_PER_TURN topics and partitions."""
+    if isinstance(request, CreatePartitionsRequest):
+        return sum(topic.count for topic in request.topics) > RECORDS_PER_TURN
+    if isinstance(request, CreateTopicsRequest):
+        counts = [1 + max(topic.num_partitions, len(topic.assignments)) for topic in request.topics]
+        return sum(counts) > RECORDS_PER_TURN
+    return False
+
+
 def monotonic_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
 
@@ -145,6 +159,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         self._logs = log.logs
         self._group_times = group_times
         self._order: CreationOrder[Follower] = CreationOrder(worker_ids)
+        self._serde = MetadataSerde()
         self._image_under_way = self.image
         shards.append_observers.append(self.on_append_durable)
 
@@ -208,11 +223,37 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
                 monotonic_ms(),
             )
             group_times.limits.hold(ticket, context.now_ms - 1)
+            operation = await self._prepared(operation, request, context)
             return await self._run(operation, request, context)
         finally:
             group_times.limits.release(ticket)
             self._order.end(ticket)
             self._release(ticket)
+
+    async def _prepared(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
+    ) -> Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]]:
+        """Returns the operation, or its result if that has many records.
+
+        The records are serialized in several turns of the event loop. The result holds as long as no other operation
+        changes the image meanwhile. Otherwise the operation runs again.
+        """
+        machine = self.shards.machine(METADATA_SHARD)
+        if machine is None or not is_large(request):
+            return operation
+        image, result = machine.image, operation(machine, context, request)
+        for start in range(0, len(result.records), RECORDS_PER_TURN):
+            await asyncio.sleep(0)
+            for record in result.records[start : start + RECORDS_PER_TURN]:
+                record.serialized = self._serde.serialize(record)
+
+        def use(machine: MetadataMachine, context: OperationContext, request: R) -> CoordinatorResult[T]:
+            return result if machine.image is image else operation(machine, context, request)
+
+        return use
 
     async def _hold(self, ticket: int, group_times: GroupTimes) -> None:
         """Waits until the creation times of all groups are known. Here there are no other workers."""

@@ -277,7 +277,7 @@ class GroupContext:
         }
 
     def describe(self, group: str) -> ConsumerGroupDescribeResponse.DescribedGroup:
-        return self.run(lambda context: self.shard.consumer_group_describe(context, [group]))[0]
+        return self.run(lambda context: self.shard.consumer_group_describe(context, [group]))[0].complete()
 
     def commit(
         self, group: str, offsets: dict[str, dict[int, int]], *, member: str = "", epoch: int = -1,

@@ -268,7 +268,7 @@ def calls_on_the_loop(members: int) -> int:
     calls += count_calls(lambda: runtime.complete_task(0, task, computed, OperationContext(now_ms)))
     calls += count_calls(poll)
     (described,) = machine.consumer_group_describe(OperationContext(now_ms), ["g"]).response
-    assert described.assignment_epoch == members + 2
+    assert described.group.assignment_epoch == members + 2
     return calls
 
 

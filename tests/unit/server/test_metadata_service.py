@@ -15,6 +15,7 @@ from kcoord.metadata.topics import auto_create_request
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.replies import internal_operation_context
+from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, new_metadata_shards
 from kcoord.server.shards.shard_service import Pump
 from kcoord.storage.log import Log
@@ -25,7 +26,7 @@ from kcoord_protocol.messages import CreateTopicsResponse
 
 
 class Owner:
-    def __init__(self) -> None:
+    def __init__(self, group_times: GroupTimes | None = None) -> None:
         self.later_ms = 0
         self.file_system = MemoryFileSystem()
         self.published: list[MetadataImage] = []
@@ -45,7 +46,7 @@ class Owner:
             tombstones_kept_ms=lambda: 0,
         )
         self.service = LocalMetadataService(
-            self.runtime, log, self.pump.wake, self.now_ms, lambda: self.latest_group_ms
+            self.runtime, log, self.pump.wake, self.now_ms, lambda: self.latest_group_ms, group_times
         )
         self.service.image_observers.append(self.publish)
         self.pump.add(self.service)
@@ -60,8 +61,9 @@ class Owner:
     def _open_log(self, partition: int) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), self.now_ms())
 
-    def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
+    def create(self, name: str, partitions: int = -1) -> asyncio.Future[CreateTopicsResponse]:
         request = auto_create_request(BrokerConfig.from_properties({}), [name])
+        request.topics[0].num_partitions = partitions
         topic_ids = RandomUuids().take_topic_ids(1)
         future = self.service.call(
             lambda machine, context, request: machine.create_topics(context, request, topic_ids),
@@ -116,3 +118,30 @@ async def test_a_new_partition_is_newer_than_every_group() -> None:
     before, after = owner.service.image.topics["before"], owner.service.image.topics["after"]
     assert {partition.creation_time_ms for partition in before.partitions} == {owner.now_ms()}
     assert {partition.creation_time_ms for partition in after.partitions} == {owner.latest_group_ms + 1}
+
+
+async def test_a_request_that_creates_many_partitions_takes_several_turns() -> None:
+    owner = Owner(GroupTimes(lambda: -1, lambda: False))
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        if not created.done():
+            asyncio.get_running_loop().call_soon(count)
+
+    created = owner.create("large", 3_500)
+    count()
+    response = await created
+    assert response.topics[0].num_partitions == 3_500
+    assert turns >= 4
+    assert len(owner.service.image.topics["large"].partitions) == 3_500
+
+
+async def test_a_large_request_is_decided_again_if_the_image_changes_meanwhile() -> None:
+    """The smaller request overtakes. The larger one then finds its topic."""
+    owner = Owner(GroupTimes(lambda: -1, lambda: False))
+    large, small = owner.create("t", 3_500), owner.create("t", 1)
+    responses = await asyncio.gather(large, small)
+    assert [response.topics[0].error_code for response in responses] == [Errors.TOPIC_ALREADY_EXISTS, Errors.NONE]
+    assert len(owner.service.image.topics["t"].partitions) == 1

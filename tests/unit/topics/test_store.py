@@ -43,6 +43,38 @@ def test_a_new_image_makes_the_folders_of_new_partitions() -> None:
     assert error_of(cluster.append, batch_of("x"), "a", 3) is Errors.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_folders_are_made_a_few_at_a_time() -> None:
+    cluster = Cluster()
+    cluster.store.on_metadata_update(image_of({TOPIC: 1, "b": 50}), cluster.now_ms)
+    before = len(folders(cluster))
+    assert cluster.store.make_folders(20)
+    assert len(folders(cluster)) == before + 20
+    cluster.append(batch_of("x"), "b", 49)
+    assert "b-49" in folders(cluster)
+    assert cluster.log_dir.topic_id("b", 49) == topic_id_of("b")
+    assert cluster.store.make_folders(20)
+    assert not cluster.store.make_folders(20)
+    assert len(folders(cluster)) == before + 50
+
+
+def test_a_topic_that_is_deleted_before_its_folders_are_made_leaves_none() -> None:
+    cluster = Cluster()
+    before = folders(cluster)
+    cluster.store.on_metadata_update(image_of({TOPIC: 1, "b": 5}), cluster.now_ms)
+    cluster.update(image_of({TOPIC: 1}))
+    assert folders(cluster) == before
+
+
+def test_many_folders_of_a_deleted_topic_are_removed_a_few_at_a_time() -> None:
+    cluster = Cluster(image_of({"a": 250}))
+    cluster.update(image_of({}))
+    left = [sum(name.endswith("-delete") for name in folders(cluster))]
+    for elapsed_ms in (60_000, 1_000, 1_000):
+        cluster.tick(elapsed_ms)
+        left.append(sum(name.endswith("-delete") for name in folders(cluster)))
+    assert left == [250, 150, 50, 0]
+
+
 def test_deleted_topics_are_gone_at_once_and_their_files_later() -> None:
     cluster = Cluster(image_of({"a": 1, "b": 1}))
     cluster.append(batch_of("x"), "a")
@@ -93,6 +125,8 @@ def test_configs_take_effect_at_once() -> None:
 def test_jitter_makes_partitions_roll_at_different_times() -> None:
     configs = {"segment.ms": "100000", "segment.jitter.ms": "50000"}
     cluster = Cluster(image_of({TOPIC: 4}, configs={TOPIC: configs}))
+    for index in range(4):
+        cluster.append(batch_of("x"), TOPIC, index)
     ages = [cluster.store.partition(TOPIC, index).log_config.segment_ms for index in range(4)]
     assert len(set(ages)) == 4
     assert all(50_000 < age <= 100_000 for age in ages)

@@ -475,7 +475,10 @@ class ConsumerGroup:
         """Makes the next heartbeat look again if the group depends on what has changed."""
         if delta.come_or_gone:
             self.regex_stale = True
-        if delta.racks_changed or not delta.changed.isdisjoint(self.subscribed_topic_names()):
+        has_changed = delta.racks_changed or not delta.changed.isdisjoint(self._name_counts)
+        if not has_changed and self._regex_counts:
+            has_changed = not delta.changed.isdisjoint(self.subscribed_topic_names())
+        if has_changed:
             self.metadata_stale = True
 
     def static_member(self, instance_id: str) -> ConsumerGroupMember | None:

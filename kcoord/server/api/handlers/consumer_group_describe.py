@@ -7,14 +7,15 @@ field of each group.
 
 from __future__ import annotations
 
+from kcoord.coordinator.group.describe import GroupDescription
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext, creation_time_tag, has_creation_time_tag
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.authorized_operations import operations_on
 from kcoord.server.api.fan_out import ask_each_shard
 from kcoord.server.api.handlers.consumer_group_heartbeat import check_consumer_protocol
-from kcoord.server.broker import Broker
-from kcoord.server.replies import Reply, map_reply
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
+from kcoord.server.replies import Reply, chain_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -45,55 +46,60 @@ def handle(
         ]
         group_ids = [group_id for group_id in group_ids if group_id in allowed]
 
-    def failed(group_id: str, error: KafkaError) -> DescribedGroup:
-        return ConsumerGroupDescribeResponse.DescribedGroup(
-            group_id=group_id, error_code=error.error, error_message=error.message
+    def failed(group_id: str, error: KafkaError) -> GroupDescription:
+        return GroupDescription(
+            ConsumerGroupDescribeResponse.DescribedGroup(
+                group_id=group_id, error_code=error.error, error_message=error.message
+            )
         )
 
-    def respond(groups: list[DescribedGroup]) -> ConsumerGroupDescribeResponse:
+    def respond(groups: list[GroupDescription]) -> Reply[ConsumerGroupDescribeResponse]:
         if request.include_authorized_operations:
-            for group in groups:
+            for description in groups:
+                group = description.group
                 if group.error_code == 0:
                     group.authorized_operations = operations_on(rights, ResourceType.GROUP, group.group_id)
         if rights is not None:
             groups = _without_hidden_topics(rights, groups)
         if has_creation_time_tag(context):
-            for group in groups:
+            for description in groups:
+                group = description.group
                 group.unknown_tagged_fields = creation_time_tag(group.group_creation_time_ms)
-        return ConsumerGroupDescribeResponse(groups=refused + groups)
+
+        def complete() -> ConsumerGroupDescribeResponse:
+            return ConsumerGroupDescribeResponse(groups=refused + [group.complete() for group in groups])
+
+        if sum(len(description.members) for description in groups) <= LARGE_RESPONSE_ITEMS:
+            return complete()
+        return broker.spawn(broker.made_in_thread(complete, context.api_version))
 
     answers = ask_each_shard(
         broker,
         context,
         group_ids,
         GroupCoordinatorShard.consumer_group_describe,
-        lambda group: group.group_id,
+        lambda description: description.group.group_id,
         failed,
     )
-    return map_reply(answers, respond)
+    return chain_reply(answers, respond)
 
 
-def _without_hidden_topics(rights: Rights, groups: list[DescribedGroup]) -> list[DescribedGroup]:
+def _without_hidden_topics(rights: Rights, groups: list[GroupDescription]) -> list[GroupDescription]:
     """Replaces each group with an assigned topic that the client may not describe by an error."""
-    topics = [_assigned_topics(group) for group in groups]
+    topics = [description.topic_names() for description in groups]
     visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, set().union(*topics))
     return [
-        group
+        description
         if names <= visible
-        else ConsumerGroupDescribeResponse.DescribedGroup(
-            group_id=group.group_id, error_code=Errors.TOPIC_AUTHORIZATION_FAILED, error_message=_HIDDEN_TOPICS
+        else GroupDescription(
+            ConsumerGroupDescribeResponse.DescribedGroup(
+                group_id=description.group.group_id,
+                error_code=Errors.TOPIC_AUTHORIZATION_FAILED,
+                error_message=_HIDDEN_TOPICS,
+            )
         )
-        for group, names in zip(groups, topics, strict=True)
+        for description, names in zip(groups, topics, strict=True)
     ]
-
-
-def _assigned_topics(group: DescribedGroup) -> set[str]:
-    return {
-        topic.topic_name
-        for member in group.members
-        for assignment in (member.assignment, member.target_assignment)
-        for topic in assignment.topic_partitions
-    }
 
 
 def error_response(

@@ -7,8 +7,8 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorized_operations import operations_on
 from kcoord.server.api.fan_out import ask_each_shard
-from kcoord.server.broker import Broker
-from kcoord.server.replies import Reply, map_reply
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
+from kcoord.server.replies import Reply, chain_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -20,6 +20,7 @@ API_KEY = ApiKey.DESCRIBE_GROUPS
 VERSIONS = range(0, 7)
 
 ERROR_MESSAGE_VERSION = 6
+FIRST_VERSION_WITH_THROTTLE_TIME = 1
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> Reply[DescribeGroupsResponse]:
@@ -36,17 +37,21 @@ def handle(broker: Broker, context: RequestContext, request: DescribeGroupsReque
     def failed(group_id: str, error: KafkaError) -> DescribedGroup:
         return _failed(group_id, error, context.api_version)
 
-    def respond(groups: list[DescribedGroup]) -> DescribeGroupsResponse:
+    def respond(groups: list[DescribedGroup]) -> Reply[DescribeGroupsResponse]:
         if request.include_authorized_operations:
             for group in groups:
                 if group.error_code == 0:
                     group.authorized_operations = operations_on(context.rights, ResourceType.GROUP, group.group_id)
-        return DescribeGroupsResponse(groups=refused + groups)
+        response = DescribeGroupsResponse(groups=refused + groups)
+        is_large = sum(len(group.members) for group in groups) > LARGE_RESPONSE_ITEMS
+        if not is_large or context.api_version < FIRST_VERSION_WITH_THROTTLE_TIME:
+            return response
+        return broker.spawn(broker.made_in_thread(lambda: response, context.api_version))
 
     answers = ask_each_shard(
         broker, context, group_ids, GroupCoordinatorShard.describe_groups, lambda group: group.group_id, failed
     )
-    return map_reply(answers, respond)
+    return chain_reply(answers, respond)
 
 
 def _failed(group_id: str, error: KafkaError, version: int) -> DescribedGroup:

@@ -6,11 +6,15 @@ While a shard is loading, the response is COORDINATOR_LOAD_IN_PROGRESS, since th
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from itertools import chain
+
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
-from kcoord.server.broker import Broker
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -21,14 +25,32 @@ ListedGroup = ListGroupsResponse.ListedGroup
 
 API_KEY = ApiKey.LIST_GROUPS
 VERSIONS = range(0, 6)
+FIRST_VERSION_WITH_THROTTLE_TIME = 1
 
 
 def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> Reply[ListGroupsResponse]:
-    replies = [
-        broker.groups.call_shard(shard_id, _list, request, context.operation_context())
-        for shard_id in broker.groups.shard_ids
-    ]
-    return map_reply(gather_replies(replies), lambda parts: _respond(context.rights, parts))
+    if broker.groups.group_count > LARGE_RESPONSE_ITEMS and context.api_version >= FIRST_VERSION_WITH_THROTTLE_TIME:
+        return broker.spawn(_list_in_turns(broker, context, request))
+    replies = [_of_shard(broker, context, request, shard_id) for shard_id in broker.groups.shard_ids]
+    return map_reply(
+        gather_replies(replies), lambda parts: ListGroupsResponse(groups=_visible(context.rights, chain(*parts)))
+    )
+
+
+async def _list_in_turns(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    """Lists the groups of each shard in a turn of its own. So groups may come and go meanwhile, as in Kafka."""
+    groups: list[ListedGroup] = []
+    for shard_id in list(broker.groups.shard_ids):
+        part = _of_shard(broker, context, request, shard_id)
+        groups += _visible(context.rights, await part if asyncio.isfuture(part) else part)
+        await asyncio.sleep(0)
+    return await broker.made_in_thread(lambda: ListGroupsResponse(groups=groups), context.api_version)
+
+
+def _of_shard(
+    broker: Broker, context: RequestContext, request: ListGroupsRequest, shard_id: int
+) -> Reply[list[ListedGroup]]:
+    return broker.groups.call_shard(shard_id, _list, request, context.operation_context())
 
 
 def _list(
@@ -37,13 +59,13 @@ def _list(
     return shard.list_groups(context, request.states_filter, request.types_filter)
 
 
-def _respond(rights: Rights | None, parts: list[list[ListedGroup]]) -> ListGroupsResponse:
-    groups = [group for part in parts for group in part]
-    if rights is not None and not rights.allows_cluster(AclOperation.DESCRIBE, logs_denial=False):
-        names = [group.group_id for group in groups]
-        visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, names, logs_denial=False)
-        groups = [group for group in groups if group.group_id in visible]
-    return ListGroupsResponse(groups=groups)
+def _visible(rights: Rights | None, groups: Iterable[ListedGroup]) -> list[ListedGroup]:
+    groups = list(groups)
+    if rights is None or rights.allows_cluster(AclOperation.DESCRIBE, logs_denial=False):
+        return groups
+    names = [group.group_id for group in groups]
+    visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, names, logs_denial=False)
+    return [group for group in groups if group.group_id in visible]
 
 
 def error_response(request: ListGroupsRequest, error: KafkaError, version: int) -> ListGroupsResponse:

@@ -17,8 +17,8 @@ from kcoord.server.api.authorization import Rights
 from kcoord.server.api.authorized_operations import NOT_ASKED, operations_on, operations_on_cluster
 from kcoord.server.api.auto_create import auto_create
 from kcoord.server.api.leader_hint import broker_addresses
-from kcoord.server.broker import Broker
-from kcoord.server.replies import Reply, map_reply
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
+from kcoord.server.replies import Reply, chain_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -30,6 +30,7 @@ API_KEY = ApiKey.METADATA
 VERSIONS = range(0, 15)
 
 LAST_VERSION_WHERE_EMPTY_MEANS_ALL = 0
+FIRST_VERSION_WITH_THROTTLE_TIME = 3
 FIRST_VERSION_WITH_TOPIC_IDS = 12
 
 Topic = MetadataResponse.MetadataResponseTopic
@@ -46,7 +47,7 @@ def handle(broker: Broker, context: RequestContext, request: MetadataRequest) ->
         missing, refused = _creatable(context.rights, [name for name in missing if name not in hidden])
     if not missing:
         return _respond(broker, context, request, refused, hidden)
-    return map_reply(
+    return chain_reply(
         auto_create(broker, context, missing),
         lambda failures: _respond(broker, context, request, {**failures, **refused}, hidden),
     )
@@ -120,35 +121,62 @@ def _respond(
     request: MetadataRequest,
     failures: Mapping[str, int],
     hidden: Collection[str],
-) -> MetadataResponse:
-    image = broker.image
-    if _asks_for_all(request, context.api_version):
-        topics = [_topic(image, topic) for topic in image.topics.values() if topic.name not in hidden]
-    elif _asks_by_id(request):
-        topics = _topics_by_id(image, request, hidden)
-    else:
-        topics = [
-            Topic(error_code=Errors.TOPIC_AUTHORIZATION_FAILED, name=name)
-            if name in hidden
-            else _topic_by_name(image, name, failures)
-            for name in _names(request)
-        ]
-    if request.include_topic_authorized_operations:
-        for topic in topics:
-            if topic.name is not None and topic.error_code != Errors.TOPIC_AUTHORIZATION_FAILED:
-                topic.topic_authorized_operations = operations_on(context.rights, ResourceType.TOPIC, topic.name)
-    return MetadataResponse(
+) -> Reply[MetadataResponse]:
+    image, version = broker.image, context.api_version
+    response = MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
             for node_id, host, port, rack in broker_addresses(broker, context.listener_name)
         ],
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,
-        topics=topics,
         cluster_authorized_operations=(
             operations_on_cluster(context.rights) if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
+
+    def complete() -> MetadataResponse:
+        response.topics = _topics(image, request, version, failures, hidden)
+        if request.include_topic_authorized_operations:
+            for topic in response.topics:
+                if topic.name is not None and topic.error_code != Errors.TOPIC_AUTHORIZATION_FAILED:
+                    topic.topic_authorized_operations = operations_on(context.rights, ResourceType.TOPIC, topic.name)
+        return response
+
+    # The authorizer is not made for threads.
+    may_use_thread = context.rights is None or not request.include_topic_authorized_operations
+    if may_use_thread and version >= FIRST_VERSION_WITH_THROTTLE_TIME and _is_large(image, request, version):
+        return broker.large_metadata.answer(broker, context, request, image, complete)
+    return complete()
+
+
+def _is_large(image: MetadataImage, request: MetadataRequest, version: int) -> bool:
+    if _asks_for_all(request, version):
+        return image.partition_count > LARGE_RESPONSE_ITEMS
+    requested = (
+        image.topics_by_id.get(topic.topic_id) if topic.name is None else image.topics.get(topic.name)
+        for topic in request.topics or ()
+    )
+    return sum(len(topic.partitions) for topic in requested if topic is not None) > LARGE_RESPONSE_ITEMS
+
+
+def _topics(
+    image: MetadataImage,
+    request: MetadataRequest,
+    version: int,
+    failures: Mapping[str, int],
+    hidden: Collection[str],
+) -> list[Topic]:
+    if _asks_for_all(request, version):
+        return [_topic(image, topic) for topic in image.topics.values() if topic.name not in hidden]
+    if _asks_by_id(request):
+        return _topics_by_id(image, request, hidden)
+    return [
+        Topic(error_code=Errors.TOPIC_AUTHORIZATION_FAILED, name=name)
+        if name in hidden
+        else _topic_by_name(image, name, failures)
+        for name in _names(request)
+    ]
 
 
 def _topics_by_id(image: MetadataImage, request: MetadataRequest, hidden: Collection[str]) -> list[Topic]:
