@@ -15,7 +15,7 @@ from kcoord.server.api.api_table import ApiTable
 from kcoord.server.api.large_metadata import LargeMetadata
 from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.environment import Environment
-from kcoord.server.replies import EncodedResponse
+from kcoord.server.replies import EncodedResponse, free
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_service import MetadataService
@@ -139,7 +139,10 @@ class Broker:
         """
 
         def encode() -> EncodedResponse:
-            return EncodedResponse(make().encode(version))
+            response = make()
+            encoded = EncodedResponse(response.encode(version))
+            free(response)
+            return encoded
 
         if self._threads is None:
             self._threads = self._environment.new_pool(1, "kcoord-responses")

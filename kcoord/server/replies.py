@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import struct
 from collections.abc import Callable
-from struct import Struct
 from typing import Final, TypeAlias, TypeVar, cast, overload
 
 from kcoord.runtime.result import OperationContext
 from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.message import Struct
 
 T = TypeVar("T")
 U = TypeVar("U")
 
-_INT32: Final = Struct(">i")
+_INT32: Final = struct.Struct(">i")
+
+_FREED_AT_ONCE: Final = 500
 
 reply_tokens: Final = itertools.count(1)
 """Unique tokens of operations. The runtime keeps a deferred reply under the token of its operation."""
@@ -45,6 +48,21 @@ class EncodedResponse:
     def copy(self) -> EncodedResponse:
         """Returns the same response for another client."""
         return EncodedResponse(self._body)
+
+
+def free(message: Struct) -> None:
+    """Empties the lists of messages in a message, a few items at a time. Other lists may belong to other objects.
+
+    Freeing a large list at once would keep the GIL for up to 30 ms. So a thread would block the event loop.
+    """
+    for name in message.__slots__:
+        items = getattr(message, name)
+        if type(items) is list and items and isinstance(items[0], Struct):
+            if len(items) <= _FREED_AT_ONCE:
+                for item in items:
+                    free(item)
+            while items:
+                del items[-_FREED_AT_ONCE:]
 
 
 def internal_operation_context(now_ms: int) -> OperationContext:

@@ -41,6 +41,10 @@ class CoreGroups:
         self._context = context
         self._futures: dict[int, asyncio.Future[Any]] = {}
 
+    @property
+    def group_count(self) -> int:
+        return self._context.shard.group_count
+
     def shard_of(self, group_id: str) -> int:
         return _SHARD
 

@@ -17,7 +17,6 @@ from kcoord.server.replies import EncodedResponse
 
 if TYPE_CHECKING:
     from kcoord.server.api.api_table import RequestContext
-    from kcoord.server.broker import Broker
     from kcoord_protocol.messages import MetadataRequest, MetadataResponse
 
 _MOST_RESPONSES: Final = 4
@@ -37,15 +36,14 @@ class LargeMetadata:
 
     def answer(
         self,
-        broker: Broker,
         context: RequestContext,
         request: MetadataRequest,
         image: MetadataImage,
-        make: Callable[[], MetadataResponse],
+        start: Callable[[], asyncio.Task[MetadataResponse]],
     ) -> asyncio.Future[MetadataResponse]:
-        """Returns the future of the response that `make` makes from the image."""
+        """Returns the future of the response that `start` begins to make from the image."""
         if context.rights is not None or request.topics:
-            return broker.spawn(broker.made_in_thread(make, context.api_version))
+            return start()
         if image is not self._image:
             self._image, self._responses = image, {}
         key = (
@@ -58,8 +56,8 @@ class LargeMetadata:
         if shared is None or (shared.done() and (shared.cancelled() or shared.exception() is not None)):
             if len(self._responses) >= _MOST_RESPONSES:
                 self._responses.clear()
-            shared = self._responses[key] = broker.spawn(broker.made_in_thread(make, context.api_version))
-        return broker.spawn(_copy(shared))
+            shared = self._responses[key] = start()
+        return asyncio.ensure_future(_copy(shared))
 
 
 async def _copy(shared: asyncio.Task[MetadataResponse]) -> MetadataResponse:

@@ -146,7 +146,9 @@ def _respond(
     # The authorizer is not made for threads.
     may_use_thread = context.rights is None or not request.include_topic_authorized_operations
     if may_use_thread and version >= FIRST_VERSION_WITH_THROTTLE_TIME and _is_large(image, request, version):
-        return broker.large_metadata.answer(broker, context, request, image, complete)
+        return broker.large_metadata.answer(
+            context, request, image, lambda: broker.spawn(broker.made_in_thread(complete, version))
+        )
     return complete()
 
 

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large responses are the same bytes as small ones, but a thread makes them, and other requests run in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import ModuleType
+
+import pytest
+
+from kcoord.metadata.image import MetadataImage
+from kcoord.server.api import fan_out
+from kcoord.server.api.handlers import consumer_group_describe, describe_groups, list_groups, metadata
+from kcoord.server.replies import EncodedResponse, free
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    JoinGroupRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    Message,
+    MetadataRequest,
+    MetadataResponse,
+    OffsetCommitRequest,
+)
+from tests.unit.server.harness import SHARDS, Harness, image_of
+
+LARGE = 2
+
+
+async def with_groups() -> Harness:
+    """Returns a broker with a consumer group and a classic group of three members, and simple groups."""
+    harness = await Harness(group_initial_rebalance_delay_ms="0").open()
+    for number in range(3):
+        join = ConsumerGroupHeartbeatRequest(
+            group_id="consumer",
+            member_id=f"m{number}",
+            rebalance_timeout_ms=1_000,
+            subscribed_topic_names=["t3"],
+            topic_partitions=[],
+        )
+        assert (await harness.call(join, 1)).error_code == 0
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"x")
+        joined = harness.send(
+            JoinGroupRequest(
+                group_id="classic",
+                session_timeout_ms=10_000,
+                rebalance_timeout_ms=10_000,
+                group_instance_id=f"i{number}",
+                protocol_type="consumer",
+                protocols=[protocol],
+            ),
+            5,
+        )
+        await asyncio.sleep(0)
+        assert joined is not None
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t1", partitions=[partition])
+    for number in range(20):
+        commit = OffsetCommitRequest(group_id=f"g{number}", generation_id_or_member_epoch=-1, topics=[topic])
+        await harness.call(commit, 8)
+    return harness
+
+
+async def answer(harness: Harness, request: Message, version: int) -> tuple[bytes, bool]:
+    """Returns the encoded response, and whether a thread has encoded it."""
+    response = harness.send(request, version)
+    if asyncio.isfuture(response):
+        response = await response
+    return response.encode(version), isinstance(response, EncodedResponse)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("handler", "request_", "first_version"),
+    [
+        (consumer_group_describe, ConsumerGroupDescribeRequest(group_ids=["consumer", "g1", "none"]), 0),
+        (describe_groups, DescribeGroupsRequest(groups=["classic", "g1", "none"]), 1),
+        (list_groups, ListGroupsRequest(), 1),
+        (metadata, MetadataRequest(topics=None), 3),
+        (metadata, MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in "ab"]), 3),
+    ],
+)
+async def test_a_large_response_has_the_same_bytes_as_a_small_one(
+    monkeypatch: pytest.MonkeyPatch, handler: ModuleType, request_: Message, first_version: int
+) -> None:
+    harness = await with_groups()
+    harness.broker.image = image_of({"a": 2, "b": 3})
+    for version in handler.VERSIONS:
+        if version == 0 and handler is metadata:
+            continue
+        monkeypatch.undo()
+        small, was_encoded = await answer(harness, request_, version)
+        assert not was_encoded
+        monkeypatch.setattr(handler, "LARGE_RESPONSE_ITEMS", LARGE)
+        large, was_encoded = await answer(harness, request_, version)
+        assert was_encoded == (version >= first_version)
+        assert large == small
+
+
+async def test_a_thread_makes_a_large_response() -> None:
+    harness = await Harness().open()
+    threads: list[int] = []
+
+    def make() -> ListGroupsResponse:
+        threads.append(threading.get_ident())
+        return ListGroupsResponse(error_code=7)
+
+    response = await harness.broker.made_in_thread(make, 5)
+    assert response.encode(5) == ListGroupsResponse(error_code=7).encode(5)
+    assert threads != [threading.get_ident()]
+
+
+async def test_each_shard_is_listed_in_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await with_groups()
+    monkeypatch.setattr(list_groups, "LARGE_RESPONSE_ITEMS", LARGE)
+    turns: list[int] = []
+    call_shard = harness.groups.call_shard
+    turn = 0
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        if len(turns) < SHARDS:
+            asyncio.get_running_loop().call_soon(count)
+
+    def noted(shard_id: int, *arguments: object) -> object:
+        turns.append(turn)
+        return call_shard(shard_id, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(harness.groups, "call_shard", noted)
+    asyncio.get_running_loop().call_soon(count)
+    await answer(harness, ListGroupsRequest(), 5)
+    assert len(set(turns)) == SHARDS
+
+
+async def test_equal_metadata_requests_share_a_response_until_the_image_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = await Harness().open()
+    monkeypatch.setattr(metadata, "LARGE_RESPONSE_ITEMS", LARGE)
+    made: list[MetadataImage] = []
+    topics = metadata._topics
+
+    def noted(image: MetadataImage, *arguments: object) -> object:
+        made.append(image)
+        return topics(image, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(metadata, "_topics", noted)
+    request = MetadataRequest(topics=None)
+    for image in (image_of({"a": 5}), image_of({"a": 6})):
+        harness.broker.image = image
+        futures = [harness.send(request, 13) for _ in range(3)]
+        first, second, third = await asyncio.gather(*futures)  # type: ignore[call-overload]
+        first.throttle_time_ms = 100
+        assert (second.throttle_time_ms, second.encode(13)) == (0, third.encode(13))
+        made_before = len(made)
+        assert await answer(harness, request, 13) == (second.encode(13), True)
+        assert len(made) == made_before
+        await answer(harness, request, 12)
+    assert len(made) == 4
+
+
+async def test_a_client_that_is_gone_does_not_cancel_a_shared_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await Harness().open()
+    monkeypatch.setattr(metadata, "LARGE_RESPONSE_ITEMS", LARGE)
+    harness.broker.image = image_of({"a": 5})
+    gone, waiting = harness.send(MetadataRequest(topics=None), 13), harness.send(MetadataRequest(topics=None), 13)
+    assert asyncio.isfuture(gone) and asyncio.isfuture(waiting)
+    gone.cancel()
+    assert isinstance(await waiting, EncodedResponse)
+
+
+def test_a_response_is_freed_but_not_the_lists_of_others() -> None:
+    """The replicas in a response to Metadata are lists of the image."""
+    replicas = [1, 2]
+    partition = MetadataResponse.MetadataResponsePartition(replica_nodes=replicas)
+    few = MetadataResponse(topics=[MetadataResponse.MetadataResponseTopic(partitions=[partition])])
+    many = MetadataResponse(topics=[MetadataResponse.MetadataResponseTopic(partitions=[partition])] * 1_001)
+    topic = few.topics[0]
+    free(few)
+    free(many)
+    assert (few.topics, many.topics, topic.partitions, replicas) == ([], [], [], [1, 2])
+
+
+async def test_a_request_with_many_groups_takes_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await with_groups()
+    monkeypatch.setattr(fan_out, "GROUPS_PER_TURN", 4)
+    names = [f"g{number}" for number in range(20)]
+    answered = harness.send(DeleteGroupsRequest(groups_names=[*names, "consumer", "none", "g1"]), 2)
+    assert asyncio.isfuture(answered)
+    turns = 0
+    while not answered.done():
+        await asyncio.sleep(0)
+        turns += 1
+    results = answered.result().results
+    assert turns >= 5
+    assert [result.group_id for result in results] == [*names, "consumer", "none"]
+    codes = [Errors.NONE] * 20 + [Errors.NON_EMPTY_GROUP, Errors.GROUP_ID_NOT_FOUND]
+    assert [result.error_code for result in results] == codes
+    listed = await harness.call(ListGroupsRequest(), 5)
+    assert {group.group_id for group in listed.groups} == {"classic", "consumer"}
