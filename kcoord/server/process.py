@@ -84,13 +84,23 @@ LOADED_SECONDS = 0.25
 
 Clients that connect right after the ready line would otherwise have to retry.
 """
-GC_THRESHOLDS = (20_000, 1, 2_500)
+GC_THRESHOLDS = (10_000, 1, 2_500)
 """Thresholds of the garbage collector.
 
-With Python's defaults, every few thousand new connections or members cause a full collection, which takes hundreds of
-milliseconds for 10,000 members. Reference counts free the objects of a request. Cycles are few, and collections of the
-young generations find them. They look at 60,000 objects at most, in about 10 ms, and stop all threads.
+Every collection stops all threads. With Python's defaults, every few thousand new connections or members cause a full
+collection, which takes hundreds of milliseconds for 10,000 members. Reference counts free the objects of a request.
+Cycles are few, and collections of the two young generations find them. They look at 30,000 objects at most.
 """
+
+
+def freeze_survivors(phase: str, info: dict[str, int]) -> None:
+    """Freezes the objects that have survived collections of both young generations.
+
+    So the oldest generation stays empty, and no collection grows with the broker's state. Reference counts still free
+    these objects. A cycle that becomes garbage later than that stays in memory; the broker has no such cycles.
+    """
+    if phase == "stop" and info["generation"]:
+        gc.freeze()
 
 
 @dataclass(slots=True)
@@ -198,6 +208,7 @@ class BrokerProcess:
         if self._environment.owns_heap:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
+            gc.callbacks.append(freeze_survivors)
 
     async def _load_small_shards(self) -> None:
         """Waits for the coordinators' shards, at most `LOADED_SECONDS`. Clients are served meanwhile."""
