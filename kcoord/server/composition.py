@@ -151,7 +151,7 @@ def compose(
         DynamicConfigs(broker).follow,
         partial(_follow_quotas, broker, environment),
         lambda image: folder.topics.on_metadata_update(image, environment.now_ms()),
-        NewFolders(folder.topics, environment.loop).follow,
+        FolderTurns(folder.topics, environment.loop).follow,
         broker.publish_to_shards,
     ]
     return broker
@@ -322,8 +322,8 @@ def _transaction_service(
     )
 
 
-class NewFolders:
-    """Makes the folders of new partitions, a few of them in each turn of the event loop."""
+class FolderTurns:
+    """Makes and renames the folders of new and deleted partitions, a few of them in each turn of the event loop."""
 
     def __init__(self, topics: TopicStore, loop: asyncio.AbstractEventLoop) -> None:
         self._topics = topics
@@ -331,12 +331,12 @@ class NewFolders:
         self._has_turn = False
 
     def follow(self, image: MetadataImage) -> None:
-        """Begins with the partitions of a new image."""
+        """Begins with the changes of a new image."""
         if not self._has_turn:
             self._turn()
 
     def _turn(self) -> None:
-        self._has_turn = self._topics.make_folders(FOLDERS_PER_TURN)
+        self._has_turn = self._topics.settle_folders(FOLDERS_PER_TURN)
         if self._has_turn:
             self._loop.call_soon(self._turn)
 

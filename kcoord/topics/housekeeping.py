@@ -165,18 +165,21 @@ class Housekeeping:
 
     # --- deleted topics and segments ----------------------------------------------------------------------------------
 
-    def retire(self, partitions: list[tuple[str, int, str]], now_ms: int) -> None:
-        """Renames the folders of deleted partitions now; they are removed after log.segment.delete.delay.ms.
+    def retire(self, partitions: list[tuple[str, int, str, int]]) -> None:
+        """Renames the folders of deleted partitions; they are removed log.segment.delete.delay.ms after the deletion.
 
-        `partitions` are (topic, partition, unique text for the new name).
+        `partitions` are (topic, partition, unique text for the new name, time of the deletion).
         """
+        if not partitions:
+            return
         try:
-            folders = self._log_dir.delete_partitions(partitions)
+            folders = self._log_dir.delete_partitions([partition[:3] for partition in partitions])
         except OSError as error:
             _logger.error("Renaming the folders of %d deleted partitions failed: %s", len(partitions), error)
             return
+        removal_ms = partitions[0][3] + self._config.log_segment_delete_delay_ms
         for folder in folders:
-            heappush(self._doomed, (now_ms + self._config.log_segment_delete_delay_ms, folder))
+            heappush(self._doomed, (removal_ms, folder))
 
     def _remove(self, path: str) -> None:
         try:

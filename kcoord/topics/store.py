@@ -9,12 +9,14 @@ sees one image from its beginning to its end. `keep_deleted` is the exception: i
 
 The life of a partition here:
 
-* The image names this broker as leader: the partition is made. `make_folders` makes its folder soon after, because a
-  request may create thousands of partitions. The log is opened at its first use.
+* The image names this broker as leader: the partition is made. The log is opened at its first use.
 * The image names another leader: the log is made durable, closed and handed over to that broker. Parked fetches are
   woken and fail with NOT_LEADER_OR_FOLLOWER.
-* The topic is deleted: the folder is renamed at once and removed later. A new topic of that name has another id, so
-  it gets a new, empty folder.
+* The topic is deleted: no request finds the partition any more. The folder is renamed, and removed later. A new topic
+  of that name has another id, so it gets a new, empty folder.
+
+A request may create or delete thousands of partitions, so `settle_folders` makes and renames a few folders in each turn
+of the event loop. If a partition is used or made again earlier, its folder does not wait for its turn.
 
 A crash can come between a change in the metadata log and these steps. The first image after a start therefore sets
 folders aside that belong to no topic of the image, and hands over partitions that other brokers lead by then.
@@ -27,6 +29,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final, TypeAlias
 
 from kcoord.config import BrokerConfig, TopicConfig
@@ -52,6 +55,9 @@ from kcoord_protocol.uuid import ZERO_UUID
 
 ACKS_ALL: Final = -1
 VALID_ACKS: Final = (ACKS_ALL, 0, 1)
+
+RETIRED_AT_ONCE: Final = 200
+"""The number of folders of deleted partitions that are renamed at once. The data folder is synced once for all."""
 
 InternalLog: TypeAlias = "Callable[[str, int], Log | None]"
 
@@ -93,6 +99,8 @@ class TopicStore:
         self._image: MetadataImage | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._without_folder: deque[Partition] = deque()
+        self._to_retire: dict[tuple[str, int], tuple[str, int]] = {}
+        """The folders of deleted partitions: the unique text for the new name, and the time of the deletion."""
         self._housekeeping = Housekeeping(config, log_dir, self._partitions, in_background)
 
     # --- metadata -----------------------------------------------------------------------------------------------------
@@ -160,17 +168,21 @@ class TopicStore:
     def _add_partition(
         self, topic: TopicImage, image: PartitionImage, config: TopicConfig, *, is_gained: bool, is_new: bool
     ) -> None:
+        key = (topic.name, image.partition_id)
+        if key in self._to_retire:
+            self._housekeeping.retire([(*key, *self._to_retire.pop(key))])
         partition = Partition(topic.name, topic.id, image, config, self._log_dir, self.config.node_id, is_new=is_new)
-        self._partitions[topic.name, image.partition_id] = partition
+        self._partitions[key] = partition
         if is_gained:
             self._log_dir.note_gained(topic.name, image.partition_id)
         self._without_folder.append(partition)
 
-    def make_folders(self, limit: int) -> bool:
-        """Makes the folders of up to `limit` new partitions. Returns whether more partitions lack theirs.
+    def settle_folders(self, limit: int) -> bool:
+        """Retires some folders of deleted partitions, and makes the folders of up to `limit` new ones.
 
-        The first use of a partition makes its folder earlier.
+        Returns whether some are left. The first use of a partition makes its folder earlier.
         """
+        self._retire_folders(RETIRED_AT_ONCE)
         for _ in range(min(limit, len(self._without_folder))):
             partition = self._without_folder.popleft()
             try:
@@ -178,7 +190,11 @@ class TopicStore:
             except OSError as error:
                 # Opening the log makes the folder again. If that fails too, the request fails.
                 _logger.error("Making the folder of %s-%d failed: %s", partition.topic, partition.index, error)
-        return bool(self._without_folder)
+        return bool(self._to_retire or self._without_folder)
+
+    def _retire_folders(self, limit: int) -> None:
+        keys = list(islice(self._to_retire, limit))
+        self._housekeeping.retire([(*key, *self._to_retire.pop(key)) for key in keys])
 
     def _resign(self, changed: Iterable[TopicImage], image: MetadataImage) -> None:
         """Closes and hands over the partitions that other brokers lead from now on."""
@@ -222,16 +238,14 @@ class TopicStore:
             self.fetches.on_change(*key)
 
     def _delete_topics(self, topics: list[TopicImage], now_ms: int) -> None:
-        folders: list[tuple[str, int, str]] = []
         for topic in topics:
             for image in topic.partitions:
-                partition = self._partitions.pop((topic.name, image.partition_id), None)
+                key = (topic.name, image.partition_id)
+                partition = self._partitions.pop(key, None)
                 if partition is not None:
                     partition.delete()
-                    folders.append((topic.name, image.partition_id, topic.id.hex()))
-                self.fetches.on_change(topic.name, image.partition_id)
-        if folders:
-            self._housekeeping.retire(folders, now_ms)
+                    self._to_retire[key] = topic.id.hex(), now_ms
+                self.fetches.on_change(*key)
 
     def _set_strays_aside(self, image: MetadataImage) -> None:
         """Renames the folders of topics that the metadata does not know; their data stays (as with Kafka's `-stray`).
@@ -466,7 +480,7 @@ class TopicStore:
 
     def retire_internal(self, topic: str, topic_id: bytes, partitions: list[int], now_ms: int) -> None:
         """Removes the folders of a deleted internal topic, whose coordinator has closed its logs."""
-        self._housekeeping.retire([(topic, partition, topic_id.hex()) for partition in partitions], now_ms)
+        self._housekeeping.retire([(topic, partition, topic_id.hex(), now_ms) for partition in partitions])
 
     def compacted(self) -> list[tuple[Partition, OpenLog]]:
         """Returns the open partitions whose cleanup.policy contains `compact`."""
@@ -486,6 +500,9 @@ class TopicStore:
 
     def close(self, now_ms: int) -> None:
         """Removes deleted files and writes producer snapshots. `LogDir.close` closes the logs afterwards."""
+        self._retire_folders(len(self._to_retire))
+        # The next start makes the folders that are still missing.
+        self._without_folder.clear()
         self._housekeeping.finish(now_ms)
         for partition in self._partitions.values():
             partition.prepare_close()

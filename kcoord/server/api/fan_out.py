@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
@@ -14,6 +15,9 @@ from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.errors import KafkaError
 
 T = TypeVar("T")
+
+GROUPS_PER_TURN: Final = 50
+"""A request that names more groups takes several turns of the event loop, and several operations."""
 
 
 def ask_each_shard(
@@ -35,13 +39,26 @@ def ask_each_shard(
     distinct = list(dict.fromkeys(group_ids))
     for group_id in distinct:
         by_shard.setdefault(broker.groups.shard_of(group_id), []).append(group_id)
-    replies = [_ask(broker, context, shard_id, ids, operation, failed) for shard_id, ids in by_shard.items()]
+
+    def ask(shard_id: int, ids: list[str]) -> Reply[list[T]]:
+        return _ask(broker, context, shard_id, ids, operation, failed)
+
+    async def ask_in_turns() -> list[list[T]]:
+        replies = []
+        for shard_id, ids in by_shard.items():
+            for start in range(0, len(ids), GROUPS_PER_TURN):
+                replies.append(ask(shard_id, ids[start : start + GROUPS_PER_TURN]))
+                await asyncio.sleep(0)
+        answers = gather_replies(replies)
+        return await answers if asyncio.isfuture(answers) else answers
 
     def merge(answers: list[list[T]]) -> list[T]:
         answer_by_id = {group_id_of(answer): answer for part in answers for answer in part}
         return [answer_by_id[group_id] for group_id in (group_ids if repeats else distinct) if group_id in answer_by_id]
 
-    return map_reply(gather_replies(replies), merge)
+    if len(distinct) > GROUPS_PER_TURN:
+        return map_reply(broker.spawn(ask_in_turns()), merge)
+    return map_reply(gather_replies([ask(shard_id, ids) for shard_id, ids in by_shard.items()]), merge)
 
 
 def _ask(

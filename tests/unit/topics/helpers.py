@@ -97,7 +97,7 @@ class Cluster:
             self.fs, self.log_dir, self.config, internal_log=lambda topic, index: self.internal_logs.get((topic, index))
         )
         self.store.on_metadata_update(self.image, self.now_ms)
-        self.make_folders()
+        self.settle_folders()
 
     def stop(self) -> None:
         self.store.close(self.now_ms)
@@ -115,11 +115,11 @@ class Cluster:
     def update(self, image: MetadataImage) -> None:
         self.image = image
         self.store.on_metadata_update(image, self.now_ms)
-        self.make_folders()
+        self.settle_folders()
 
-    def make_folders(self) -> None:
-        """Makes the folders of all new partitions, as the shell does in several turns of its event loop."""
-        while self.store.make_folders(10):
+    def settle_folders(self) -> None:
+        """Makes and renames all folders, as the shell does in several turns of its event loop."""
+        while self.store.settle_folders(10):
             pass
 
     def append(

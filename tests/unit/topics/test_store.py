@@ -47,13 +47,13 @@ def test_folders_are_made_a_few_at_a_time() -> None:
     cluster = Cluster()
     cluster.store.on_metadata_update(image_of({TOPIC: 1, "b": 50}), cluster.now_ms)
     before = len(folders(cluster))
-    assert cluster.store.make_folders(20)
+    assert cluster.store.settle_folders(20)
     assert len(folders(cluster)) == before + 20
     cluster.append(batch_of("x"), "b", 49)
     assert "b-49" in folders(cluster)
     assert cluster.log_dir.topic_id("b", 49) == topic_id_of("b")
-    assert cluster.store.make_folders(20)
-    assert not cluster.store.make_folders(20)
+    assert cluster.store.settle_folders(20)
+    assert not cluster.store.settle_folders(20)
     assert len(folders(cluster)) == before + 50
 
 
@@ -63,6 +63,44 @@ def test_a_topic_that_is_deleted_before_its_folders_are_made_leaves_none() -> No
     cluster.store.on_metadata_update(image_of({TOPIC: 1, "b": 5}), cluster.now_ms)
     cluster.update(image_of({TOPIC: 1}))
     assert folders(cluster) == before
+
+
+def test_folders_of_a_deleted_topic_are_renamed_some_at_a_time() -> None:
+    cluster = Cluster(image_of({"a": 450}))
+    cluster.store.on_metadata_update(image_of({}), cluster.now_ms)
+    assert error_of(cluster.append, batch_of("x"), "a") is Errors.UNKNOWN_TOPIC_OR_PARTITION
+    left = []
+    while cluster.store.settle_folders(20):
+        left.append(sum(name.startswith("a-") and not name.endswith("-delete") for name in folders(cluster)))
+    assert left == [250, 50]
+
+
+def test_a_topic_that_is_made_again_before_its_folders_are_renamed_begins_empty() -> None:
+    cluster = Cluster(image_of({"a": 450}))
+    cluster.append(batch_of("x"), "a", 449)
+    cluster.store.on_metadata_update(image_of({}), cluster.now_ms)
+    cluster.store.on_metadata_update(image_of({"a": 450}, generation=1), cluster.now_ms)
+    assert cluster.append(batch_of("y"), "a", 449).base_offset == 0
+    assert f"a-449.{topic_id_of('a').hex()}-delete" in folders(cluster)
+    assert not any(name.endswith("-stray") for name in folders(cluster))
+
+
+def test_folders_of_a_deleted_topic_are_removed_at_a_stop() -> None:
+    cluster = Cluster(image_of({"a": 450}))
+    cluster.store.on_metadata_update(image_of({}), cluster.now_ms)
+    cluster.stop()
+    assert [name for name in folders(cluster) if name.startswith("a-")] == []
+
+
+def test_folders_that_a_stop_leaves_out_are_made_by_the_next_start() -> None:
+    cluster = Cluster(image_of({}))
+    cluster.image = image_of({"a": 50})
+    cluster.store.on_metadata_update(cluster.image, cluster.now_ms)
+    cluster.stop()
+    assert not cluster.store.settle_folders(20)
+    assert [name for name in folders(cluster) if name.startswith("a-")] == []
+    cluster.start()
+    assert len([name for name in folders(cluster) if name.startswith("a-")]) == 50
 
 
 def test_many_folders_of_a_deleted_topic_are_removed_a_few_at_a_time() -> None:
