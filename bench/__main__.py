@@ -14,6 +14,7 @@ from bench import (
     compaction,
     data,
     gateway,
+    growth,
     memory,
     mixed,
     offload,
@@ -58,6 +59,7 @@ MEASUREMENTS = {
     "authorizer": authorizer.main,
     "offload": offload.main,
     "pauses": pauses.main,
+    "growth": growth.main,
     "client-assignors": client_assignors.main,
     "classic": classic.main,
     "memory": memory.main,
@@ -67,7 +69,7 @@ MEASUREMENTS = {
     "lake": lake,
     "wire-source": wire_source,
 }
-LONG = {"client-assignors", "compaction", "offload", "pauses", "pipeline", "lake", "wire-source"}
+LONG = {"client-assignors", "compaction", "growth", "offload", "pauses", "pipeline", "lake", "wire-source"}
 
 
 def main() -> None:

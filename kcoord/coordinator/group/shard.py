@@ -20,10 +20,11 @@ limit can still be used and deleted.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Final, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import describe, imports, migration, records, snapshot
@@ -63,7 +64,7 @@ from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.group.replay import GroupReplay
 from kcoord.coordinator.group.steady import SteadyHeartbeat, steady_heartbeat
-from kcoord.metadata.delta import TopicDelta
+from kcoord.metadata.delta import MetadataChange, TopicDelta
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import (
     Completion,
@@ -116,6 +117,10 @@ def _unknown_member(group_id: str, member_id: str) -> KafkaError:
     return KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group_id} has no member {member_id}.")
 
 
+_MOST_CHANGES: Final = 64
+"""A group that missed more changes of the metadata checks its metadata anyway, which changes nothing else."""
+
+
 class GroupCoordinatorShard:
     """The state machine of one partition of `__consumer_offsets`. Implements `StateMachine` of the runtime."""
 
@@ -123,6 +128,9 @@ class GroupCoordinatorShard:
         self._config = config
         self._image = image
         self.image_epoch = image.epoch
+        self._changes: deque[MetadataChange] = deque(maxlen=_MOST_CHANGES)
+        """The newest changes of the metadata, for groups that were not used since."""
+        self._change_count = 0
         self._groups: dict[str, Group] = {}
         self._offsets = CommittedOffsets()
         self._pending = TransactionalOffsets()
@@ -203,7 +211,7 @@ class GroupCoordinatorShard:
 
         A later heartbeat asks again for a task that failed, after a pause if the assignor is not built in.
         """
-        group = self._groups.get(task.key.group_id)
+        group = self._informed(self._groups.get(task.key.group_id))
         if isinstance(task.work, client_computation.PrepareAssignment | client_computation.InstallAssignment):
             return self._complete_client_task(context, task.work, value)
         if isinstance(group, ConsumerGroup) and isinstance(value, ResolvedRegexes):
@@ -241,21 +249,35 @@ class GroupCoordinatorShard:
     ) -> CoordinatorResult[None]:
         """Installs a new metadata image and deletes the offsets of deleted topics.
 
-        Groups that depend on a changed topic check their metadata at the next heartbeat; if brokers have other racks,
-        all groups do. `delta` leads to `image`; it is used if it begins at the image of this shard.
+        Groups that depend on a changed topic check their metadata at the next heartbeat (`_informed`); if brokers have
+        other racks, all groups do. `delta` leads to `image`; it is used if it begins at the image of this shard.
         """
         old, self._image = self._image, image
         self.image_epoch = image.epoch
         if delta is None or delta.old is not old:
             delta = TopicDelta.between(old, image)
-        if not delta.changed and not delta.racks_changed:
+        if not delta.change.changed and not delta.change.racks_changed:
             return CoordinatorResult(None)
-        for group in self._groups.values():
-            if isinstance(group, ConsumerGroup):
-                group.note_metadata(delta)
+        self._changes.append(delta.change)
+        self._change_count += 1
         return CoordinatorResult(
             None, [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]
         )
+
+    def _informed(self, group: Group | None) -> Group | None:
+        """Returns the group, which now knows all changes of the metadata.
+
+        A group gets to know a change when it is used next. So a change costs the same for any number of groups.
+        """
+        if isinstance(group, ConsumerGroup) and group.noted_changes != self._change_count:
+            missed = self._change_count - group.noted_changes
+            group.noted_changes = self._change_count
+            if missed > len(self._changes):
+                group.metadata_stale = group.regex_stale = True
+            else:
+                for change in islice(reversed(self._changes), missed):
+                    group.note_metadata(change)
+        return group
 
     @property
     def group_count(self) -> int:
@@ -378,7 +400,7 @@ class GroupCoordinatorShard:
         return cast("CoordinatorResult[ConsumerGroupInstallAssignmentResponse]", result)
 
     def _consumer_group(self, group_id: str) -> ConsumerGroup:
-        group = self._groups.get(group_id)
+        group = self._informed(self._groups.get(group_id))
         if isinstance(group, ConsumerGroup):
             return group
         raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
@@ -497,7 +519,7 @@ class GroupCoordinatorShard:
 
     def steady_heartbeat(self, group_id: str, member_id: str) -> SteadyHeartbeat | None:
         """Returns None if the next response may differ. Called after a heartbeat of the member succeeded."""
-        group = self._groups.get(group_id)
+        group = self._informed(self._groups.get(group_id))
         return steady_heartbeat(self._config, self._image, group, member_id) if group is not None else None
 
     # Offsets.
@@ -638,7 +660,7 @@ class GroupCoordinatorShard:
         Raises INVALID_GROUP_ID if a new id is longer than kcoord.max.id.bytes, and POLICY_VIOLATION if the shard has
         kcoord.partition.max.groups already.
         """
-        group = self._groups.get(group_id)
+        group = self._informed(self._groups.get(group_id))
         if group is None:
             self._check_length("group id", group_id, Errors.INVALID_GROUP_ID)
             limit = self._config.kcoord_partition_max_groups

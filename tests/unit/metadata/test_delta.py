@@ -30,7 +30,7 @@ def delta(cluster: Cluster, change: object, name: str) -> tuple[set[str], list[s
     change(cluster, name)  # type: ignore[operator]
     difference = TopicDelta.between(before, cluster.image)
     assert (difference.old, difference.new) == (before, cluster.image)
-    return set(difference.changed), list(difference.gone), difference.come_or_gone
+    return set(difference.change.changed), list(difference.gone), difference.change.come_or_gone
 
 
 def test_new_partitions_change_only_their_topic() -> None:

@@ -23,13 +23,17 @@ def test_an_image_names_the_topics_that_its_records_are_about() -> None:
     cluster.create(Topic(name="new", num_partitions=1, replication_factor=-1))
     new = cluster.image
     assert list(new.topics_to_compare(old)) == ["new"]
-    assert TopicDelta.between(old, new).changed == {"new"}
+    assert TopicDelta.between(old, new).change.changed == {"new"}
     cluster.create(Topic(name="newer", num_partitions=1, replication_factor=-1))
     assert set(cluster.image.topics_to_compare(old)) == {"t-0", "t-1", "t-2", "new", "newer"}
     delta = TopicDelta.between(old, cluster.image)
-    assert (set(delta.changed), list(delta.gone), delta.come_or_gone) == ({"new", "newer"}, [], True)
+    assert (set(delta.change.changed), list(delta.gone), delta.change.come_or_gone) == ({"new", "newer"}, [], True)
     back = TopicDelta.between(cluster.image, old)
-    assert (set(back.changed), list(back.gone), back.come_or_gone) == ({"new", "newer"}, ["new", "newer"], True)
+    assert (set(back.change.changed), list(back.gone), back.change.come_or_gone) == (
+        {"new", "newer"},
+        ["new", "newer"],
+        True,
+    )
 
 
 def calls_of_a_creation(topics: int) -> tuple[int, int, int]:

@@ -51,7 +51,7 @@ from kcoord.coordinator.group.consumer.client_assignors import (
     OfferKind,
 )
 from kcoord.coordinator.group.group import GroupState, GroupType
-from kcoord.metadata.delta import TopicDelta
+from kcoord.metadata.delta import MetadataChange
 from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
 
 JOIN_GROUP_EPOCH = 0
@@ -363,6 +363,7 @@ class ConsumerGroup:
         "members",
         "metadata_hash",
         "metadata_stale",
+        "noted_changes",
         "regex_refreshed_at_ms",
         "regex_stale",
         "resolved_regexes",
@@ -416,6 +417,8 @@ class ConsumerGroup:
         # Soft state: True makes the next heartbeat look again, which is always safe.
         self.metadata_stale = True
         self.regex_stale = True
+        self.noted_changes = 0
+        """The number of changes of the metadata, as the shard counts them, that the group knows."""
         self.regex_refreshed_at_ms = -1
         self.asked_to_rejoin: set[str] = set()
         """Soft: ids of classic members whose join timer is running."""
@@ -471,13 +474,13 @@ class ConsumerGroup:
         """Returns partition -> id of the member that owns it; a member owns a partition until it has revoked it."""
         return self._owners.get(topic_id, {})
 
-    def note_metadata(self, delta: TopicDelta) -> None:
+    def note_metadata(self, change: MetadataChange) -> None:
         """Makes the next heartbeat look again if the group depends on what has changed."""
-        if delta.come_or_gone:
+        if change.come_or_gone:
             self.regex_stale = True
-        has_changed = delta.racks_changed or not delta.changed.isdisjoint(self._name_counts)
+        has_changed = change.racks_changed or not change.changed.isdisjoint(self._name_counts)
         if not has_changed and self._regex_counts:
-            has_changed = not delta.changed.isdisjoint(self.subscribed_topic_names())
+            has_changed = not change.changed.isdisjoint(self.subscribed_topic_names())
         if has_changed:
             self.metadata_stale = True
 
