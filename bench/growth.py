@@ -120,7 +120,13 @@ def exponent(first: float, last: float, factor: float) -> float:
 def _measure(size: int, fill: Callable[[Subject, int], Operations]) -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        Broker(Path(folder), "kcoord.log.flush.policy=os", "group.consumer.max.size=100000", *SETTINGS) as broker,
+        Broker(
+            Path(folder),
+            "kcoord.log.flush.policy=os",
+            "group.consumer.max.size=100000",
+            "max.connections.per.ip=20000",
+            *SETTINGS,
+        ) as broker,
     ):
         subject = Subject(broker)
         create_topics(subject.connection, {"t": 10})
