@@ -15,7 +15,6 @@ import math
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -37,8 +36,6 @@ CHANGES: Final = 10
 """Number of repetitions of operations that change the metadata."""
 IN_FLIGHT: Final = 50
 QUIET_CORES: Final = 0.03
-QUIET_SECONDS: Final = 0.5
-SETTLE_SECONDS: Final = 120.0
 
 Operation: TypeAlias = Callable[[], object]
 Operations: TypeAlias = dict[str, tuple[int, Operation]]
@@ -73,15 +70,6 @@ class Subject:
 
     def create_topic(self) -> None:
         create_topics(self.connection, {f"new-{next(self.numbers)}": 1})
-
-    def settle(self) -> None:
-        """Waits until the broker has nothing more to do."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < deadline:
-            cpu = self.broker.cpu_seconds()
-            time.sleep(QUIET_SECONDS)
-            if self.broker.cpu_seconds() - cpu < QUIET_CORES * QUIET_SECONDS:
-                return
 
     def cpu_us(self, repeats: int, operation: Operation) -> float:
         return min(self._cpu_us(repeats, operation) for _ in range(ROUNDS))
@@ -132,7 +120,7 @@ def _measure(size: int, fill: Callable[[Subject, int], Operations]) -> dict[str,
         create_topics(subject.connection, {"t": 10})
         before = broker.resident_mb()
         operations = fill(subject, size)
-        subject.settle()
+        broker.settle(QUIET_CORES)
         costs = {f"{what}, CPU us": subject.cpu_us(*operation) for what, operation in operations.items()}
         costs["memory of one, bytes"] = (broker.resident_mb() - before) * 1e6 / size
         subject.close()

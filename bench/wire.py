@@ -27,6 +27,8 @@ S = TypeVar("S", bound="Server")
 READY = re.compile(rb"is ready: .*?127\.0\.0\.1:(\d+)")
 READ_BYTES = 1 << 20
 TIMEOUT_SECONDS = 120.0
+QUIET_SECONDS = 0.5
+SETTLE_SECONDS = 120.0
 
 
 class Connection:
@@ -137,6 +139,15 @@ class Server:
             with suppress(FileNotFoundError):  # The thread has ended meanwhile.
                 nanoseconds += int((task / "schedstat").read_text().split()[0])
         return nanoseconds / 1e9
+
+    def settle(self, quiet_cores: float) -> None:
+        """Waits until the server uses no more than `quiet_cores`, at most SETTLE_SECONDS."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            cpu = self.cpu_seconds()
+            time.sleep(QUIET_SECONDS)
+            if self.cpu_seconds() - cpu < quiet_cores * QUIET_SECONDS:
+                return
 
     def resident_mb(self) -> float:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])

@@ -15,7 +15,7 @@ from kcoord.server.api.api_table import ApiTable
 from kcoord.server.api.large_metadata import LargeMetadata
 from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.environment import Environment
-from kcoord.server.replies import EncodedResponse, free
+from kcoord.server.replies import EncodedResponse, encode_in_parts, free
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_service import MetadataService
@@ -140,7 +140,7 @@ class Broker:
 
         def encode() -> EncodedResponse:
             response = make()
-            encoded = EncodedResponse(response.encode(version))
+            encoded = EncodedResponse(encode_in_parts(response, version))
             free(response)
             return encoded
 

@@ -392,8 +392,12 @@ def epoch_assignment_from(
     """
     assignment: dict[bytes, Mapping[int, int]] = {}
     for topic in topics:
-        epochs = topic.assignment_epochs or [member_epoch] * len(topic.partitions)
-        assignment[topic.topic_id] = dict(zip(topic.partitions, epochs, strict=True))
+        epochs = topic.assignment_epochs
+        if not epochs or epochs.count(epochs[0]) == len(epochs) == len(topic.partitions):
+            # A member that gets many partitions gets most of them at once.
+            assignment[topic.topic_id] = dict.fromkeys(topic.partitions, epochs[0] if epochs else member_epoch)
+        else:
+            assignment[topic.topic_id] = dict(zip(topic.partitions, epochs, strict=True))
     return assignment
 
 

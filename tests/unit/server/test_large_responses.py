@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from kcoord.metadata.image import MetadataImage
+from kcoord.server import replies
 from kcoord.server.api import fan_out
 from kcoord.server.api.handlers import consumer_group_describe, describe_groups, list_groups, metadata
 from kcoord.server.replies import EncodedResponse, free
@@ -88,7 +89,7 @@ async def test_a_large_response_has_the_same_bytes_as_a_small_one(
     monkeypatch: pytest.MonkeyPatch, handler: ModuleType, request_: Message, first_version: int
 ) -> None:
     harness = await with_groups()
-    harness.broker.image = image_of({"a": 2, "b": 3})
+    harness.broker.image = image_of({"a": 2, "b": 3, **{f"t{number}": 1 for number in range(130)}})
     for version in handler.VERSIONS:
         if version == 0 and handler is metadata:
             continue
@@ -96,6 +97,7 @@ async def test_a_large_response_has_the_same_bytes_as_a_small_one(
         small, was_encoded = await answer(harness, request_, version)
         assert not was_encoded
         monkeypatch.setattr(handler, "LARGE_RESPONSE_ITEMS", LARGE)
+        monkeypatch.setattr(replies, "_ENCODED_AT_ONCE", 3)
         large, was_encoded = await answer(harness, request_, version)
         assert was_encoded == (version >= first_version)
         assert large == small

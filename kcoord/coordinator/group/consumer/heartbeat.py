@@ -415,12 +415,12 @@ class MemberTransition:
             f"G-3: member {after.member_id} goes from epoch {epoch} to {after.member_epoch}, with target {target_epoch}"
         )
         for topic_id, partitions in after.assigned.items():
-            owned = before.assigned.get(topic_id, {}).keys() | before.pending_revocation.get(topic_id, {}).keys()
-            owners = self.group.owners_of(topic_id)
-            of_others = (partitions.keys() - owned) & owners.keys()
-            assert not of_others, (
-                f"G-4: member {after.member_id} gets partition {min(of_others)} of member {owners[min(of_others)]}"
-            )
+            if owners := self.group.owners_of(topic_id):
+                owned = before.assigned.get(topic_id, {}).keys() | before.pending_revocation.get(topic_id, {}).keys()
+                of_others = (partitions.keys() - owned) & owners.keys()
+                assert not of_others, (
+                    f"G-4: member {after.member_id} gets partition {min(of_others)} of member {owners[min(of_others)]}"
+                )
             assert partitions.keys().isdisjoint(after.pending_revocation.get(topic_id, {})), (
                 f"G-5: member {after.member_id} has partitions both assigned and pending revocation"
             )
