@@ -55,6 +55,7 @@ RUN_BY = {
 """The test files that run the blocks of a page with a language or a title. The files name the page."""
 FOREIGN = {
     "cd": "a part of the shell",
+    "chrt": "sets the priority of a measurement; a part of Linux",
     "docker": "make docker-test runs the image; it needs a Docker daemon",
     "fish": "a shell that few machines have",
     "git": "test_first_change makes the copy itself",
