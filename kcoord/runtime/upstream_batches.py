@@ -23,12 +23,16 @@ Void batches are not replayed. But readers that do not know of claims see them: 
 take the records of void batches for its outcome. So the owner then writes the present values of these keys again
 (`to_rewrite`), and every reader ends with them.
 
-Compaction may remove the claim or the marker that makes a batch void. All claims have one key, so it keeps the last one
-only. A batch whose claim is gone counts, unless the log has shown a later claim before it: of the same producer id with
-a higher epoch, or of another producer id that has followed. The batches of an owner show its claim, too. So compaction
-never makes a batch void. Nor does it revive one, for two reasons. Kafka's cleaner stops before the first open
-transaction, so it keeps what is before a void batch, until its marker is there. Then the owner writes the values again,
-which are after the void batch, so they win.
+Compaction must not remove the claim that makes a batch void before the values are written again. Until then, any number
+of owners may have claimed the log and died. So each claim has a key of its own. An owner deletes the oldest ones
+(`to_delete`) if the log has more than `MOST_CLAIMS`. It does so only if no void batch waits for its marker, and no
+values have to be written again. Then the values are after all void batches, so they win, even if a later reader takes
+such a batch for valid.
+
+A batch whose claim is gone counts, unless the log has shown a later claim before it: of the same producer id with a
+higher epoch, or of another producer id that has followed. The batches of an owner show its claim, too. So compaction
+never makes a batch void. A marker stays for `delete.retention.ms` after compaction has removed the records of its
+transaction. A request of an owner that has not read the marker does not arrive so late.
 """
 
 from __future__ import annotations
@@ -41,10 +45,11 @@ from typing import Final, NamedTuple
 
 from kcoord.runtime.result import Producer
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
+from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_batch import BatchHeader, Record, decode_entries, encode_batch, iter_records, walk_batches
 
 CLAIM_KEY: Final = (30_000).to_bytes(2, "big")
-"""The key of all claims: a coordinator record type that Kafka does not have. Compaction keeps the last claim."""
+"""The beginning of the keys of claims: a coordinator record type that Kafka does not have."""
 SETTLED_KEY: Final = (30_001).to_bytes(2, "big")
 """The key of settled records. The producer id is that of the batch."""
 WRITER_HEADER: Final = "kcoord.writer"
@@ -53,6 +58,10 @@ WRITER_HEADER: Final = "kcoord.writer"
 NO_CLAIM: Final = (-1, -1)
 _WRITER: Final = Struct(">qhq")
 _CLIENT: Final = Struct(">qhiqqq")
+_CLAIM: Final = Struct(">qh")
+_COUNT: Final = Struct(">i")
+MOST_CLAIMS: Final = 16
+"""An owner deletes the oldest claim if the log has more of them."""
 MAX_SEQUENCE: Final = 0x7FFF_FFFF
 _NO_SEQUENCE: Final = -1
 _PRODUCER_KEPT_MS: Final = 8 * 24 * 3_600_000
@@ -63,6 +72,8 @@ class Kind(Enum):
     """The kinds of batches."""
 
     CLAIM = "claim"
+    DELETED_CLAIM = "deleted claim"
+    """A tombstone for a claim."""
     SETTLED = "settled"
     RECORDS = "records"
     """Records of an owner outside transactions."""
@@ -117,6 +128,8 @@ class UpstreamBatches:
     def __init__(self) -> None:
         self.claim = NO_CLAIM
         """Producer id and epoch of the owner at the position, as far as the log shows it."""
+        self._claims: list[tuple[int, int]] = []
+        """The claims that were not deleted, in the order of the partition."""
         self._earlier_ids: set[int] = set()
         """The producer ids of owners before `claim`, other than that of `claim`."""
         self.to_rewrite: set[bytes] = set()
@@ -133,6 +146,24 @@ class UpstreamBatches:
         last = self._clients.get(producer_id)
         return (last.last_sequence + 1) & MAX_SEQUENCE if last is not None and last.epoch == epoch else 0
 
+    def claimed(self, claim: tuple[int, int]) -> None:
+        """Notes a claim of the owner, which is not read back."""
+        self.claim = claim
+        if claim not in self._claims:
+            self._claims.append(claim)
+
+    @property
+    def to_delete(self) -> tuple[int, int] | None:
+        """The claim that the owner has to delete now, if any."""
+        if len(self._claims) <= MOST_CLAIMS or self._void or self.to_rewrite:
+            return None
+        return self._claims[0]
+
+    def deleted(self, claim: tuple[int, int]) -> None:
+        """Notes that a claim is deleted."""
+        if claim in self._claims:
+            self._claims.remove(claim)
+
     def written(self, batch: bytes) -> None:
         """Notes a batch of records outside transactions."""
         if self.to_rewrite:
@@ -141,17 +172,21 @@ class UpstreamBatches:
     # Snapshots.
 
     def encode(self) -> bytes | None:
-        """Returns the clients for a snapshot; None while a transaction is open, or keys have to be written again."""
+        """Returns claims and clients for a snapshot; None in a transaction, or if keys have to be written again."""
         if self.open or self.to_rewrite:
             return None
-        return b"".join(_CLIENT.pack(producer_id, *client) for producer_id, client in self._clients.items())
+        clients = (_CLIENT.pack(producer_id, *client) for producer_id, client in self._clients.items())
+        return b"".join((_COUNT.pack(len(self._claims)), *(_CLAIM.pack(*claim) for claim in self._claims), *clients))
 
     @classmethod
     def restored(cls, data: bytes, claim: tuple[int, int]) -> UpstreamBatches:
         """Returns the state that was encoded, with the claim at that time. Raises struct.error."""
         batches = cls()
         batches.claim = claim
-        for producer_id, *fields in _CLIENT.iter_unpack(data):
+        (count,) = _COUNT.unpack_from(data)
+        end = _COUNT.size + count * _CLAIM.size
+        batches._claims = list(_CLAIM.iter_unpack(data[_COUNT.size : end]))
+        for producer_id, *fields in _CLIENT.iter_unpack(data[end:]):
             batches._clients[producer_id] = _Client(*fields)
         return batches
 
@@ -191,8 +226,12 @@ class UpstreamBatches:
             self.claim = header.producer_id, header.producer_epoch
         if not header.records_count:
             return Kind.EMPTY
-        key = decode_entries(batch)[0][1] if header.records_count == 1 else None
-        if key == CLAIM_KEY:
+        _, key, value = decode_entries(batch)[0] if header.records_count == 1 else (0, None, None)
+        if key is not None and key.startswith(CLAIM_KEY):
+            if value is None:
+                self.deleted(claim_of(key))
+                return Kind.DELETED_CLAIM
+            self.claimed(claim_of(key))
             return Kind.CLAIM
         if key == SETTLED_KEY:
             return Kind.SETTLED
@@ -222,6 +261,19 @@ class UpstreamBatches:
         if keys and control_type is ControlRecordType.COMMIT:
             self.to_rewrite |= keys
         return Kind.MARKER
+
+
+def claim_key(claim: tuple[int, int]) -> bytes:
+    """Returns the key of a claim."""
+    return CLAIM_KEY + _CLAIM.pack(*claim)
+
+
+def claim_of(key: bytes) -> tuple[int, int]:
+    """Returns the producer id and the epoch in the key of a claim. Raises CorruptBatchError if it is malformed."""
+    if len(key) != len(CLAIM_KEY) + _CLAIM.size:
+        raise CorruptBatchError(f"a claim has the key {key.hex()}, which has no producer id and epoch")
+    producer_id, epoch = _CLAIM.unpack_from(key, len(CLAIM_KEY))
+    return producer_id, epoch
 
 
 def _keys(batch: bytes) -> Iterable[bytes]:

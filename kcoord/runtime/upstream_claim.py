@@ -66,7 +66,7 @@ from kcoord.runtime.upstream_actions import (
     Rewrite,
     Unknown,
 )
-from kcoord.runtime.upstream_batches import CLAIM_KEY, NO_CLAIM
+from kcoord.runtime.upstream_batches import NO_CLAIM, Kind, claim_key
 from kcoord.runtime.upstream_reader import BatchId, DivergedError, UpstreamReader
 from kcoord_protocol.errors import CorruptBatchError, Errors, KafkaError
 from kcoord_protocol.record_batch import encode_batch_from_parts
@@ -100,8 +100,7 @@ class OwnBatch:
 
     data: bytes
     count: int
-    is_claim: bool = False
-    is_settled: bool = False
+    kind: Kind = Kind.RECORDS
     provisional: ProvisionalBatch | None = None
     """Set if the batch is part of a client's transaction."""
     offset: int = 0
@@ -274,7 +273,7 @@ class UpstreamClaim(ABC):
             self.state = UpstreamState.OWNER
             self._load = None
             reader.has_owner = True
-            reader.batches.claim = self.claimed_id
+            reader.batches.claimed(self.claimed_id)
             self.actions.append(Loaded(load, batches, is_end=True))
             self._rewrite()
             self._continue(now_ms)
@@ -335,7 +334,7 @@ class UpstreamClaim(ABC):
 
     def _begin_claim(self, claimed_id: tuple[int, int], now_ms: int) -> None:
         self.claimed_id = claimed_id
-        self._begin_batch(OwnBatch(self._record(CLAIM_KEY, now_ms), 1, is_claim=True), now_ms)
+        self._begin_batch(OwnBatch(self._record(claim_key(claimed_id), now_ms), 1, Kind.CLAIM), now_ms)
 
     def _record(self, key: bytes, now_ms: int) -> bytes:
         return encode_batch_from_parts([(key, self._owner)], now_ms)

@@ -47,7 +47,15 @@ from typing import Final
 
 from kcoord.runtime.shard_log import Append
 from kcoord.runtime.upstream_actions import Decided, Ended, Fenced, Produce, Request, Unknown, Written
-from kcoord.runtime.upstream_batches import MAX_SEQUENCE, SETTLED_KEY, Kind, ReadBatch, with_writer
+from kcoord.runtime.upstream_batches import (
+    MAX_SEQUENCE,
+    SETTLED_KEY,
+    Kind,
+    ReadBatch,
+    claim_key,
+    claim_of,
+    with_writer,
+)
 from kcoord.runtime.upstream_claim import (
     LAST_EPOCH,
     NEVER,
@@ -58,7 +66,7 @@ from kcoord.runtime.upstream_claim import (
 from kcoord.runtime.upstream_reader import BatchId, DivergedError
 from kcoord_protocol.batch_header import stamp_producer
 from kcoord_protocol.errors import CorruptBatchError, Errors, KafkaError
-from kcoord_protocol.record_batch import decode_entries, decode_header, walk_batches
+from kcoord_protocol.record_batch import decode_entries, decode_header, encode_batch_from_parts, walk_batches
 
 _NOT_VERIFIED: Final = frozenset(
     {
@@ -141,7 +149,7 @@ class UpstreamLog(UpstreamClaim):
             if is_unverified:
                 error = KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS, f"the transaction was not verified: {error}")
             self._decide(None if batch.seen_at is not None else error, now_ms)
-        elif code is Errors.UNKNOWN_PRODUCER_ID and self._attempts == 0 and not (batch.is_claim or batch.is_settled):
+        elif code is Errors.UNKNOWN_PRODUCER_ID and self._attempts == 0 and batch.kind is Kind.RECORDS:
             # An old broker has dropped the producer state. The batch was not appended and can follow a renewed claim.
             self._waiting.insert(0, batch)
             self._request = self._batch = None
@@ -268,7 +276,11 @@ class UpstreamLog(UpstreamClaim):
             self._begin_batch(self._waiting.pop(0), now_ms)
         elif self.reader.settled_id != self.claimed_id[0]:
             self._deadline_ms = now_ms + self._write_timeout_ms
-            self._begin_batch(OwnBatch(self._record(SETTLED_KEY, now_ms), 1, is_settled=True), now_ms)
+            self._begin_batch(OwnBatch(self._record(SETTLED_KEY, now_ms), 1, Kind.SETTLED), now_ms)
+        elif (claim := self.reader.batches.to_delete) is not None:
+            self._deadline_ms = now_ms + self._write_timeout_ms
+            tombstone = encode_batch_from_parts([(claim_key(claim), None)], now_ms)
+            self._begin_batch(OwnBatch(tombstone, 1, Kind.DELETED_CLAIM), now_ms)
         elif self._append is None:
             self._deadline_ms = NEVER
 
@@ -299,11 +311,13 @@ class UpstreamLog(UpstreamClaim):
         self._batch = None
         self._heard_ms = batch.sent_ms
         self._sequence = (self._sequence + batch.count) & MAX_SEQUENCE
-        if batch.is_claim:
+        if batch.kind is Kind.CLAIM:
             self._claimed_ms = now_ms
-            self.reader.batches.claim = self.claimed_id
-        elif batch.is_settled:
+            self.reader.batches.claimed(self.claimed_id)
+        elif batch.kind is Kind.SETTLED:
             self.reader.settled_id = self.claimed_id[0]
+        elif batch.kind is Kind.DELETED_CLAIM:
+            self.reader.batches.deleted(claim_of(decode_entries(batch.data)[0][1] or b""))
         else:
             self._end_append()
         self._continue(now_ms)

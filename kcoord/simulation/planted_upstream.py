@@ -68,7 +68,7 @@ class NewSequence(UpstreamLog):
 
     def _repeat(self, now_ms: int) -> None:
         batch = self._batch
-        if batch is None or batch.is_claim:
+        if batch is None or batch.kind is Kind.CLAIM:
             super()._repeat(now_ms)
             return
         self._sequence += batch.count

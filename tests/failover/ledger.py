@@ -124,7 +124,7 @@ async def _read_partition(requests: PartitionRequests, partition: int) -> list[W
             offset = header.next_offset
             producer = header.producer_id, header.producer_epoch
             for _, key, value in decode_entries(data, position):
-                if key == CLAIM_KEY and value is not None:
+                if key is not None and key.startswith(CLAIM_KEY) and value is not None:
                     node = _NODE.search(value)
                     assert node is not None, value
                     owners[producer] = int(node[1])

@@ -15,7 +15,7 @@ from kcoord.client.config import CommonConfig
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.records import new_offset_commit_record
 from kcoord.runtime.serde import CoordinatorSerde, partition_for
-from kcoord.runtime.upstream_batches import CLAIM_KEY
+from kcoord.runtime.upstream_batches import claim_key
 from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests, PendingBatch
 from kcoord_protocol.batch_header import stamp_producer
@@ -58,7 +58,8 @@ async def _append(cluster: Cluster, requests: PartitionRequests, partition: int,
 
     producer_id, epoch = await cluster.retry("claim", cluster.deadline(), claim)
     sequence = 0
-    for data in [encode_batch_from_parts([(CLAIM_KEY, b"\0\0seed, node.id=0")], 0), *batches]:
+    first = encode_batch_from_parts([(claim_key((producer_id, epoch)), b"\0\0seed, node.id=0")], 0)
+    for data in [first, *batches]:
         stamped = stamp_producer(data, producer_id, epoch, sequence)
         sequence += decode_header(data).records_count
         # Brokers may not lead a new topic's partitions yet. A repeated batch has its old sequence number.

@@ -59,9 +59,11 @@ class ReadPartition:
                 break
             last = self.batches[-1] if self.batches else None
             claimed_id, owner = (last.claimed_id, last.owner) if last is not None else ((-1, -1), "")
-            if not header.is_control and not header.is_transactional and entries_of(data)[0][1] == CLAIM_KEY:
+            _, key, value = entries_of(data)[0]
+            is_own = not header.is_control and not header.is_transactional
+            if is_own and key is not None and key.startswith(CLAIM_KEY) and value is not None:
                 claimed_id = header.producer_id, header.producer_epoch
-                owner = (entries_of(data)[0][2] or b"")[_OWNER_AT:].decode()
+                owner = value[_OWNER_AT:].decode()
             self.batches.append(_Written(header, data, claimed_id, owner))
             self.mine.take(header, data)
             self.foreign.take(header, data)

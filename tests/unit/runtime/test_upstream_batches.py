@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.upstream_batches import CLAIM_KEY, SETTLED_KEY, Kind, with_writer
+from kcoord.runtime.upstream_batches import CLAIM_KEY, MOST_CLAIMS, SETTLED_KEY, Kind, claim_key, with_writer
 from kcoord.runtime.upstream_reader import LogMark, LogNote, UpstreamReader
 from kcoord_protocol.batch_header import rewrite_header
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
+from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_batch import (
     Record,
     decode_entries,
@@ -47,6 +48,9 @@ class Log:
             encode_batch_from_parts([(key, b"v") for key in keys], 1, producer_id=claim[0], producer_epoch=claim[1])
         )
 
+    def claim(self, claim: tuple[int, int]) -> Kind:
+        return self.own(claim, claim_key(claim))
+
     def offsets(self, claim: tuple[int, int], *keys: bytes, read: int | None = None, sequence: int = 0) -> Kind:
         """Adds a transactional batch of the client, written under a claim, up to now read up to `read`."""
         data = encode_batch_from_parts(
@@ -63,7 +67,7 @@ class Log:
 @pytest.fixture
 def log() -> Log:
     log = Log()
-    assert log.own(FIRST, CLAIM_KEY) is Kind.CLAIM
+    assert log.claim(FIRST) is Kind.CLAIM
     return log
 
 
@@ -99,7 +103,7 @@ def test_the_header_of_the_writer_is_in_each_record_and_nothing_else_changes() -
 
 
 def test_a_batch_of_an_earlier_owner_is_void(log: Log) -> None:
-    log.own(SECOND, CLAIM_KEY)
+    log.claim(SECOND)
     assert log.offsets(FIRST, b"a") is Kind.VOID
     assert log.offsets(SECOND, b"a", sequence=1) is Kind.TRANSACTIONAL
 
@@ -135,8 +139,34 @@ def test_a_batch_whose_claim_was_compacted_counts(log: Log) -> None:
     assert log.offsets((8, 0), b"a", sequence=2) is Kind.TRANSACTIONAL, "an owner with another producer id"
 
 
+def to_delete(log: Log) -> tuple[int, int] | None:
+    return log.reader.batches.to_delete
+
+
+def test_the_oldest_claim_is_deleted_if_there_are_many_and_no_void_batch_waits(log: Log) -> None:
+    for epoch in range(1, MOST_CLAIMS):
+        log.claim((7, epoch))
+    assert to_delete(log) is None
+    log.claim((7, MOST_CLAIMS))
+    assert to_delete(log) == FIRST
+    assert log.offsets(FIRST, b"a") is Kind.VOID
+    assert to_delete(log) is None, "the claim that makes the batch void is needed"
+    log.end()
+    assert to_delete(log) is None, "the value has to be written again first"
+    log.own((7, MOST_CLAIMS), b"a")
+    assert to_delete(log) == FIRST
+    tombstone = encode_batch_from_parts([(claim_key(FIRST), None)], 1, producer_id=7, producer_epoch=MOST_CLAIMS)
+    assert log.add(tombstone) is Kind.DELETED_CLAIM
+    assert to_delete(log) is None
+
+
+def test_a_claim_with_a_malformed_key_is_corrupt(log: Log) -> None:
+    with pytest.raises(CorruptBatchError, match="a claim has the key 7530"):
+        log.own(FIRST, CLAIM_KEY)
+
+
 def test_batches_of_an_earlier_producer_id_are_void(log: Log) -> None:
-    log.own((8, 0), CLAIM_KEY)
+    log.claim((8, 0))
     assert log.offsets(SECOND, b"a") is Kind.VOID
     log.end()
     log.own((6, 0), b"b")
@@ -153,7 +183,7 @@ def test_a_batch_that_arrives_after_a_marker_that_its_writer_had_not_read_is_voi
 
 
 def test_keys_of_void_batches_are_to_be_rewritten_after_a_commit(log: Log) -> None:
-    log.own(SECOND, CLAIM_KEY)
+    log.claim(SECOND)
     log.offsets(FIRST, b"a", b"b", b"c")
     log.offsets(SECOND, b"d", sequence=3)
     assert log.reader.batches.to_rewrite == set()
@@ -169,7 +199,7 @@ def test_keys_of_void_batches_are_to_be_rewritten_after_a_commit(log: Log) -> No
 
 
 def test_keys_of_void_batches_are_forgotten_after_an_abort(log: Log) -> None:
-    log.own(SECOND, CLAIM_KEY)
+    log.claim(SECOND)
     log.offsets(FIRST, b"a")
     log.end(ControlRecordType.ABORT)
     log.end()
@@ -188,7 +218,7 @@ def test_sequence_numbers_continue_after_all_batches_and_begin_again_with_an_epo
     assert reader.next_sequence(CLIENT, 0) == 0
     log.offsets(FIRST, b"a", b"b", sequence=0)
     assert reader.next_sequence(CLIENT, 0) == 2
-    log.own(SECOND, CLAIM_KEY)
+    log.claim(SECOND)
     log.offsets(FIRST, b"a", sequence=2)
     assert reader.next_sequence(CLIENT, 0) == 3, "the leader counts void batches, too"
     log.end()
@@ -247,8 +277,14 @@ def test_a_snapshot_has_what_was_known_at_its_beginning(log: Log) -> None:
     assert restored(log, note).batches.next_sequence(CLIENT, 0) == 0, "the batches are read again"
 
 
+def test_a_snapshot_has_the_claims_of_the_log(log: Log) -> None:
+    for epoch in range(1, MOST_CLAIMS + 1):
+        log.claim((7, epoch))
+    assert restored(log, noted(log)).batches.to_delete == FIRST
+
+
 def test_a_snapshot_waits_until_values_are_rewritten(log: Log) -> None:
-    log.own(SECOND, CLAIM_KEY)
+    log.claim(SECOND)
     log.offsets(FIRST, b"a")
     log.end()
     assert log.reader.note() is None
@@ -261,11 +297,11 @@ def test_after_a_snapshot_batches_of_the_owner_of_that_time_still_count(
     log: Log, writer: tuple[int, int], kind: Kind
 ) -> None:
     """The log is read again from the beginning of the snapshot, before the last claim that the snapshot has."""
-    log.own(SECOND, CLAIM_KEY)
+    log.claim(SECOND)
     note = noted(log)
     log.offsets(SECOND, b"a")
     log.end()
-    log.own(THIRD, CLAIM_KEY)
+    log.claim(THIRD)
     again = Log()
     again.reader.batches = restored(log, note).batches
     again.reader.position = again.end_offset = note.position

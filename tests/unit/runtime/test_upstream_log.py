@@ -7,7 +7,7 @@ import pytest
 
 from kcoord.runtime.shard_log import Append
 from kcoord.runtime.upstream_actions import InitProducerId, Produce
-from kcoord.runtime.upstream_batches import CLAIM_KEY, SETTLED_KEY
+from kcoord.runtime.upstream_batches import CLAIM_KEY, MOST_CLAIMS, SETTLED_KEY
 from kcoord.runtime.upstream_claim import LAST_EPOCH, RENEW_AFTER_MS, UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
 from kcoord.simulation.upstream.partition import EPOCH_END
@@ -526,8 +526,22 @@ def test_a_load_without_an_answer_fails_after_the_timeout() -> None:
     assert desk.log.state is UpstreamState.UNOWNED
 
 
+def test_an_owner_deletes_the_oldest_claims(desk: Desk) -> None:
+    for _ in range(MOST_CLAIMS + 3):
+        desk.owner.crash()
+        desk.serve()
+    entries = [entry for _, data in desk.world.partition.batches for entry in decode_entries(data)]
+    claims = [key for _, key, value in entries if key and key.startswith(CLAIM_KEY) and value is not None]
+    deleted = [key for _, key, value in entries if value is None]
+    assert deleted == claims[:4]
+    request = desk.put(1)
+    desk.owner.answer(request)
+    desk.world.replicate()
+    assert desk.outcomes[-1] == "Written"
+
+
 def test_claims_and_settled_records_are_not_loaded(desk: Desk) -> None:
     second = Desk(desk.world, 1).serve()
     keys = [decode_entries(data)[0][1] for _, data in desk.world.partition.batches]
-    assert keys == [CLAIM_KEY, SETTLED_KEY, CLAIM_KEY]
+    assert [key and key[:2] for key in keys] == [CLAIM_KEY, SETTLED_KEY, CLAIM_KEY]
     assert second.owner.state == {}

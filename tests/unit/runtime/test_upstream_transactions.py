@@ -20,7 +20,7 @@ from kcoord_protocol.record_batch import (
     encode_control_batch,
 )
 from tests.unit.runtime.test_upstream_log import Desk
-from tests.unit.runtime.upstream_walk import TIMEOUT_MS
+from tests.unit.runtime.upstream_walk import KEPT_MS, TIMEOUT_MS
 
 CLIENT, OTHER = Producer(500, 3), Producer(600, 0)
 
@@ -313,6 +313,27 @@ def test_a_load_passes_valid_batches_and_markers_and_then_the_keys_to_rewrite(de
     assert loaded == [CLIENT.producer_id, OTHER.producer_id, CLIENT.producer_id]
     (rewrite,) = [action for action in desk.actions if isinstance(action, Rewrite)]
     assert rewrite.keys == {b"void"}
+
+
+def test_void_batches_stay_void_if_owners_end_before_they_rewrite_and_the_log_is_compacted(
+    desk: TransactionDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim that makes a batch void is still in the log, although others have claimed the log since."""
+    partition = desk.world.partition
+    partition.append(with_writer(_batch(CLIENT, b"void"), desk.earlier_claim, 0, 0))
+    desk.end()
+    for _ in range(3):
+        desk.owner.crash()
+        desk.owner.claim()
+        for _ in ("InitProducerId", "claim"):
+            desk.owner.answer(desk.owner.in_flight.pop(0))
+            desk.world.replicate()
+    monkeypatch.setattr(partition.random, "randint", lambda least, most: least)
+    partition.compact(desk.world.now_ms, KEPT_MS)
+    desk.owner.crash()
+    desk.serve()
+    assert [read.kind for read in _read(desk)] == [Kind.VOID]
+    assert [action.keys for action in desk.actions if isinstance(action, Rewrite)] == [{b"void"}]
 
 
 def test_keys_are_rewritten_after_a_refusal_since_the_batch_may_have_kept_one(desk: TransactionDesk) -> None:

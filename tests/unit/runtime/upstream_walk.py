@@ -438,7 +438,7 @@ class World:
     def last_claimer(self) -> tuple[int, int]:
         """Returns the producer id and the epoch of the last claim. Earlier owners can append nothing any more."""
         for header, data in reversed(self.partition.batches):
-            if [key for _, key, _ in decode_entries(data)] == [CLAIM_KEY]:
+            if any(key and key.startswith(CLAIM_KEY) and value is not None for _, key, value in decode_entries(data)):
                 return header.producer_id, header.producer_epoch
         return -1, -1
 
