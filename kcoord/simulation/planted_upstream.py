@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planted faults in the log of an upstream, its readers and the lease; `planted` lists them with all others.
 
-Some need circumstances that few seeds of the simulation show. The random walks of `tests/unit/runtime` find them.
+The random walks of `tests/unit/runtime` use them, too. Only these find `NewSequence`: a commit that is in the log twice
+means the same as once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kcoord.runtime import shard_loads
 from kcoord.runtime.shard_log import Append, Load
 from kcoord.runtime.standby import Standby
 from kcoord.runtime.upstream_actions import Fetch, Loaded, Produce, Written
@@ -221,8 +223,13 @@ PATCHES: Final[Mapping[str, Sequence[tuple[object, str, object]]]] = {
     "upstream-compacted-claim": [(UpstreamBatches, "_may_be_owner", _last_claim_alone)],
     "upstream-copy-is-trusted": _reader(TrustingRestart),
     "upstream-copy-not-read-from-its-beginning": _reader(EndOfSnapshot),
+    "upstream-earlier-producer-id-not-awaited": _reader(NoWait),
     "upstream-lease-ignored": [(InstanceGroup, "holds_lease", _always), (InstanceGroup, "check", _nothing)],
     "upstream-offset-not-compared": _log(AnyOffset),
+    "upstream-reader-away-for-long": _reader(LateReader),
+    "upstream-response-to-an-earlier-standby": [(shard_loads, "Standby", StaleResponse)],
     "upstream-standby-not-read-to-the-claim": _log(UnreadStandby),
+    "upstream-truncation-not-noticed": _reader(TrustingReader),
     "upstream-void-batch-counts": [(UpstreamBatches, "_may_be_owner", _every_claim)],
+    "upstream-void-batch-not-rewritten": _log(NoRewrite),
 }

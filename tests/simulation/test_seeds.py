@@ -24,7 +24,7 @@ from kcoord_protocol.errors import Errors
 SEEDS = range(100)
 SECURITY_SEEDS = range(4)
 ASSIGNOR_SEEDS = range(12)
-UPSTREAM_SEEDS = range(6, 11)
+UPSTREAM_SEEDS = (*range(6, 11), 25)
 REPOSITORY = Path(__file__).parents[2]
 
 

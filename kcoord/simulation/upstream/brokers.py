@@ -62,7 +62,6 @@ from kcoord_protocol.record_batch import decode_header
 
 BROKERS: Final = (1, 2, 3)
 CLUSTER_ID: Final = "upstream"
-TOMBSTONES_KEPT_MS: Final = 20_000
 NOBODY: Final = -1
 _SERVED: Final = (
     *(ApiKey.API_VERSIONS, ApiKey.METADATA, ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE),
@@ -386,7 +385,7 @@ class UpstreamBrokers:
         """Elects a leader that lacks some batches below the high watermark (unclean.leader.election.enable)."""
         index = random.randrange(len(self.partitions))
         partition = self.partitions[index]
-        below = [header for header, _ in partition.batches[-8:] if header.next_offset <= partition.high_watermark]
+        below = [header for header, _ in partition.batches[-4:] if header.next_offset <= partition.high_watermark]
         if below:
             self.lost_records += 1
             self._trace.add("unclean-election", str(index))
@@ -443,17 +442,23 @@ class UpstreamBrokers:
     def forget_ids(self, random: Random) -> None:
         """Forgets the transactional ids of the shards, or brings their epochs near their end."""
         if random.random() < 0.5:
-            self._trace.add("ids-forgotten")
-            self.producer_ids.ids.clear()
+            self.expire_ids()
             return
         self._trace.add("epochs-near-their-end")
         ids = self.producer_ids.ids
         for name, (producer_id, epoch) in ids.items():
             ids[name] = producer_id, max(epoch, random.choice((29_999, 32_760)))
 
+    def expire_ids(self) -> None:
+        """Forgets the transactional ids of the shards, so that the next claims have other producer ids."""
+        self._trace.add("ids-forgotten")
+        self.producer_ids.ids.clear()
+
     def compact(self, random: Random) -> None:
         self._trace.add("compact")
-        self.partitions[random.randrange(len(self.partitions))].compact(self._clock.now_ms, TOMBSTONES_KEPT_MS)
+        self.partitions[random.randrange(len(self.partitions))].compact(
+            self._clock.now_ms, self._options.tombstones_kept_ms
+        )
 
     def heal(self) -> None:
         """Ends all faults."""

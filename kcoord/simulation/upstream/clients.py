@@ -34,7 +34,7 @@ from kcoord_protocol.messages import (
     TxnOffsetCommitRequest,
 )
 
-TOPICS: Final = ("t0", "t1")
+TOPICS: Final = ("t0", "t1", "t2", "t3")
 TIMEOUT_MS: Final = 2_500
 RETRIABLE: Final = frozenset(
     {
@@ -175,7 +175,7 @@ class PlainClient(InstanceClient):
     def act(self) -> None:
         draw = self.random.random()
         topic = self.random.choice(TOPICS)
-        if draw < 0.7 or self._goal:
+        if draw < 0.55 or self._goal:
             self._commit(topic)
         elif draw < 0.95:
             self._fetch(topic)

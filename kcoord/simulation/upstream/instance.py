@@ -32,7 +32,7 @@ from kcoord.server.random_uuids import RandomUuids
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.process import Threads
 from kcoord.simulation.trace import Trace
-from kcoord.simulation.upstream.brokers import BROKERS, TOMBSTONES_KEPT_MS, host_of
+from kcoord.simulation.upstream.brokers import BROKERS, host_of
 from kcoord.simulation.upstream.network import InstanceLoop, UpstreamNetwork
 from kcoord.simulation.upstream.options import WRITE_TIMEOUT_MS, UpstreamOptions
 from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
@@ -166,7 +166,7 @@ class InstanceProcess:
                 self._requests.topic_id,
                 lambda size, name: cast("Any", Threads(self.loop, name)),
             ),
-            tombstones_kept_ms=TOMBSTONES_KEPT_MS,
+            tombstones_kept_ms=self.instance.shared.options.tombstones_kept_ms,
         )
         return self.log
 

@@ -23,10 +23,12 @@ from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.loop import NewProtocol, SimulatedLoop
 from kcoord.simulation.trace import Trace
 from kcoord.simulation.upstream.brokers import BROKERS, UpstreamBrokers, host_of
+from kcoord.simulation.upstream.meaning import writer_of
 from kcoord.simulation.upstream.options import LONGEST_HOLD_UP_MS, UpstreamOptions
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.framing import FrameReader, decode_request_header, encode_response
 from kcoord_protocol.messages import Message, ProduceRequest
+from kcoord_protocol.record_batch import decode_header
 
 _BROKER_OF = {host_of(broker_id): broker_id for broker_id in BROKERS}
 _MOST_FRAME_BYTES = 1 << 24
@@ -44,11 +46,16 @@ class CutOff:
 
 @dataclass
 class LastWords:
-    """A Produce request that is held up, and after which its process ends (`die`)."""
+    """A Produce request that is held up, and after which its process ends (`die`).
+
+    `until_next_transaction`: the request arrives when its client has begun another transaction under another owner, if
+    that is earlier.
+    """
 
     in_transaction: bool
     hold_up_ms: int
     die: Callable[[], None]
+    until_next_transaction: bool = False
 
 
 class UpstreamNetwork:
@@ -98,7 +105,7 @@ class UpstreamNetwork:
         """Holds up the next Produce request of an instance, and ends its process. Then the request is a zombie's."""
         self._last_words[node_id] = words
 
-    def last_words_ms(self, node_id: int, frame: bytes) -> int:
+    def last_words_ms(self, node_id: int, frame: bytes, arrive: Callable[[], None]) -> int:
         """Returns for how long a request is held up because its process has to end now, 0 if it does not."""
         words = self._last_words.get(node_id)
         if words is None or not self.faults_on or int.from_bytes(frame[:2]) != ApiKey.PRODUCE:
@@ -110,7 +117,23 @@ class UpstreamNetwork:
         del self._last_words[node_id]
         self.trace.add("last-words", f"{node_id} {words.hold_up_ms}")
         self.clock.after(0, words.die)
+        if words.until_next_transaction and request.transactional_id is not None:
+            self._arrive_in_next_transaction(request, arrive)
         return words.hold_up_ms
+
+    def _arrive_in_next_transaction(self, request: ProduceRequest, arrive: Callable[[], None]) -> None:
+        (data,) = request.topic_data[0].partition_data
+        records, partition = bytes(data.records or b""), self.brokers.partitions[data.index]
+        claim, _ = writer_of(records)
+
+        def arrive_under_another_owner() -> bool:
+            if partition.owner == claim:
+                return False
+            self.clock.after(1, arrive)
+            return True
+
+        producer_id = decode_header(records).producer_id
+        self.brokers.transactions.when_next_begins(producer_id, arrive_under_another_owner)
 
     def reset(self, node_id: int) -> None:
         """Ends all connections of an instance."""
@@ -195,10 +218,18 @@ class BrokerLink(asyncio.Transport):
         if network.loses(self):
             self.reset()
             return
-        held_up_ms = network.last_words_ms(self.node_id, frame) or network.hold_up_ms(self)
+        has_arrived = False
+
+        def arrive() -> None:
+            nonlocal has_arrived
+            if not has_arrived:
+                has_arrived = True
+                self._arrive(frame)
+
+        held_up_ms = network.last_words_ms(self.node_id, frame, arrive) or network.hold_up_ms(self)
         arrival_ms = network.clock.now_ms + network.way_ms() + held_up_ms
         self._arrival_ms = max(self._arrival_ms, arrival_ms)
-        network.clock.at(self._arrival_ms, lambda: self._arrive(frame))
+        network.clock.at(self._arrival_ms, arrive)
 
     def _arrive(self, frame: bytes) -> None:
         self._queue.append(frame)

@@ -30,7 +30,7 @@ _KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "coordinator": ("coordinator-moves",),
     "ids": ("ids",),
     "compaction": ("compact",),
-    "unclean": ("unclean-election", "unclean-election", "unclean-election", "delete-topic"),
+    "unclean": ("unclean-election", *(3 * ("unseen-unclean-election",)), "delete-topic"),
     "snapshot": ("snapshot",),
 }
 _FAMILY_OF: Final[Mapping[str, str]] = {
@@ -53,12 +53,16 @@ class UpstreamOptions:
     heartbeat_interval_ms: int
     delay_ms: int
     replication_ms: int
+    tombstones_kept_ms: int
+    """How long compaction keeps tombstones."""
     loss: float
     hold_up: float
     clients: int
     transactional_clients: int
     slow_clock_share: float
     """The share of processes whose clock runs at half the speed, so that their lease lasts too long."""
+    forgotten_ids_share: float
+    """The share of zombies with whose death the upstream forgets the transactional ids of the shards."""
     every_ms: Mapping[str, int]
     """Mean time between disturbances by kind; 0 for never."""
 
@@ -68,16 +72,18 @@ class UpstreamOptions:
         choice = random.choice
         options = cls(
             instances=choice((2, 2, 3)),
-            shards=choice((1, 1, 2)),
+            shards=choice((1, 2, 2)),
             session_timeout_ms=6_000,
             heartbeat_interval_ms=choice((500, 2_000)),
             delay_ms=choice((2, 30, 200)),
             replication_ms=choice((1, 20, 300)),
+            tombstones_kept_ms=choice((4_000, 20_000)),
             loss=choice((0.0, 0.005, 0.02)),
             hold_up=choice((0.0, 0.01, 0.03)),
             clients=choice((1, 2, 4)),
             transactional_clients=choice((0, 1, 2)),
             slow_clock_share=choice((0.0, 0.0, 0.5)),
+            forgotten_ids_share=0.0,
             every_ms={
                 "crash": choice((0, 8_000, 16_000)),
                 "zombie": choice((0, 0, 10_000)),
@@ -88,8 +94,8 @@ class UpstreamOptions:
                 "coordinator": choice((0, 0, 15_000)),
                 "ids": choice((0, 0, 0, 10_000)),
                 "compaction": choice((0, 2_000)),
-                "unclean": choice((0, 0, 5_000)),
-                "snapshot": choice((0, 1_500)),
+                "unclean": choice((0, 8_000)),
+                "snapshot": choice((0, 400)),
             },
         )
         if random.random() < _ZOMBIE_SHARE:
@@ -107,6 +113,7 @@ class UpstreamOptions:
         """Owners change often, and requests of earlier owners arrive late: also in transactions, or with other ids."""
         self.hold_up, self.loss, self.transactional_clients = 0.01, 0.0, 2
         self.slow_clock_share = random.choice((0.0, 0.5))
+        self.forgotten_ids_share = random.choice((0.0, 0.5))
         self.every_ms = {
             **dict.fromkeys(self.every_ms, 0),
             **{"crash": 15_000, "zombie": 1_500, "ids": random.choice((0, 5_000)), "compaction": 6_000},

@@ -110,6 +110,14 @@ class ModelPartition:
     def end_offset(self) -> int:
         return self.batches[-1][0].next_offset if self.batches else self.start_offset
 
+    @property
+    def owner(self) -> tuple[int, int]:
+        """The producer id and the epoch of the last batch outside transactions."""
+        for header, _ in reversed(self.batches):
+            if not header.is_control and not header.is_transactional:
+                return header.producer_id, header.producer_epoch
+        return -1, -1
+
     def append(self, data: bytes) -> int:
         """Appends a batch and returns its offset, or that of the batch that it repeats. Raises KafkaError."""
         if self.has_too_few_replicas:

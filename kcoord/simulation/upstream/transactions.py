@@ -8,6 +8,7 @@ verified with the coordinator, later ones are not. Epochs and sequence numbers a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -42,6 +43,8 @@ class UpstreamTransactions:
     def __init__(self) -> None:
         self.transactions: dict[int, UpstreamTransaction] = {}
         self.markers: deque[tuple[int, bytes]] = deque()
+        self._late: dict[int, list[Callable[[], bool]]] = {}
+        """By producer id: what `when_next_begins` calls."""
 
     def init(self, producer_id: int) -> Producer:
         """InitProducerId: fences earlier instances of the client, whose transaction is aborted."""
@@ -60,6 +63,12 @@ class UpstreamTransactions:
         if transaction.status is TransactionPhase.ENDING:
             raise KafkaError(Errors.CONCURRENT_TRANSACTIONS)
         transaction.status, transaction.has_partition = TransactionPhase.ONGOING, True
+        waiting = self._late.pop(producer.producer_id, [])
+        self._late[producer.producer_id] = [arrive for arrive in waiting if not arrive()]
+
+    def when_next_begins(self, producer_id: int, arrive: Callable[[], bool]) -> None:
+        """Calls `arrive` whenever a client begins a transaction, until the callable returns True."""
+        self._late.setdefault(producer_id, []).append(arrive)
 
     def verify(self, producer: Producer) -> None:
         """Called by the leader of the partition before the first batch of a transaction."""

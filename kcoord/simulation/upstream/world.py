@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Final, cast
 
 from kcoord.client import cluster
-from kcoord.runtime import shard_snapshots
+from kcoord.runtime import shard_snapshots, upstream_batches
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.disturbances import Disturbance
@@ -40,6 +40,8 @@ _MOST_STEPS: Final = 200_000
 _LONGEST_PAUSE_MS: Final = 3_000
 """The longest time between the end of a process and the next start."""
 _ZOMBIES_IN_TRANSACTIONS: Final = 0.7
+_ZOMBIES_IN_NEXT_TRANSACTION: Final = 0.5
+"""The share of zombies' requests that arrive in the next transaction of their client, if they are in a transaction."""
 _FIRST_INSTANCE: Final = 100
 _SHARED_GROUP: Final = "group-0"
 _FIRST_PRODUCER: Final = 10_000
@@ -98,10 +100,11 @@ class UpstreamWorld:
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        """Gives the product clocks and random numbers of the run, and small snapshots, while the run lasts."""
+        """Gives the product clocks and random numbers of the run, and small limits, while the run lasts."""
         patches: list[tuple[object, str, object]] = [
             (cluster, "random", SimpleNamespace(Random=lambda: self.stream("client"))),
             (instance_group, "lease_clock_ms", _lease_clock_ms),
+            (upstream_batches, "MOST_CLAIMS", 2),
             (shard_snapshots, "LEAST_GROWTH_BYTES", 2_000),
             (shard_snapshots, "LEAST_GROWTH_AT_STOP_BYTES", 500),
         ]
@@ -180,11 +183,22 @@ class UpstreamWorld:
             case "zombie":
                 self._leave_a_zombie(instance, random)
             case "pause":
-                instance.pause(random.choice((500, 3_000, session_ms + 500, 2 * session_ms)))
+                instance.pause(random.choice((500, session_ms + 500, 2 * session_ms)))
             case "cut-off":
                 self.network.cut_off(instance.node_id, random, 3 * session_ms)
             case "reset":
                 self.network.reset(instance.node_id)
+            case "unseen-unclean-election":
+                # An instance finds other batches at the offsets that it has read, or that its copy has.
+                match random.randrange(3):
+                    case 0:
+                        self.network.cut_off(instance.node_id, random, 3 * session_ms)
+                    case 1:
+                        instance.pause(random.randint(session_ms // 2, 2 * session_ms))
+                    case _:
+                        instance.crash()
+                        self._start_later(instance, random)
+                brokers.lose_tail(random)
             case "snapshot":
                 self._take_snapshot(instance, random)
             case kind:
@@ -199,9 +213,10 @@ class UpstreamWorld:
                 }
                 faults[kind](random)
 
-    def _start_later(self, instance: SimulatedInstance, random: Random) -> None:
+    def _start_later(self, instance: SimulatedInstance, random: Random, longest_ms: int = 0) -> None:
+        """Starts an instance again within a time, by default sometimes much later than its session ends."""
         rate = 0.5 if random.random() < self.options.slow_clock_share else 1.0
-        delay_ms = random.choice((1, _LONGEST_PAUSE_MS, 3 * self.options.session_timeout_ms))
+        delay_ms = longest_ms or random.choice((1, _LONGEST_PAUSE_MS, 3 * self.options.session_timeout_ms))
         self.clock.after(random.randint(1, delay_ms), lambda: instance.start(rate))
 
     def _leave_a_zombie(self, instance: SimulatedInstance, random: Random) -> None:
@@ -210,9 +225,14 @@ class UpstreamWorld:
 
         def die() -> None:
             instance.crash()
-            self._start_later(instance, random)
+            if random.random() < self.options.forgotten_ids_share:
+                self.brokers.expire_ids()
+            self._start_later(instance, random, _LONGEST_PAUSE_MS)
 
-        words = LastWords(random.random() < _ZOMBIES_IN_TRANSACTIONS, random.randint(1, hold_up_ms), die)
+        in_transaction = random.random() < _ZOMBIES_IN_TRANSACTIONS
+        until_next = random.random() < _ZOMBIES_IN_NEXT_TRANSACTION
+        held_up_ms = LONGEST_HOLD_UP_MS if until_next else random.randint(1, hold_up_ms)
+        words = LastWords(in_transaction, held_up_ms, die, until_next_transaction=until_next)
         self.network.hear_last_words(instance.node_id, words)
 
     def _take_snapshot(self, instance: SimulatedInstance, random: Random) -> None:
