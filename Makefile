@@ -12,6 +12,7 @@ SOAK_TESTS := tests/soak tests/fuzz/test_decoder.py tests/fuzz/test_live.py test
 IMAGE ?= kcoord:dev
 SPARK_IMAGE ?= kcoord-spark:dev
 SEED ?= 0
+INSTANCES ?= 3
 STATES ?= 1000000
 BASE_IMAGE ?= python:3.13-slim-bookworm
 
@@ -119,8 +120,8 @@ failover: $(DEV) ## instances in front of kcoord and of Apache Kafka that are ki
 exactly-once: $(DEV) ## applications that process exactly once through two instances in front of kcoord and of Apache Kafka, while applications, instances and brokers are killed and paused; a quarter of an hour
 	EXACTLY_ONCE=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/exactly_once $(ARGS)
 
-clients-before-kafka: $(DEV) ## all kinds of unchanged clients in front of Apache Kafka 4.3.1 and 3.9.1, through three instances of which one is killed every 20 s; needs Go; ten minutes
-	CLIENTS=long $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/clients_before_kafka $(ARGS)
+clients-before-kafka: $(DEV) ## all kinds of unchanged clients in front of Apache Kafka 4.3.1 and 3.9.1, through instances of which one is killed every 20 s; needs Go; ten minutes (INSTANCES=3)
+	CLIENTS=long INSTANCES=$(INSTANCES) $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/clients_before_kafka $(ARGS)
 
 fuzz: $(FUZZ) ## coverage-guided fuzzing of the decoders with atheris, a minute each (ARGS="requests --seconds 600 --keep"; Linux on x86-64)
 	$(BIN)/python -m tests.fuzz.guided $(ARGS)

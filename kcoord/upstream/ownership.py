@@ -6,6 +6,7 @@ coordinator. All code runs in the event loop.
 
 * A new map: shards that are new here are claimed and loaded, all at the same time. Others close, and clients get
   NOT_COORDINATOR. The new owner does not wait for that: its claim fences the old one.
+* A new map with other instances, after one with this instance alone: `on_company` is called.
 * The lease is over: all shards close at once, also those with an append in flight. Nothing is acknowledged any more.
   The log of each shard is revoked, so that a later claim does not have to wait for an answer of the upstream.
 * The map has a higher record version than the log that all instances share: the version is appended there, so that
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kcoord.metadata.shared import new_record_version_record
@@ -66,6 +67,9 @@ class Ownership:
         self.takeovers = Histogram()
         """The times from an assignment until all shards that it added are served."""
         self.lost_leases = 0
+        self.on_company: Callable[[], object] = lambda: None
+        """Called when this instance was the only live one, and no longer is."""
+        self._is_alone = False
         group.on_outcome = self._apply
         broker.why_not_ready = self.why_not_ready
         broker.instance_figures = self.figures
@@ -169,6 +173,9 @@ class Ownership:
                 )
                 self._own = shard_ids
                 self._own_shards()
+                was_alone, self._is_alone = self._is_alone, len(shard_map.instances) == 1
+                if was_alone and not self._is_alone:
+                    self.on_company()
                 if not self.assigned.done():
                     self.assigned.set_result(None)
                 if shard_map.record_version > self._shared.state.record_version:

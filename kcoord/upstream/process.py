@@ -73,6 +73,11 @@ group by 3 s, and it waits for instances that have ended until their session is 
 """
 
 IMPORT_ON_DEMAND: Final = "on-demand"
+REFRESH_PASS_SECONDS: Final = 0.1
+REFRESH_PASSES: Final = 30
+"""The least number of times that quiet connections are looked for."""
+REFRESHED_PER_PASS: Final = 20
+"""The most connections that are closed at the same time, because their clients connect again and log in."""
 FORGET_SECONDS: Final = 3_600.0
 """How often import records of departed groups are compared with the upstream."""
 
@@ -172,6 +177,27 @@ class UpstreamProcess(BrokerProcess):
             return UpstreamListener(address, broker, limits, self._gateway)
 
         super().__init__(broker, environment, folder, new_listener)
+
+        ownership.on_company = lambda: broker.spawn(self._refresh_clients())
+
+    async def _refresh_clients(self) -> None:
+        """Closes each connection of a client once, when it is quiet, so that clients ask for metadata.
+
+        This instance was alone, so its clients know only its address. Many do not return to their bootstrap addresses,
+        so they could not go on if this instance was lost now. Clients ask for metadata if a broker closes a connection.
+        A connection that is never quiet stays open.
+        """
+        waiting = [connection for listener in self.listeners for connection in listener.connections]
+        _logger.info("Closing %d connections once, so that their clients learn of the other instances", len(waiting))
+        passes = REFRESH_PASSES + len(waiting) // REFRESHED_PER_PASS
+        for _ in range(passes):
+            quiet = [connection for connection in waiting if connection.is_quiet][:REFRESHED_PER_PASS]
+            for connection in quiet:
+                connection.close()
+                waiting.remove(connection)
+            if not waiting:
+                return
+            await asyncio.sleep(REFRESH_PASS_SECONDS)
 
     async def _join_cluster(self) -> None:
         broker = self.broker

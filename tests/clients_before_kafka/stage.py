@@ -30,8 +30,9 @@ class Size:
     """The size of a test.
 
     Every `pause_seconds` an instance is killed. It starts again at once or after `away_seconds`, when others serve its
-    groups. With two instances it has to be back before the other one is killed: clients know the instances that were
-    there when they last asked, and kafka-python and aiokafka do not go back to their bootstrap addresses.
+    groups. With two instances it has to be back some seconds before the other one is killed: clients know the
+    instances that were there when they last asked, and kafka-python and aiokafka do not go back to their bootstrap
+    addresses.
     """
 
     instances: int

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.java
 PATIENT = {**QUICK, "group.consumer.session.timeout.ms": "45000"}
 SHORT = Size(2, PATIENT, kills=1, pause_seconds=0, away_seconds=3, per_second=100)
 # The defaults of kcoord and of the clients: the session of an instance is 10 s.
-LONG = Size(3, {}, kills=12, pause_seconds=20, away_seconds=13, per_second=30)
+LONG = Size(int(os.environ.get("INSTANCES", "3")), {}, kills=12, pause_seconds=20, away_seconds=13, per_second=30)
 IS_LONG = os.environ.get("CLIENTS") == "long"
 
 

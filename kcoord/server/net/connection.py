@@ -44,7 +44,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias, cast
 
 from kcoord.server.api.pieces import Pieces
@@ -187,6 +187,10 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    def __iter__(self) -> Iterator[KafkaConnection]:
+        """Iterates over the present connections. They may be closed meanwhile."""
+        return iter(list(self._connections))
 
     @property
     def queued(self) -> int:
@@ -379,6 +383,11 @@ class KafkaConnection(asyncio.Protocol):
     def in_flight(self) -> int:
         """The number of requests that are not answered yet. Parts of files that are being sent count as one."""
         return self.path.in_flight + (self._sender is not None)
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if no request is in flight or was received in part."""
+        return not self.in_flight and not self.path.has_unfinished_frame
 
     # --- following the path -------------------------------------------------------------------------------------------
 

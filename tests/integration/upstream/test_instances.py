@@ -18,8 +18,9 @@ from kcoord.client import AdminClient
 from kcoord.client.admin.model import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
 from kcoord.testing import KcoordBroker, start_broker
 from kcoord.upstream.own_topics import SHARED_TOPIC
-from kcoord_protocol.messages import MetadataRequest, MetadataResponse
-from tests.integration.wire import WireClient
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.messages import FetchRequest, FetchResponse, MetadataRequest, MetadataResponse
+from tests.integration.wire import ConnectionClosed, WireClient
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 
@@ -36,7 +37,7 @@ def upstream() -> Iterator[KcoordBroker]:
         yield broker
 
 
-def instance(folder: Path, upstream: KcoordBroker, number: int) -> KcoordProcess:
+def instance(folder: Path, upstream: KcoordBroker, number: int, group_id: str = "kcoord") -> KcoordProcess:
     folder.mkdir()
     return KcoordProcess(
         folder,
@@ -44,6 +45,7 @@ def instance(folder: Path, upstream: KcoordBroker, number: int) -> KcoordProcess
             **FAST,
             "node.id": str(FIRST_ID + number),
             "kcoord.upstream.bootstrap.servers": upstream.bootstrap_servers,
+            "kcoord.upstream.group.id": group_id,
             "kcoord.upstream.ports": "0",
             "kcoord.upstream.metadata.max.age.ms": str(LOOK_MS),
             "kcoord.upstream.heartbeat.interval.ms": "3000",
@@ -122,6 +124,36 @@ async def test_a_topic_that_was_deleted_is_forgotten(upstream: KcoordBroker, ins
         return any(record.value is None and record.key is not None and topic_id in record.key for record in records)
 
     wait_until(has_tombstone, "the creation times have a tombstone")
+
+
+def test_clients_of_an_instance_that_was_alone_learn_of_the_next_one(upstream: KcoordBroker, tmp_path: Path) -> None:
+    """The instance closes quiet connections once. Kafka's clients ask for metadata then."""
+    alone, joining = (instance(tmp_path / str(number), upstream, number, "pair") for number in range(2))
+    topic = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="waited-for")])
+    upstream.create_topic("waited-for", 1)
+    alone.start()
+    try:
+        with WireClient(alone.port) as client:
+            shown = client.call(topic, METADATA_VERSION, MetadataResponse)
+            (broker,) = (broker for broker in shown.brokers if broker.node_id < FIRST_ID)
+            with WireClient(broker.port) as producer, WireClient(broker.port) as reader:
+                producer.call(topic, METADATA_VERSION, MetadataResponse)
+                fetch = FetchRequest.FetchTopic(
+                    topic_id=shown.topics[0].topic_id, partitions=[FetchRequest.FetchPartition(partition_max_bytes=1)]
+                )
+                request = FetchRequest(max_wait_ms=5_000, min_bytes=1, max_bytes=1, topics=[fetch])
+                correlation_id = reader.send(request, 13)
+                joining.start()
+                for idle in (client, producer):
+                    with pytest.raises(ConnectionClosed):
+                        idle.receive_frame()
+                assert not reader.receive(correlation_id, ApiKey.FETCH, 13, FetchResponse).error_code
+        with WireClient(alone.port) as client:
+            brokers = client.call(topic, METADATA_VERSION, MetadataResponse).brokers
+        assert {broker.node_id for broker in brokers} >= {FIRST_ID, FIRST_ID + 1}
+    finally:
+        for process in (alone, joining):
+            process.kill()
 
 
 async def test_configs_of_groups_hold_at_every_instance(instances: list[KcoordProcess]) -> None:
