@@ -24,6 +24,7 @@ from bench import (
     startup,
     storm,
     tls,
+    upstream,
 )
 from bench.report import Report
 
@@ -53,6 +54,7 @@ MEASUREMENTS = {
     "data": data.main,
     "tls": tls.main,
     "gateway": gateway.main,
+    "upstream": upstream.main,
     "storm": storm.main,
     "mixed": mixed.main,
     "assignors": assignors.main,
@@ -69,7 +71,7 @@ MEASUREMENTS = {
     "lake": lake,
     "wire-source": wire_source,
 }
-LONG = {"client-assignors", "compaction", "growth", "offload", "pauses", "pipeline", "lake", "wire-source"}
+LONG = {"client-assignors", "compaction", "growth", "offload", "pauses", "pipeline", "lake", "upstream", "wire-source"}
 
 
 def main() -> None:

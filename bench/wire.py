@@ -99,6 +99,15 @@ class Connection:
         self._socket.close()
 
 
+def cpu_seconds(pid: int) -> float:
+    """Returns user and system time of all threads of a process so far."""
+    nanoseconds = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):  # The thread has ended meanwhile.
+            nanoseconds += int((task / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
+
+
 class Server:
     """A server process that prints its address on standard output when it is ready."""
 
@@ -133,12 +142,7 @@ class Server:
         self._process.stdout.close()
 
     def cpu_seconds(self) -> float:
-        """Returns user and system time of all threads of the process so far."""
-        nanoseconds = 0
-        for task in Path(f"/proc/{self._process.pid}/task").iterdir():
-            with suppress(FileNotFoundError):  # The thread has ended meanwhile.
-                nanoseconds += int((task / "schedstat").read_text().split()[0])
-        return nanoseconds / 1e9
+        return cpu_seconds(self._process.pid)
 
     def settle(self, quiet_cores: float) -> None:
         """Waits until the server uses no more than `quiet_cores`, at most SETTLE_SECONDS."""

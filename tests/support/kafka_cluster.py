@@ -22,8 +22,17 @@ from tests.support.waiting import wait_until
 class KafkaCluster:
     """Running Kafka brokers with the ids from 1 on. Keyword arguments are settings with underscores for dots."""
 
-    def __init__(self, jars: KafkaJars, folder: Path, count: int, **settings: str) -> None:
+    def __init__(
+        self,
+        jars: KafkaJars,
+        folder: Path,
+        count: int,
+        *,
+        java_options: str = f"-Xms128m -Xmx320m {QUICK_START}",
+        **settings: str,
+    ) -> None:
         self._jars = jars
+        self._java_options = java_options
         self._folder = folder
         self.ports = [free_port_pair() for _ in range(count)]
         voters = ",".join(f"{number}@127.0.0.1:{port + 1}" for number, port in enumerate(self.ports, 1))
@@ -46,6 +55,10 @@ class KafkaCluster:
     @property
     def address(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
 
     def brokers(self) -> list[int]:
         """Returns the ids of the brokers in service, none while no broker answers."""
@@ -78,7 +91,7 @@ class KafkaCluster:
         with (folder / "kafka.log").open("ab") as log:
             self._processes[number] = subprocess.Popen(
                 [*command, f"node.id={number}", *overrides],
-                env={**os.environ, "WORK": str(work), "KAFKA_HEAP_OPTS": f"-Xms128m -Xmx320m {QUICK_START}"},
+                env={**os.environ, "WORK": str(work), "KAFKA_HEAP_OPTS": self._java_options},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
