@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -12,25 +11,15 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from kcoord_protocol.uuid import uuid_to_string
-from tests.support.java import QUICK_START
-from tests.support.kafka_broker import START_SECONDS, STOP_SECONDS, free_port_pair
+from tests.support.kafka_broker import START_SECONDS, STOP_SECONDS, free_port_pair, start_process
 from tests.support.kafka_jars import KafkaJars
-from tests.support.shared import shared
 from tests.support.waiting import wait_until
 
 
 class KafkaCluster:
     """Running Kafka brokers with the ids from 1 on. Keyword arguments are settings with underscores for dots."""
 
-    def __init__(
-        self,
-        jars: KafkaJars,
-        folder: Path,
-        count: int,
-        *,
-        java_options: str = f"-Xms128m -Xmx320m {QUICK_START}",
-        **settings: str,
-    ) -> None:
+    def __init__(self, jars: KafkaJars, folder: Path, count: int, *, java_options: str = "", **settings: str) -> None:
         self._jars = jars
         self._java_options = java_options
         self._folder = folder
@@ -83,18 +72,10 @@ class KafkaCluster:
     def start(self, number: int) -> None:
         """Starts a broker, also after it was killed."""
         folder = self._folder / str(number)
-        work = folder / "work"
-        work.mkdir(exist_ok=True)
-        (work / "cp.txt").write_text(self._jars.class_path)
         overrides = [f"{key.replace('_', '.')}={value}" for key, value in self._settings.items()]
-        command = ["bash", str(shared("anchors", "kafka", "run.sh")), str(self.ports[number - 1]), str(folder)]
-        with (folder / "kafka.log").open("ab") as log:
-            self._processes[number] = subprocess.Popen(
-                [*command, f"node.id={number}", *overrides],
-                env={**os.environ, "WORK": str(work), "KAFKA_HEAP_OPTS": self._java_options},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._processes[number] = start_process(
+            self._jars, folder, self.ports[number - 1], [f"node.id={number}", *overrides], self._java_options
+        )
 
     def kill(self, number: int) -> None:
         """Kills a broker with SIGKILL."""
