@@ -101,7 +101,7 @@ def test_an_equivalent_mutant_of_removed_code_is_outdated() -> None:
 
 def _mutate(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.mutation", "--processes", "1", *options]
-    return subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, timeout=240)
 
 
 def _line(file: str, text: str) -> str:
