@@ -109,7 +109,9 @@ def _wait_for_commits(process: subprocess.Popen[bytes], lake: Path, batches: int
 
     def are_there() -> bool:
         assert process.poll() is None, "the command ended"
-        return any(json.loads(note.read_text())["progress"]["batch"] >= batches - 1 for note in _notes(lake, "commits"))
+        # While a table is made again, its note has no progress.
+        done = [json.loads(note.read_text())["progress"].get("batch", -1) for note in _notes(lake, "commits")]
+        return any(batch >= batches - 1 for batch in done)
 
     wait_until(are_there, f"{batches} micro-batches are in the lake", START_SECONDS)
 

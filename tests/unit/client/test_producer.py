@@ -246,7 +246,8 @@ class TestTime:
             times = broker.arrivals_of(ApiKey.PRODUCE)
         waits = [later - earlier for earlier, later in itertools.pairwise(times)]
         expected = [100, 200, 400, 800, 1000, 1000]
-        assert all(0.8 * usual <= wait <= 1.2 * usual for wait, usual in zip(waits, expected, strict=True)), waits
+        # The virtual clock also has the real time of a request.
+        assert all(0.8 * usual <= wait <= 1.2 * usual + 20 for wait, usual in zip(waits, expected, strict=True)), waits
         assert len({wait / usual for wait, usual in zip(waits, expected, strict=True)}) > 1
 
     async def test_the_delivery_timeout_ends_retries(self) -> None:
