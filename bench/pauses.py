@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from struct import Struct
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -30,6 +31,7 @@ from bench.report import Report
 from bench.requests import create_topics
 from bench.wire import Broker, Connection
 from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import decode_response_header, encode_request
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
@@ -46,11 +48,14 @@ from kcoord_protocol.messages import (
     JoinGroupResponse,
     ListGroupsRequest,
     ListGroupsResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
     MetadataRequest,
     MetadataResponse,
     OffsetCommitRequest,
     SyncGroupRequest,
 )
+from kcoord_protocol.record_batch import Record, encode_batch
 
 ROW_SECONDS: Final = 3.0
 REST_SECONDS: Final = 1.0
@@ -63,6 +68,10 @@ DELETED_GROUPS: Final = 1_000
 CONNECTIONS: Final = 20_000
 CONNECTION_SECONDS: Final = 60.0
 PRODUCED_MB: Final = 64
+BATCHES: Final = 2_000_000
+SAME_BATCHES: Final = 2_000
+"""The number of batches with one timestamp."""
+OFFSET: Final = Struct(">q")
 JOIN_SECONDS: Final = 60.0
 WATCH_SECONDS: Final = 60.0
 SETTINGS: Final = (
@@ -253,6 +262,23 @@ def regex(report: Report, folder: Path) -> None:
         stage.row("CreateTopics with 1 partition", lambda: create_topics(stage.connection, {"topic-x99": 1}))
 
 
+def logs(report: Report, folder: Path) -> None:
+    """A log of 2,000,000 batches of one record, which an operator copied into the data folder."""
+    with Broker(folder, *SETTINGS) as broker:
+        connection = Connection(broker.port)
+        create_topics(connection, {"large": 1})
+        connection.close()
+    with (folder / "large-0" / f"{0:020d}.log").open("wb") as file:
+        for number in range(BATCHES // SAME_BATCHES):
+            data = encode_batch([Record(None, b"x", timestamp_ms=number)])[OFFSET.size :]
+            first = number * SAME_BATCHES
+            file.writelines(OFFSET.pack(offset) + data for offset in range(first, first + SAME_BATCHES))
+    with Stage(report, folder, "log.segment.bytes=1073741824", "log.retention.ms=-1") as stage:
+        stage.row("first use of a log of 2,000,000 batches", lambda: _list_offsets(stage, 0))
+        timestamp = BATCHES // SAME_BATCHES - 1
+        stage.row("ListOffsets by timestamp", lambda: _list_offsets(stage, timestamp), repeat=True)
+
+
 def start(report: Report, folder: Path) -> None:
     """A start with 100,000 partitions and 1,000,000 offsets."""
     started = report.table(
@@ -376,6 +402,21 @@ def _produce(stage: Stage) -> None:
         stage.connection.skip(1)
 
 
+def _list_offsets(stage: Stage, timestamp: int) -> None:
+    """Asks for the first record with a timestamp, until the log is open."""
+    partition = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+    topic = ListOffsetsRequest.ListOffsetsTopic(name="large", partitions=[partition])
+    request = ListOffsetsRequest(replica_id=-1, topics=[topic])
+    deadline = time.monotonic() + WATCH_SECONDS
+    while True:
+        answer = stage.connection.call(ApiKey.LIST_OFFSETS, 7, request, ListOffsetsResponse).topics[0].partitions[0]
+        if not answer.error_code:
+            assert answer.offset == timestamp * SAME_BATCHES
+            return
+        assert answer.error_code == Errors.NOT_LEADER_OR_FOLLOWER and time.monotonic() < deadline, answer
+        time.sleep(0.1)
+
+
 def _connect(port: int) -> None:
     frame = encode_request(ApiKey.METADATA, 13, 0, "bench", MetadataRequest(topics=[]).encode(13))
     began = time.perf_counter()
@@ -413,5 +454,6 @@ STAGES: Final[dict[str, Callable[[Report, Path], None]]] = {
     "groups": groups,
     "topics": topics,
     "regex": regex,
+    "logs": logs,
     "start": start,
 }

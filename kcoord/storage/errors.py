@@ -57,6 +57,10 @@ class PartitionHeldError(StorageError):
     """Another worker, which led the partition before, still has its log open."""
 
 
+class OpeningCanceledError(StorageError):
+    """The owner of a log does not need it any more, and ended its opening."""
+
+
 class MetaPropertiesError(StorageError):
     """meta.properties is malformed, or belongs to another node or cluster."""
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -53,7 +53,7 @@ from kcoord.storage.file_system import FileSystem, Lock, join, make_durable_dirs
 from kcoord.storage.handover import Handover, has_handover, read_handover, remove_handover, write_handover
 from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
 from kcoord.storage.log import Log
-from kcoord.storage.recovery import Recovery
+from kcoord.storage.recovery import Recovery, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import merge_worker_checkpoints
 
@@ -185,8 +185,20 @@ class LogDir:
         """Returns the path of a partition's folder."""
         return join(self.path, partition_folder(topic, partition))
 
-    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, *, repair: bool = False) -> Log:
-        """Opens or creates the log of a partition, with its entries in the checkpoints."""
+    def open_log(
+        self,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        now_ms: int,
+        *,
+        repair: bool = False,
+        check: Callable[[], None] = go_on,
+    ) -> Log:
+        """Opens or creates the log of a partition, with its entries in the checkpoints.
+
+        `check` may raise an error between two batches, to end an opening that is not wanted any more.
+        """
         key = (topic, partition)
         path = self.partition_path(topic, partition)
         if not self.file_system.exists(path):
@@ -198,6 +210,7 @@ class LogDir:
         if recovery.rewrite and self._journal is not None:
             self._journal.restore(self.path, partition_folder(topic, partition))
         recovery.repair = repair
+        recovery.check = check
         if handover is not None:
             recovery.clean = handover.is_clean
             # A failed sync of the previous leader may have dropped bytes, which only that leader could know.
@@ -266,6 +279,24 @@ class LogDir:
             clean=self.had_clean_shutdown and key in self._recovery_points,
             start_offset=self._start_offsets.get(key, 0),
         )
+
+    def expected_scan(self, topic: str, partition: int) -> tuple[int, bool]:
+        """Returns the recovery point that an opening would use, and whether the log was closed orderly.
+
+        Unlike `recovery_of` it changes nothing, so it may be called before the log may be opened.
+        """
+        key = (topic, partition)
+        handover = read_handover(self.file_system, self.partition_path(topic, partition))
+        if handover is not None:
+            return handover.recovery_point, handover.is_clean
+        earlier = self._opened.get(key)
+        if earlier is not None:
+            return earlier.flushed_offset, False
+        point = self._noted_point(key)
+        return point or 0, self.had_clean_shutdown and point is not None
+
+    def _noted_point(self, key: TopicPartition) -> int | None:
+        return self._recovery_points.get(key)
 
     def delete_partitions(self, partitions: Iterable[tuple[str, int, str]], suffix: str = DELETE_SUFFIX) -> list[str]:
         """Retires the folders of partitions durably. `partitions` has (topic, partition, unique hexadecimal text).

@@ -27,6 +27,7 @@ sync would not write them. `Recovery.rewrite` writes them again first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kcoord.storage.file_system import File, FileSystem, join
@@ -38,6 +39,10 @@ from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 _BASE_OFFSET_DIGITS = 20
+
+
+def go_on() -> None:
+    """Does not end an opening."""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,8 @@ class Recovery:
     repair: bool = False
     """Truncate the log at the first damage, even if sound batches follow. Only on an explicit request of the operator.
     """
+    check: Callable[[], None] = go_on
+    """Called between two batches of a scan. An error that it raises ends the opening."""
 
 
 @dataclass(slots=True)
@@ -172,12 +179,12 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
     if recovery.rewrite:
         segment.rewrite(position)
     size = file.size()
-    damage = _note_batches(segment, file, position, size)
+    damage = _note_batches(segment, file, position, size, recovery.check)
     if damage is not None and damage.position == position:
         # The index entry may be wrong, not the log.
         segment.discard_indexes()
         position = 0
-        damage = _note_batches(segment, file, 0, size)
+        damage = _note_batches(segment, file, 0, size, recovery.check)
     report.scanned_bytes += size - position
     if damage is None:
         return None
@@ -195,12 +202,13 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
     return cut
 
 
-def _note_batches(segment: Segment, file: File, position: int, size: int) -> Damage | None:
+def _note_batches(segment: Segment, file: File, position: int, size: int, check: Callable[[], None]) -> Damage | None:
     try:
         for frame in walk(file, position, size, segment.base_offset):
             if frame.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
                 reason = f"offset {frame.last_offset} is too far from the base offset of the file"
                 return Damage(DamageKind.MISPLACED, frame.position, segment.next_offset, reason)
+            check()
             segment.note(frame.position, frame.size_bytes, frame.last_offset, frame.max_timestamp)
     except Damage as damage:
         return damage

@@ -8,6 +8,7 @@ States of a request:
 * *Answered*: `fetch` reads the partitions once and returns the response. It does so if the data has `min_bytes`, if a
   partition has an error or a diverging epoch, if no partition exists, or if `max_wait_ms` is 0.
 * *Parked*: `fetch` returns None and keeps the request under its token, as a watcher of every partition that it reads.
+  A partition whose log is still being opened has no data yet, and `on_change` touches the request when it is open.
 * *Touched*: a watched partition has grown enough (`on_append`) or has changed (`on_change`). `wake` is called, and the
   next `poll` reads the partitions again. That read completes the request, or leaves it parked.
 * *Completed*: `poll` returns the response, also when `max_wait_ms` has passed. `cancel` drops a request whose client is
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 from kcoord.runtime.shard_log import Append
 from kcoord.storage.file_system import FileSlice
 from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
+from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.producer_state import AbortedTransaction
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FetchResponse
@@ -391,7 +393,8 @@ class FetchManager:
                 now_ms=now_ms,
             )
         except KafkaError as error:
-            reading.answer_now = True
+            if not isinstance(error, LogBeingOpenedError):
+                reading.answer_now = True
             return self._failure(partition, error.error, parameters.api_version)
         reading.total_bytes += len(result.records if result.unread_records is None else result.unread_records)
         if result.diverging_epoch is not None:

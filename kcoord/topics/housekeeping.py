@@ -22,14 +22,15 @@ from kcoord.config import BrokerConfig
 from kcoord.storage.errors import StorageError
 from kcoord.storage.log_dir import LogDir
 from kcoord.storage.segment import DELETED_SUFFIX
+from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
 from kcoord.topics.retention import delete_below_start, delete_expired
 from kcoord.topics.schedule import Every
 from kcoord_protocol.errors import KafkaError
 
-Background: TypeAlias = Callable[[Callable[[], None]], object]
-"""Runs a function in another thread, at some later time."""
+Background: TypeAlias = Callable[[Callable[[], None], Callable[[], None] | None], object]
+"""Runs a function in another thread, at some later time, and then a second one in the event loop."""
 
 PARTITIONS_PER_TICK = 50
 REMOVALS_PER_TICK = 100
@@ -80,9 +81,12 @@ class Housekeeping:
         if self._retention.is_due(now_ms) and not self._to_check:
             self._to_check.extend(self._partitions)
         for _ in range(min(PARTITIONS_PER_TICK, len(self._to_check))):
-            partition = self._partitions.get(self._to_check.popleft())
-            if partition is not None:
-                self._apply_retention(partition, now_ms)
+            key = self._to_check.popleft()
+            partition = self._partitions.get(key)
+            if partition is not None and not self._apply_retention(partition, now_ms):
+                # Clients may need other logs before those that come next here.
+                self._to_check.appendleft(key)
+                break
         if self._flush.is_due(now_ms):
             self._flush_old(now_ms)
         if self._expiration.is_due(now_ms):
@@ -96,17 +100,20 @@ class Housekeeping:
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
-    def _apply_retention(self, partition: Partition, now_ms: int) -> None:
+    def _apply_retention(self, partition: Partition, now_ms: int) -> bool:
+        """Deletes old segments. Returns False if the log is still being opened."""
         try:
             opened = partition.open(now_ms)
             start_offset = opened.log.start_offset
             deleted = self._delete_segments(partition, opened, now_ms)
+        except LogBeingOpenedError:
+            return False
         except KafkaError:
             # The log is not usable. The first attempt to open it has logged the reason.
-            return
+            return True
         except (OSError, StorageError) as error:
             partition.fail(error)
-            return
+            return True
         for retired in opened.log.take_retired_files():
             heappush(self._doomed, retired)
         if deleted:
@@ -118,6 +125,7 @@ class Housekeeping:
             )
         if opened.log.start_offset != start_offset:
             partition.on_start_moved(opened)
+        return True
 
     def _delete_segments(self, partition: Partition, opened: OpenLog, now_ms: int) -> int:
         config = partition.config
@@ -149,7 +157,7 @@ class Housekeeping:
         Nothing is flushed for a checkpoint. The logs of the coordinators and of the metadata are included.
         """
         self._log_dir.note_durable()
-        self._in_background(self._store_checkpoints)
+        self._in_background(self._store_checkpoints, None)
 
     def _store_checkpoints(self) -> None:
         try:

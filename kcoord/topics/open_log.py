@@ -7,11 +7,13 @@ replays the batches after the snapshot. The log decides: whatever the files lack
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kcoord.runtime.verification import Verifications
 from kcoord.storage.errors import is_disk_full
 from kcoord.storage.log import Log
+from kcoord.storage.recovery import go_on
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
@@ -52,16 +54,19 @@ class OpenLog:
         return max(segment.base_offset for segment in self.log.segments if segment.base_offset <= offset)
 
 
-def load(log: Log, files: PartitionFiles, now_ms: int) -> OpenLog:
-    """Returns a log that was just opened with its leader epochs and its producer state."""
+def load(log: Log, files: PartitionFiles, now_ms: int, check: Callable[[], None] = go_on) -> OpenLog:
+    """Returns a log that was just opened with its leader epochs and its producer state.
+
+    `check` is called between two batches. An error that it raises ends the work.
+    """
     opened = OpenLog(log, files.load_epochs(), ProducerState(), last_flush_ms=now_ms)
-    _load_producers(opened, files)
-    if _load_epochs(opened):
+    _load_producers(opened, files, check)
+    if _load_epochs(opened, check):
         files.store_epochs(opened.epochs)
     return opened
 
 
-def _load_producers(opened: OpenLog, files: PartitionFiles) -> None:
+def _load_producers(opened: OpenLog, files: PartitionFiles, check: Callable[[], None]) -> None:
     log, producers = opened.log, opened.producers
     producers.aborted = files.load_aborted(log.end_offset)
     snapshot = files.load_snapshot(log.end_offset)
@@ -69,13 +74,14 @@ def _load_producers(opened: OpenLog, files: PartitionFiles) -> None:
         opened.snapshot_offset, entries = snapshot
         producers.restore(entries, opened.snapshot_offset)
     for header, data in log.batches(max(opened.snapshot_offset, log.start_offset)):
+        check()
         aborted = replay(producers, header, data)
         if aborted is not None:
             files.append_aborted(opened.segment_base_of(aborted.last_offset), aborted)
     producers.advance_start(log.start_offset)
 
 
-def _load_epochs(opened: OpenLog) -> bool:
+def _load_epochs(opened: OpenLog, check: Callable[[], None]) -> bool:
     """Makes the leader epochs fit the log; returns whether they changed.
 
     If the file is missing, the epochs are read from the batches.
@@ -84,6 +90,7 @@ def _load_epochs(opened: OpenLog) -> bool:
     changed = False
     if not epochs.entries:
         for header, _ in log.batches(log.start_offset):
+            check()
             changed |= epochs.assign(header.partition_leader_epoch, header.base_offset)
     changed |= epochs.truncate_end(log.end_offset)
     return epochs.advance_start(log.start_offset) or changed

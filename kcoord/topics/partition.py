@@ -6,6 +6,8 @@ There is one replica, so the high watermark is the end of the log. Everything ru
 The life of the log:
 
 * *Unopened*: nothing is read before the first use. `open` loads the log and its state.
+* *Opening*: if there is much to read, another thread does it (`log_opening`). Requests fail with
+  NOT_LEADER_OR_FOLLOWER, so that clients retry; parked fetches stay parked. The next use takes the log.
 * *Open*: appends, reads, deletions. A failed sync, or a failed write whose bytes cannot be removed, fails the log, and
   so does an append that finds a broken invariant.
   `fail` then abandons it, and the partition is unopened again: the next use opens the log with recovery.
@@ -35,8 +37,9 @@ from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
+from kcoord.topics.log_opening import AT_ONCE_BYTES, LogBeingOpenedError, Opening
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, facts_of, load, replay
+from kcoord.topics.open_log import OpenLog, facts_of, replay
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
@@ -95,6 +98,8 @@ class Partition:
         "_may_lack_folder",
         "_needed_replicas",
         "_open",
+        "_open_later",
+        "_opening",
         "config",
         "files",
         "image",
@@ -116,6 +121,7 @@ class Partition:
         node_id: int,
         *,
         is_new: bool = False,
+        open_later: Callable[[Opening], None] = Opening.run,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -126,6 +132,8 @@ class Partition:
         self.log_config = LogConfig()
         self._log_dir = log_dir
         self._open: OpenLog | None = None
+        self._opening: Opening | None = None
+        self._open_later = open_later
         self._failure: str | None = None
         self._may_lack_folder = True
         self._is_new = is_new
@@ -201,14 +209,16 @@ class Partition:
         """Returns the log, and opens it if necessary.
 
         Raises KAFKA_STORAGE_ERROR if it cannot be opened or is damaged, and NOT_LEADER_OR_FOLLOWER while another
-        broker still holds it.
+        broker still holds it, or another thread opens it.
         """
         if self._open is not None:
             return self._open
         if self._failure is not None:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, self._failure)
         try:
-            opened = self._load(now_ms)
+            if self._opening is None:
+                self._begin_opening(now_ms)
+            opened = self._end_opening()
         except PartitionHeldError as error:
             raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, str(error)) from error
         except CorruptLogError as error:
@@ -247,18 +257,39 @@ class Partition:
         )
         self._log_dir.delete_partitions([(self.topic, self.index, (topic_id or ZERO_UUID).hex())], STRAY_SUFFIX)
 
-    def _load(self, now_ms: int) -> OpenLog:
+    def _begin_opening(self, now_ms: int) -> None:
         self.make_folder()
         self._configure_log(self.config)
-        log = self._log_dir.open_log(self.topic, self.index, self.log_config, now_ms)
+        opening = Opening(self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
+        is_short = opening.unread_bytes() <= AT_ONCE_BYTES
+        self._opening = opening
+        if is_short:
+            opening.run()
+        else:
+            self._open_later(opening)
+
+    def _end_opening(self) -> OpenLog:
+        opening = self._opening
+        assert opening is not None
+        if not opening.has_ended:
+            raise LogBeingOpenedError(f"{self.topic}-{self.index}", opening)
+        self._opening = None
+        opened = opening.result()
+        # Both may have changed while the log was being opened.
+        self._configure_log(self.config)
         try:
-            opened = load(log, self.files, now_ms)
             self._assign_epoch(opened)
         except BaseException:
             # The next request opens the log again, and a log is open only once.
-            log.abandon()
+            opened.log.abandon()
             raise
         return opened
+
+    def _cancel_opening(self) -> OpenLog | None:
+        """Returns the log if it is open. Nothing touches the folder in another thread afterwards."""
+        opening, self._opening = self._opening, None
+        opened, self._open = self._open, None
+        return opening.cancel() if opening is not None else opened
 
     def _assign_epoch(self, opened: OpenLog) -> None:
         if opened.epochs.assign(self.image.leader_epoch, opened.log.end_offset):
@@ -289,9 +320,12 @@ class Partition:
         except KafkaError:
             return True
 
-    def start_verification(self, producer: Producer, now_ms: int) -> int:
-        """Returns a ticket for a write that needs the consent of the transaction coordinator first."""
-        return self.open(now_ms).verifications.start(producer.producer_id)
+    def start_verification(self, producer: Producer, now_ms: int) -> int | None:
+        """Returns a ticket if a write needs the consent of the transaction coordinator first, else None."""
+        opened = self.open(now_ms)
+        if opened.producers.is_open(*producer):
+            return None
+        return opened.verifications.start(producer.producer_id)
 
     def finish_verification(self, producer: Producer, ticket: int) -> None:
         if self._open is not None:
@@ -570,7 +604,7 @@ class Partition:
 
         `LogDir.close` closes the log itself.
         """
-        opened, self._open = self._open, None
+        opened = self._cancel_opening()
         if opened is not None and opened.log.failure is None and opened.log.end_offset > opened.log.start_offset:
             self._take_snapshot(opened, opened.log.end_offset)
 
@@ -590,7 +624,7 @@ class Partition:
     def delete(self) -> None:
         """Stops serving a partition of a deleted topic. The owner may rename the folder afterwards."""
         self._may_lack_folder = False
-        opened, self._open = self._open, None
+        opened = self._cancel_opening()
         self._failure = f"{self.topic}-{self.index} is deleted."
         if opened is not None:
             opened.log.abandon()

@@ -29,6 +29,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -44,6 +46,7 @@ from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.housekeeping import Background, Housekeeping
 from kcoord.topics.internal_partition import InternalProducers
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
+from kcoord.topics.log_opening import Opening
 from kcoord.topics.offset_queries import FoundOffset
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
@@ -59,6 +62,7 @@ VALID_ACKS: Final = (ACKS_ALL, 0, 1)
 RETIRED_AT_ONCE: Final = 200
 """The number of folders of deleted partitions that are renamed at once. The data folder is synced once for all."""
 
+NewLock: TypeAlias = "Callable[[], AbstractContextManager[object]]"
 InternalLog: TypeAlias = "Callable[[str, int], Log | None]"
 
 _logger = logging.getLogger(__name__)
@@ -68,14 +72,22 @@ def _no_internal_log(topic: str, partition: int) -> Log | None:
     return None
 
 
-def _at_once(work: Callable[[], None]) -> None:
+def _at_once(work: Callable[[], None], done: Callable[[], None] | None) -> None:
     work()
+    if done is not None:
+        done()
+
+
+def _call(observers: Iterable[Callable[[], None]]) -> None:
+    for observer in observers:
+        observer()
 
 
 class TopicStore:
     """The partitions of one broker. The module text describes who calls it, and the life of a partition.
 
-    `settles_folder`: no other worker uses the data folder yet. `in_background` runs a function in another thread.
+    `settles_folder`: no other worker uses the data folder yet. `in_background` runs functions in another thread,
+    and `new_lock` returns a lock for them.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class TopicStore:
         internal_log: InternalLog = _no_internal_log,
         settles_folder: bool = True,
         in_background: Background = _at_once,
+        new_lock: NewLock = nullcontext,
     ) -> None:
         self.config = config
         self.producer_ids = ProducerIds()
@@ -96,6 +109,8 @@ class TopicStore:
         self._internal_producers = InternalProducers()
         self._fs = fs
         self._log_dir = log_dir
+        self._in_background = in_background
+        self._new_lock = new_lock
         self._image: MetadataImage | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._without_folder: deque[Partition] = deque()
@@ -171,11 +186,25 @@ class TopicStore:
         key = (topic.name, image.partition_id)
         if key in self._to_retire:
             self._housekeeping.retire([(*key, *self._to_retire.pop(key))])
-        partition = Partition(topic.name, topic.id, image, config, self._log_dir, self.config.node_id, is_new=is_new)
+        partition = Partition(
+            topic.name,
+            topic.id,
+            image,
+            config,
+            self._log_dir,
+            self.config.node_id,
+            is_new=is_new,
+            open_later=partial(self._open_later, key),
+        )
         self._partitions[key] = partition
         if is_gained:
             self._log_dir.note_gained(topic.name, image.partition_id)
         self._without_folder.append(partition)
+
+    def _open_later(self, key: tuple[str, int], opening: Opening) -> None:
+        opening.running = self._new_lock()
+        opening.observers.append(lambda: self.fetches.on_change(*key))
+        self._in_background(opening.run, lambda: _call(opening.observers))
 
     def settle_folders(self, limit: int) -> bool:
         """Retires some folders of deleted partitions, and makes the folders of up to `limit` new ones.
@@ -343,10 +372,12 @@ class TopicStore:
         return served is None or served.is_in_transaction(producer, now_ms)
 
     def start_verification(self, topic: str, partition: int, producer: Producer, now_ms: int) -> int | None:
-        """Returns a ticket if a write needs the consent of the transaction coordinator first, else None."""
-        if self.is_in_transaction(topic, partition, producer, now_ms):
-            return None
-        return self.partition(topic, partition).start_verification(producer, now_ms)
+        """Returns a ticket if a write needs the consent of the transaction coordinator first, else None.
+
+        Raises KafkaError if the log is not usable now.
+        """
+        served = self._partitions.get((topic, partition))
+        return None if served is None else served.start_verification(producer, now_ms)
 
     def finish_verification(self, topic: str, partition: int, producer: Producer, ticket: int) -> None:
         served = self._partitions.get((topic, partition))

@@ -124,9 +124,9 @@ class TransactionalProduce:
     ) -> T:
         if predecessors:
             await asyncio.wait(predecessors)
-        tickets = self._take_tickets(context, batches)
+        tickets, refused = self._take_tickets(context, batches)
         try:
-            return append(await self._agree(context, transactional_id, tickets) if tickets else {})
+            return append({**refused, **(await self._agree(context, transactional_id, tickets) if tickets else {})})
         finally:
             for batch, ticket in tickets.items():
                 self._topics.finish_verification(batch.topic, batch.partition, batch.producer, ticket)
@@ -140,13 +140,20 @@ class TransactionalProduce:
             for batch in batches
         )
 
-    def _take_tickets(self, context: RequestContext, batches: list[Batch]) -> dict[Batch, int]:
-        tickets = {}
+    def _take_tickets(self, context: RequestContext, batches: list[Batch]) -> tuple[dict[Batch, int], Outcome]:
+        """Returns the tickets, and the errors of partitions whose log is not usable now."""
+        tickets: dict[Batch, int] = {}
+        refused: dict[tuple[str, int], Verified | KafkaError] = {}
         for batch in batches:
-            ticket = self._topics.start_verification(batch.topic, batch.partition, batch.producer, context.now_ms)
+            try:
+                ticket = self._topics.start_verification(batch.topic, batch.partition, batch.producer, context.now_ms)
+            except KafkaError as error:
+                # The log may be usable by the time of the append. Without a ticket that would be a fatal error.
+                refused[batch.topic, batch.partition] = error
+                continue
             if ticket is not None:
                 tickets[batch] = ticket
-        return tickets
+        return tickets, refused
 
     async def _agree(self, context: RequestContext, transactional_id: str, tickets: Mapping[Batch, int]) -> Outcome:
         """Returns for each partition the permission to write, or the error for the producer."""

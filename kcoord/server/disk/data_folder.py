@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.environment import thread_pool
 from kcoord.server.errors import StartError
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.errors import StorageError
@@ -26,6 +27,9 @@ from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import uuid_to_string
 
 if TYPE_CHECKING:
+    # The thread of the topic store starts when it is first needed.
+    from concurrent.futures import Executor
+
     from kcoord.server.disk.log_cleaner import CleanableLog, LogCleaner
 
 _logger = logging.getLogger(__name__)
@@ -38,10 +42,6 @@ FLUSH_POLICY_FSYNC = "fsync"
 def candidate_identity(config: BrokerConfig, uuids: RandomUuids) -> Identity:
     """Returns the identity for a new folder: a random cluster id, the node id, and a random directory id."""
     return Identity(uuid_to_string(uuids.take()), config.node_id, uuid_to_string(uuids.take()))
-
-
-def _in_background(work: Callable[[], None]) -> None:
-    asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class DataFolder:
@@ -91,6 +91,7 @@ class DataFolder:
         self.coordinator_logs: dict[str, ShardLogs] = {}
         """The logs of the coordinators' topics, by topic."""
         self._metadata_logs: ShardLogs | None = None
+        self._thread: Executor | None = None
         self.journal: Journal | None = None
         """The write-ahead journal of the coordinator and metadata logs, if the flush policy is fsync."""
         try:
@@ -106,12 +107,24 @@ class DataFolder:
                     config,
                     internal_log=self.internal_log,
                     settles_folder=settles_folder,
-                    in_background=_in_background,
+                    in_background=self._in_background,
+                    new_lock=threading.Lock,
                 )
             )
         except BaseException:
             self.log_dir.close()
             raise
+
+    def _in_background(self, work: Callable[[], None], done: Callable[[], None] | None) -> None:
+        """Runs work of the topic store in a thread, and `done` in the event loop.
+
+        There is one such thread, so that the event loop competes with one thread only.
+        """
+        if self._thread is None:
+            self._thread = thread_pool(1, "kcoord-topics")
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        if done is not None:
+            future.add_done_callback(lambda _: done())
 
     @property
     def metadata_logs(self) -> ShardLogs:
@@ -196,6 +209,8 @@ class DataFolder:
         Without a clean end the clean-shutdown marker is not written, so the next start checks all logs.
         """
         self.topics.close(now_ms)
+        if self._thread is not None:
+            self._thread.shutdown()
         if not clean:
             _logger.error("A write to %s did not end in time: the next start checks all logs", self._folder)
             return

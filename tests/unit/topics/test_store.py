@@ -292,7 +292,9 @@ def test_segments_of_deleted_records_are_deleted() -> None:
 def test_checkpoints_are_written_in_the_background() -> None:
     cluster = Cluster()
     work: list[Callable[[], None]] = []
-    cluster.store = TopicStore(cluster.fs, cluster.log_dir, cluster.config, in_background=work.append)
+    cluster.store = TopicStore(
+        cluster.fs, cluster.log_dir, cluster.config, in_background=lambda task, done: work.append(task)
+    )
     cluster.store.on_metadata_update(cluster.image, cluster.now_ms)
     cluster.append(batch_of("a"))
     cluster.store.tick(cluster.now_ms)

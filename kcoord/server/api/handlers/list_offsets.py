@@ -2,16 +2,20 @@
 """ListOffsets: offsets by position or timestamp.
 
 Each partition has its own error. Later versions know more special timestamps. A partition that a request names more
-than once gets one result with INVALID_REQUEST, as in Kafka 4.3.1.
+than once gets one result with INVALID_REQUEST, as in Kafka 4.3.1. The response waits a while for logs that are still
+being opened, because librdkafka does not retry its query of the watermarks.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply
 from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
+from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -23,9 +27,38 @@ VERSIONS = range(1, 12)
 
 _CONSUMER_REPLICA_ID: Final = -1
 
+LONGEST_WAIT_SECONDS: Final = 2.0
+"""Later requests of the connection wait, too, and some clients send their heartbeats on the same connection."""
 
-def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+
+def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> Reply[ListOffsetsResponse]:
     check_isolation_level(request.isolation_level)
+    try:
+        return _answer(broker, context, request)
+    except LogBeingOpenedError as error:
+        return broker.spawn(_answer_later(broker, context, request, error))
+
+
+async def _answer_later(
+    broker: Broker, context: RequestContext, request: ListOffsetsRequest, error: LogBeingOpenedError
+) -> ListOffsetsResponse:
+    """Waits for logs that another thread opens. After the longest wait the whole request fails with the error."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + LONGEST_WAIT_SECONDS
+    while True:
+        ended = asyncio.Event()
+        error.opening.observers.append(ended.set)
+        try:
+            await asyncio.wait_for(ended.wait(), end - loop.time())
+        except TimeoutError:
+            raise error from None
+        try:
+            return _answer(broker, context, request)
+        except LogBeingOpenedError as next_error:
+            error = next_error
+
+
+def _answer(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     allowed = None
     if context.rights is not None:
         names = [topic.name for topic in request.topics]
@@ -74,6 +107,8 @@ def _look_up(
             read_committed=request.isolation_level == READ_COMMITTED and request.replica_id == _CONSUMER_REPLICA_ID,
             now_ms=context.now_ms,
         )
+    except LogBeingOpenedError:
+        raise
     except KafkaError as error:
         return _failure(partition.partition_index, error.error)
     return ListOffsetsResponse.ListOffsetsPartitionResponse(
