@@ -34,6 +34,7 @@ class LongFilesFirst(LoadFileScheduling):  # type: ignore[misc]
 
     assigned_work: dict[WorkerController, dict[str, dict[str, bool]]]
     """The tests of each process by file, and whether they are done."""
+    registered_collections: dict[WorkerController, list[str]]
 
     def __init__(self, config: pytest.Config, log: Producer | None) -> None:
         super().__init__(config, log)
@@ -49,11 +50,15 @@ class LongFilesFirst(LoadFileScheduling):  # type: ignore[misc]
 
         xdist would give the finished files away as well. A process that gets a file without a test to run waits for
         ever. It would also repeat the test that ended the process, which then ends the next one.
+
+        xdist also keeps what the ended process had collected, and would give a file to its replacement before that has
+        collected its tests.
         """
         units = self.assigned_work.pop(node)
         left = {scope: tests for scope, tests in units.items() if not all(tests.values())}
         if not left:
             return None
+        del self.registered_collections[node]
         scope = next(iter(left))
         crashed = next(nodeid for nodeid, is_done in left[scope].items() if not is_done)
         left[scope][crashed] = True

@@ -27,14 +27,14 @@ def pytest_xdist_make_scheduler(config, log):
 """
 
 
-def test_a_test_that_ends_its_process_fails_and_all_others_run_once(tmp_path: Path) -> None:
+def test_tests_that_end_their_processes_fail_and_all_others_run_once(tmp_path: Path) -> None:
     """A process that has finished several files ends; xdist's own scheduler would not come to an end after that."""
     ran = tmp_path / "ran"
     test = f"def test_{{0}}(): print('{{1}}', file=open({str(ran)!r}, 'a'))\n"
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for file in range(8):
         tests = [test.format(number, f"{file}.{number}") for number in range(3)]
-        if file == 5:
+        if file in (5, 6):
             tests.insert(1, "def test_crash(): import os; os._exit(3)\n")
         (tmp_path / f"test_{file}.py").write_text("".join(tests))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
@@ -46,6 +46,7 @@ def test_a_test_that_ends_its_process_fails_and_all_others_run_once(tmp_path: Pa
         timeout=60,
         check=False,
     )
-    assert "1 failed, 24 passed" in result.stdout, result.stdout + result.stderr
+    assert "2 failed, 24 passed" in result.stdout, result.stdout + result.stderr
     assert "test_5.py::test_crash" in result.stdout
+    assert "test_6.py::test_crash" in result.stdout
     assert sorted(ran.read_text().split()) == [f"{file}.{number}" for file in range(8) for number in range(3)]
