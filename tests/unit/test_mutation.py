@@ -110,11 +110,13 @@ def _line(file: str, text: str) -> str:
 
 
 def test_a_mutant_that_fails_a_test_is_killed_and_changes_no_file() -> None:
-    file = "kcoord/runtime/serde.py"
+    """A mutant of the client, because one of the broker is tried with seeds of the simulation as well."""
+    file = "kcoord/client/consumer/fetch_session.py"
     source = (mutants.ROOT / file).read_text()
-    line = _line(file, "% partitions")
-    done = _mutate("--only", line, "--tests", "tests/unit/test_service.py")
-    assert f"{line}: % -> //: killed by unit tests (tests/unit/test_service.py::test_" in done.stdout, done.stderr
+    line = _line(file, "session_id == NO_SESSION")
+    tests = "tests/unit/client/test_fetch_session.py"
+    done = _mutate("--only", line, "--tests", tests)
+    assert f"{line}: == -> !=: killed by unit tests ({tests}::test_" in done.stdout, done.stderr
     assert (mutants.ROOT / file).read_text() == source
 
 
