@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.java import QUICK_START
 from tests.support.shared import shared
 
 SUITES = "wire,txn,data,restart"
@@ -66,7 +67,7 @@ def run(*options: str) -> Iterator[Row]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=SERVER.parents[2],
-        env={**os.environ, "WORK": str(work), "PEER_CONTROL": "stdin"},
+        env={**os.environ, "WORK": str(work), "PEER_CONTROL": "stdin", "JDK_JAVA_OPTIONS": QUICK_START},
     )
     try:
         assert process.stdout is not None
