@@ -273,10 +273,12 @@ def _compact(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from kcoord.cli.lake_run import LakeRun
-    from kcoord.pipeline.lake.report.page import write_report
 
     run = LakeRun(options)
     run.copy_new_records()
+    # Spark starts meanwhile.
+    from kcoord.pipeline.lake.report.page import write_report
+
     size = write_report(run.lake, run.jobs(run.lake), options.output, options.title)
     if options.json:
         print(json.dumps({"output": options.output, "size_bytes": size}))

@@ -84,10 +84,12 @@ class LakeRun:
     def copy_new_records(self) -> None:
         """Copies the log up to its present end, with a sample of the brokers, and updates the silver tables.
 
-        Copies audit logs too.
+        Copies audit logs too. Starts Spark, unless there is nothing to answer from.
         """
         self._copy_audit_logs()
         if self._ingest is None:
+            if any(lake.note("records") is not None for lake in self._lakes):
+                self._start_spark()
             return
         self._ingest.stop_at_present_ends()
         self._begin()

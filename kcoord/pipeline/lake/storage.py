@@ -52,6 +52,11 @@ DEFAULT_CLUSTER: Final = "default"
 _CLUSTERS: Final = "clusters"
 """The file that a lake has if its tables have the column `cluster`."""
 _CLUSTER_ID: Final = "cluster_id"
+_MANY_ROWS: Final = frozenset({"records", "lag"})
+"""Tables that may grow beyond the memory of this process even in a small lake.
+
+A batch of records counts as part of the lake after it is written. `lag` has a row per key for each sample.
+"""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 """Names of clusters, which are parts of paths."""
 
@@ -244,8 +249,12 @@ class Lake:
         """Replaces the parts of the table's layout for which the frame has rows.
 
         Replaces all rows if `whole`, or if the table has no layout. The frame has the columns of the table
-        (`LakeTable.conform`).
+        (`LakeTable.conform`). This process writes the few rows of a small lake itself. Spark would start about ten
+        programs per table to set the modes of its files.
         """
+        if self._fits_one_task and name not in _MANY_ROWS:
+            self._replace_rows(name, frame.toArrow().cast(TABLES[name].arrow_schema), whole=whole)
+            return
         self._frames.pop(name, None)
         self._store.replace(TABLES[name], frame, whole=whole)
 
@@ -263,8 +272,11 @@ class Lake:
 
     def replace_rows(self, name: str, rows: pa.Table) -> None:
         """Does the same as `write`, without Spark, for a table with a layout."""
+        self._replace_rows(name, rows, whole=False)
+
+    def _replace_rows(self, name: str, rows: pa.Table, *, whole: bool) -> None:
         self._frames.pop(name, None)
-        self._store.replace_rows(TABLES[name], rows)
+        self._store.replace_rows(TABLES[name], rows, whole=whole)
 
     def append(self, name: str, rows: pa.Table) -> None:
         """Adds rows, which have the columns of the table. This is for samples, which no other table can replace."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from kcoord.pipeline.lake import storage
 from kcoord.pipeline.lake.asof import snapshot
 from kcoord.pipeline.lake.builders import WHOLE
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
@@ -309,7 +310,10 @@ def test_jobs_do_not_make_tables_that_are_up_to_date(lake: Lake) -> None:
     assert rows(lake.read("expiry"), "expires_at", "`group` = 'simple'") == [(2.0 + RETENTION_S,)]
 
 
-def test_a_lake_filled_at_once_has_the_same_tables(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_lake_that_spark_fills_at_once_has_the_same_tables(
+    lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "SMALL_ROWS", -1)
     whole = Lake(spark, str(tmp_path))
     log, other = first_half()
     second_half(log, other)
@@ -317,6 +321,7 @@ def test_a_lake_filled_at_once_has_the_same_tables(lake: Lake, spark: SparkSessi
     add_samples(whole, SAMPLES)
     names = [*SILVER, "current_offsets", "lag", "audit_1327", "convergence"]
     Jobs(whole, LakeSettings()).ensure_all(names)
+    monkeypatch.undo()
     for name in names:
         columns = " ".join(column.name for column in TABLES[name].columns if column.name != "batch")
         assert rows(whole.read(name), columns) == rows(lake.read(name), columns), name

@@ -82,9 +82,9 @@ class IcebergStore:
         stored = in_cluster(table, self._cluster)
         self._replace(stored, write_files(self._place, stored, frame, self._cluster), whole=whole)
 
-    def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
+    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool) -> None:
         stored = in_cluster(table, self._cluster)
-        self._replace(stored, write_rows(self._place, stored, rows, self._cluster))
+        self._replace(stored, write_rows(self._place, stored, rows, self._cluster), whole=whole)
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
         stored = in_cluster(table, self._cluster)
@@ -113,7 +113,7 @@ class IcebergStore:
             return AlwaysTrue()
         return EqualTo(term=Reference(CLUSTER), value=literal(self._cluster))
 
-    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool = False) -> None:
+    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool) -> None:
         replaced = replaced_values(stored, files, self._cluster, whole=whole)
         if replaced is not None:
             self._overwrite(stored, files, replaced)

@@ -74,7 +74,9 @@ class ParquetStore:
             writer = writer.option("partitionOverwriteMode", "static" if whole else "dynamic")
         writer.parquet(self._uri(table))
 
-    def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
+    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool) -> None:
+        if whole or not table.partitioned_by:
+            self._place.files.delete_dir_contents(self._path(table), missing_dir_ok=True)
         write_parts(self._place.files, self._path(table), table.partitioned_by, rows, replaces=True)
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:

@@ -49,8 +49,8 @@ class Store(Protocol):
         """
         ...
 
-    def replace_rows(self, table: LakeTable, rows: pa.Table) -> None:
-        """Does the same as `replace`, without Spark, for a table with a layout."""
+    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool) -> None:
+        """Does the same as `replace`, without Spark."""
         ...
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
