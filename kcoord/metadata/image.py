@@ -350,14 +350,15 @@ class ImageBuilder:
         topic = self._own_topic(record.topic_id)
         if topic is None or record.partition_id > len(topic.partitions):
             return
+        # Nothing changes the lists of a record or of an image.
         partition = PartitionImage(
             record.partition_id,
             record.leader,
             record.leader_epoch,
             record.partition_epoch,
-            list(record.replicas),
-            list(record.isr),
-            list(record.directories),
+            record.replicas,
+            record.isr,
+            record.directories,
             record.creation_time_ms,
         )
         self._creation_time_ms = max(self._creation_time_ms, record.creation_time_ms)

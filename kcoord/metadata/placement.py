@@ -114,18 +114,18 @@ def partition_records(
 ) -> list[CoordinatorRecord]:
     """Returns the records of new partitions with these replicas. The replicas in service are in sync."""
     alive = image.alive_brokers() if image.brokers else None
-    directories = {broker_id: _directory_of(image, broker_id) for replicas in assignment for broker_id in replicas}
-    return [
-        records.new_partition_record(
-            topic_id,
-            partition_id,
-            replicas,
-            [directories[broker_id] for broker_id in replicas],
-            creation_time_ms,
-            isr=_able(replicas, alive),
+    # Many partitions have the same replicas. Their records share the lists.
+    lists: dict[tuple[int, ...], tuple[list[bytes], list[int]]] = {}
+    created = []
+    for partition_id, replicas in enumerate(assignment, first):
+        key = tuple(replicas)
+        if key not in lists:
+            lists[key] = directories_of(image, replicas), _able(replicas, alive)
+        directories, isr = lists[key]
+        created.append(
+            records.new_partition_record(topic_id, partition_id, replicas, directories, creation_time_ms, isr=isr)
         )
-        for partition_id, replicas in enumerate(assignment, first)
-    ]
+    return created
 
 
 def move_records(image: MetadataImage, default_broker: int) -> list[CoordinatorRecord]:

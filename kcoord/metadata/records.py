@@ -130,14 +130,15 @@ def new_partition_record(
 ) -> CoordinatorRecord:
     """Creates a partition. The first in-sync replica leads it.
 
-    All replicas are in sync, unless `isr` names fewer. The creation time is that of KIP-1327.
+    All replicas are in sync, unless `isr` names fewer. The creation time is that of KIP-1327. The record keeps
+    the lists.
     """
     in_sync = replicas if isr is None else isr
     value = PartitionRecord(
         partition_id=partition_id,
         topic_id=topic_id,
-        replicas=list(replicas),
-        isr=list(in_sync) or list(replicas),
+        replicas=replicas,
+        isr=in_sync or replicas,
         leader=in_sync[0] if in_sync else NO_LEADER,
         leader_epoch=0,
         partition_epoch=0,

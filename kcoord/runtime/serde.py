@@ -190,8 +190,11 @@ def _metadata_header(value: bytes) -> tuple[int, int, int, int]:
     return frame_version, record_type, version, position
 
 
-_RECORD_OVERHEAD_BOUND_BYTES: Final = 72
-"""The maximum size of the lengths, deltas, flags and the reason of a tombstone around a record's key and value."""
+_PLAIN_OVERHEAD_BOUND_BYTES: Final = 23
+"""The maximum size of the lengths, deltas and flags around a record's key and value."""
+_REASON_BOUND_BYTES: Final = 49
+"""The maximum size of the reason of a tombstone."""
+_RECORD_OVERHEAD_BOUND_BYTES: Final = _PLAIN_OVERHEAD_BOUND_BYTES + _REASON_BOUND_BYTES
 
 REASON_HEADER: Final = "kcoord.reason"
 """The record header with the reason for a tombstone. Kafka ignores it."""
@@ -362,7 +365,10 @@ def check_size(records: Sequence[CoordinatorRecord], serialized: list[Serialized
         bound_bytes += len(records) * (_PRINCIPAL_OVERHEAD_BYTES + len(records[0].principal.encode()))
     if bound_bytes <= max_batch_bytes:
         return
-    batch = OpenBatch(0, 0, stamp_of(records))
+    stamp = stamp_of(records)
+    if stamp is None and bound_bytes - len(records) * _REASON_BOUND_BYTES <= max_batch_bytes:
+        return
+    batch = OpenBatch(0, 0, stamp)
     batch.add(serialized, bound_bytes)
     size_bytes = len(batch.encode())
     if size_bytes > max_batch_bytes:

@@ -66,8 +66,11 @@ LONGEST_REMOTE_RELOAD_MS: Final = 5_000
 """A log in another cluster fails with that cluster. Groups are needed as soon as it is back."""
 REMOTE_LOADS_AT_A_TIME: Final = 10
 
-FOLDERS_PER_TURN: Final = 20
+FOLDERS_PER_TURN: Final = 5
 """The number of folders of new partitions that one turn of the event loop makes. A slow disk takes 0.3 ms for each."""
+
+FOLDER_REST_SECONDS: Final = 0.002
+"""The time between two turns for folders."""
 
 NewMetadata: TypeAlias = "Callable[[Broker, GroupTimes], MetadataService]"
 NewGroupShard: TypeAlias = "Callable[[Broker, int], GroupCoordinatorShard]"
@@ -323,7 +326,10 @@ def _transaction_service(
 
 
 class FolderTurns:
-    """Makes and renames the folders of new and deleted partitions, a few of them in each turn of the event loop."""
+    """Makes and renames the folders of new and deleted partitions, a few of them at a time.
+
+    Requests and loading shards go before them.
+    """
 
     def __init__(self, topics: TopicStore, loop: asyncio.AbstractEventLoop) -> None:
         self._topics = topics
@@ -333,12 +339,13 @@ class FolderTurns:
     def follow(self, image: MetadataImage) -> None:
         """Begins with the changes of a new image."""
         if not self._has_turn:
-            self._turn()
+            self._has_turn = True
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._has_turn = self._topics.settle_folders(FOLDERS_PER_TURN)
         if self._has_turn:
-            self._loop.call_soon(self._turn)
+            self._loop.call_later(FOLDER_REST_SECONDS, self._turn)
 
 
 class DynamicConfigs:

@@ -258,6 +258,10 @@ class FetchManager:
             parked.available_bytes = max(parked.available_bytes, parked.parameters.min_bytes)
             self._touch(parked)
 
+    def watched(self, partitions: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Returns those of the partitions that requests wait for."""
+        return [key for key in partitions if key in self._watchers] if self._watchers else []
+
     def _touch(self, parked: _ParkedFetch) -> None:
         self._touched[parked.token] = None
         if self.wake is not None:

@@ -33,7 +33,7 @@ Background: TypeAlias = Callable[[Callable[[], None], Callable[[], None] | None]
 """Runs a function in another thread, at some later time, and then a second one in the event loop."""
 
 PARTITIONS_PER_TICK = 50
-REMOVALS_PER_TICK = 100
+REMOVALS_PER_TICK = 50
 """The number of old segments and folders of deleted partitions that one tick removes. The others follow later."""
 
 _logger = logging.getLogger(__name__)

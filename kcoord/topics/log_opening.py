@@ -46,15 +46,15 @@ class Opening:
         "_config",
         "_error",
         "_files",
-        "_index",
         "_is_canceled",
         "_log_dir",
         "_now_ms",
         "_opened",
-        "_topic",
         "has_ended",
+        "index",
         "observers",
         "running",
+        "topic",
     )
 
     def __init__(
@@ -66,8 +66,8 @@ class Opening:
         self.running: AbstractContextManager[object] = nullcontext()
         """A lock, if another thread calls `run`."""
         self._log_dir = log_dir
-        self._topic = topic
-        self._index = index
+        self.topic = topic
+        self.index = index
         self._files = files
         self._config = config
         self._now_ms = now_ms
@@ -79,7 +79,7 @@ class Opening:
         """Returns how many bytes of segments the opening has to read, or more. Stops to count above AT_ONCE_BYTES."""
         fs, folder = self._files.fs, self._files.directory
         names = fs.list_dir(folder) if fs.exists(folder) else []
-        recovery_point, is_clean = self._log_dir.expected_scan(self._topic, self._index)
+        recovery_point, is_clean = self._log_dir.expected_scan(self.topic, self.index)
         replayed_from = replayed_from_offset(names)
         if is_clean and replayed_from >= recovery_point:
             return 0
@@ -100,7 +100,7 @@ class Opening:
             if self._is_canceled:
                 return
             try:
-                log = self._log_dir.open_log(self._topic, self._index, self._config, self._now_ms, check=self._check)
+                log = self._log_dir.open_log(self.topic, self.index, self._config, self._now_ms, check=self._check)
                 try:
                     self._opened = load(log, self._files, self._now_ms, self._check)
                 except BaseException:
@@ -113,7 +113,7 @@ class Opening:
 
     def _check(self) -> None:
         if self._is_canceled:
-            raise OpeningCanceledError(f"the log of {self._topic}-{self._index} is not needed any more")
+            raise OpeningCanceledError(f"the log of {self.topic}-{self.index} is not needed any more")
 
     def cancel(self) -> OpenLog | None:
         """Ends the opening. Returns the log if it was opened before."""

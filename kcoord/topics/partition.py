@@ -101,10 +101,8 @@ class Partition:
         "_open_later",
         "_opening",
         "config",
-        "files",
         "image",
         "index",
-        "log_config",
         "node_id",
         "rules",
         "topic",
@@ -127,9 +125,7 @@ class Partition:
         self.topic_id = topic_id
         self.index = image.partition_id
         self.image = image
-        self.files = PartitionFiles(log_dir.file_system, log_dir.partition_path(topic, image.partition_id))
         self.node_id = node_id
-        self.log_config = LogConfig()
         self._log_dir = log_dir
         self._open: OpenLog | None = None
         self._opening: Opening | None = None
@@ -138,6 +134,11 @@ class Partition:
         self._may_lack_folder = True
         self._is_new = is_new
         self.configure(config)
+
+    @property
+    def files(self) -> PartitionFiles:
+        """The small files in the folder. Most partitions of a large cluster never need them, so they are not kept."""
+        return PartitionFiles(self._log_dir.file_system, self._log_dir.partition_path(self.topic, self.index))
 
     def __repr__(self) -> str:
         return f"Partition({self.topic}-{self.index})"
@@ -149,16 +150,21 @@ class Partition:
         self.config = config
         self.rules = batch_rules(config)
         if self._open is not None:
-            self._configure_log(config)
+            self._open.log.config = self.log_config
         self._count_replicas()
 
-    def _configure_log(self, config: TopicConfig) -> None:
-        self.log_config.segment_bytes = config.effective_segment_bytes
+    @property
+    def log_config(self) -> LogConfig:
+        """The settings of segments."""
+        config = self.config
         segment_ms = min(config.segment_ms, config.max_compaction_lag_ms) if config.is_compacted else config.segment_ms
-        self.log_config.segment_ms = max(segment_ms - self._jitter_ms(config), 1)
-        self.log_config.segment_index_bytes = config.segment_index_bytes
-        self.log_config.index_interval_bytes = config.index_interval_bytes
-        self.log_config.file_delete_delay_ms = config.file_delete_delay_ms
+        return LogConfig(
+            config.effective_segment_bytes,
+            max(segment_ms - self._jitter_ms(config), 1),
+            config.segment_index_bytes,
+            config.index_interval_bytes,
+            config.file_delete_delay_ms,
+        )
 
     def _jitter_ms(self, config: TopicConfig) -> int:
         """Returns the partition's share of segment.jitter.ms, which spreads the rolls of many partitions.
@@ -259,7 +265,6 @@ class Partition:
 
     def _begin_opening(self, now_ms: int) -> None:
         self.make_folder()
-        self._configure_log(self.config)
         opening = Opening(self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
         is_short = opening.unread_bytes() <= AT_ONCE_BYTES
         self._opening = opening
@@ -276,7 +281,7 @@ class Partition:
         self._opening = None
         opened = opening.result()
         # Both may have changed while the log was being opened.
-        self._configure_log(self.config)
+        opened.log.config = self.log_config
         try:
             self._assign_epoch(opened)
         except BaseException:

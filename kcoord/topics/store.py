@@ -30,7 +30,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -59,7 +58,7 @@ from kcoord_protocol.uuid import ZERO_UUID
 ACKS_ALL: Final = -1
 VALID_ACKS: Final = (ACKS_ALL, 0, 1)
 
-RETIRED_AT_ONCE: Final = 200
+RETIRED_AT_ONCE: Final = 100
 """The number of folders of deleted partitions that are renamed at once. The data folder is synced once for all."""
 
 NewLock: TypeAlias = "Callable[[], AbstractContextManager[object]]"
@@ -113,6 +112,8 @@ class TopicStore:
         self._new_lock = new_lock
         self._image: MetadataImage | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._with_folder: set[tuple[str, int]] = set()
+        """The partitions that have a folder, while the first image is applied."""
         self._without_folder: deque[Partition] = deque()
         self._to_retire: dict[tuple[str, int], tuple[str, int]] = {}
         """The folders of deleted partitions: the unique text for the new name, and the time of the deletion."""
@@ -124,9 +125,10 @@ class TopicStore:
         """Makes and removes partitions to match the image. The first image also settles the folders that exist."""
         old, self._image = self._image, image
         if old is None:
-            self._set_strays_aside(image)
+            self._with_folder = self._set_strays_aside(image)
             self._leave_to_others(image)
             self._update_topics(image.topics, image, None)
+            self._with_folder = set()
         else:
             self._follow(image, old, now_ms)
 
@@ -194,16 +196,17 @@ class TopicStore:
             self._log_dir,
             self.config.node_id,
             is_new=is_new,
-            open_later=partial(self._open_later, key),
+            open_later=self._open_in_thread,
         )
         self._partitions[key] = partition
         if is_gained:
             self._log_dir.note_gained(topic.name, image.partition_id)
-        self._without_folder.append(partition)
+        if key not in self._with_folder:
+            self._without_folder.append(partition)
 
-    def _open_later(self, key: tuple[str, int], opening: Opening) -> None:
+    def _open_in_thread(self, opening: Opening) -> None:
         opening.running = self._new_lock()
-        opening.observers.append(lambda: self.fetches.on_change(*key))
+        opening.observers.append(lambda: self.fetches.on_change(opening.topic, opening.index))
         self._in_background(opening.run, lambda: _call(opening.observers))
 
     def settle_folders(self, limit: int) -> bool:
@@ -268,20 +271,24 @@ class TopicStore:
 
     def _delete_topics(self, topics: list[TopicImage], now_ms: int) -> None:
         for topic in topics:
-            for image in topic.partitions:
-                key = (topic.name, image.partition_id)
+            keys = [(topic.name, image.partition_id) for image in topic.partitions]
+            retired = topic.id.hex(), now_ms
+            for key in keys:
                 partition = self._partitions.pop(key, None)
                 if partition is not None:
                     partition.delete()
-                    self._to_retire[key] = topic.id.hex(), now_ms
+                    self._to_retire[key] = retired
+            for key in self.fetches.watched(keys):
                 self.fetches.on_change(*key)
 
-    def _set_strays_aside(self, image: MetadataImage) -> None:
+    def _set_strays_aside(self, image: MetadataImage) -> set[tuple[str, int]]:
         """Renames the folders of topics that the metadata does not know; their data stays (as with Kafka's `-stray`).
 
-        If other workers use the data folder already, only partitions that this worker leads are checked.
+        Returns the partitions whose folders stay. If other workers use the data folder already, only partitions that
+        this worker leads are checked.
         """
         strays: list[tuple[str, int, str]] = []
+        staying: set[tuple[str, int]] = set()
         for topic, index in self._log_dir.partitions():
             partition_image = image.partition(topic, index)
             if not self._settles_folder and (partition_image is None or partition_image.leader != self.config.node_id):
@@ -290,11 +297,13 @@ class TopicStore:
                 continue
             topic_id = internal_partition.topic_id_of(self._log_dir, topic, index)
             if partition_image is not None and topic_id in (None, image.topics[topic].id):
+                staying.add((topic, index))
                 continue
             _logger.warning("The folder of %s-%d belongs to no topic: renaming it to *%s", topic, index, STRAY_SUFFIX)
             strays.append((topic, index, (topic_id or ZERO_UUID).hex()))
         if strays:
             self._log_dir.delete_partitions(strays, STRAY_SUFFIX)
+        return staying
 
     # --- lookups ------------------------------------------------------------------------------------------------------
 

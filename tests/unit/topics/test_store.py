@@ -9,12 +9,13 @@ import pytest
 
 from kcoord.storage.checkpoints import RECOVERY_POINT_FILE, read_offset_checkpoint
 from kcoord.storage.log import Log
+from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import Record, encode_batch
-from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
+from tests.unit.topics.helpers import NODE_ID, NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
 
 HOUR_MS = 3_600_000
 CHECK_MS = 300_000
@@ -57,6 +58,18 @@ def test_folders_are_made_a_few_at_a_time() -> None:
     assert len(folders(cluster)) == before + 50
 
 
+def test_a_start_looks_only_for_missing_folders() -> None:
+    cluster = Cluster(image_of({"a": 3}))
+    cluster.stop()
+    cluster.image = image_of({"a": 5})
+    cluster.log_dir = LogDir.open(cluster.fs, "data", Identity("cluster", NODE_ID, "directory"))
+    cluster.store = TopicStore(cluster.fs, cluster.log_dir, cluster.config)
+    cluster.store.on_metadata_update(cluster.image, cluster.now_ms)
+    assert cluster.store.settle_folders(1)
+    assert not cluster.store.settle_folders(1)
+    assert {"a-3", "a-4"} <= set(folders(cluster))
+
+
 def test_a_topic_that_is_deleted_before_its_folders_are_made_leaves_none() -> None:
     cluster = Cluster()
     before = folders(cluster)
@@ -72,7 +85,7 @@ def test_folders_of_a_deleted_topic_are_renamed_some_at_a_time() -> None:
     left = []
     while cluster.store.settle_folders(20):
         left.append(sum(name.startswith("a-") and not name.endswith("-delete") for name in folders(cluster)))
-    assert left == [250, 50]
+    assert left == [350, 250, 150, 50]
 
 
 def test_a_topic_that_is_made_again_before_its_folders_are_renamed_begins_empty() -> None:
@@ -104,13 +117,13 @@ def test_folders_that_a_stop_leaves_out_are_made_by_the_next_start() -> None:
 
 
 def test_many_folders_of_a_deleted_topic_are_removed_a_few_at_a_time() -> None:
-    cluster = Cluster(image_of({"a": 250}))
+    cluster = Cluster(image_of({"a": 150}))
     cluster.update(image_of({}))
     left = [sum(name.endswith("-delete") for name in folders(cluster))]
     for elapsed_ms in (60_000, 1_000, 1_000):
         cluster.tick(elapsed_ms)
         left.append(sum(name.endswith("-delete") for name in folders(cluster)))
-    assert left == [250, 150, 50, 0]
+    assert left == [150, 100, 50, 0]
 
 
 def test_deleted_topics_are_gone_at_once_and_their_files_later() -> None:
