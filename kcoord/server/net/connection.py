@@ -30,8 +30,9 @@ A connection is in one of these states:
   have begun are neither stopped nor undone.
 
 Responses leave in request order. All responses that become ready in one turn of the event loop leave in one write:
-the path announces them (`_flush_soon`), and the write follows after all readable sockets were read. If parts of files
-are among them, a PieceSender sends them, and all responses after them until everything is sent.
+the path announces them (`_flush_soon`), and the write follows after all readable sockets were read. Those to a large
+read (LARGE_READ_BYTES) are written before the next read. If parts of files are among the responses, a PieceSender sends
+them, and all responses after them until everything is sent.
 `Connections.max_unread_bytes` bounds the responses that a client leaves unread. Muting keeps new requests out; the
 bound is for the responses of requests that were already in flight.
 
@@ -45,7 +46,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from kcoord.server.api.pieces import Pieces
 from kcoord.server.net.connection_limits import ConnectionLimits
@@ -54,6 +55,7 @@ from kcoord.server.net.request_path import RequestPath
 
 _logger = logging.getLogger(__name__)
 
+LARGE_READ_BYTES: Final = 64 << 10
 _REPORTS_PER_SECOND = 10
 _IDLE_SWEEPS_PER_TIMEOUT = 10
 _SHORTEST_SWEEP_SECONDS = 0.05
@@ -265,13 +267,19 @@ class KafkaConnection(asyncio.Protocol):
         if path.is_stopped:
             return
         self.last_active = now = self._time()
-        completed = path.receive(data)
+        completed = path.receive(data) if len(data) < LARGE_READ_BYTES else self._receive_and_flush(data)
         if not path.has_unfinished_frame:
             self._frame_started = None
         elif completed or self._frame_started is None:
             self._frame_started = now
         if path.is_muted:
             self._follow_path()
+
+    def _receive_and_flush(self, data: bytes) -> int:
+        self._flush_scheduled = True  # So the path schedules no second flush.
+        completed = self.path.receive(data)
+        self._flush_and_continue()
+        return completed
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -468,13 +476,14 @@ class KafkaConnection(asyncio.Protocol):
 
     def _send_pieces(self, transport: asyncio.Transport, data: bytes | Pieces) -> None:
         """Sends pieces, or data after them. Mutes the path until all are sent."""
-        sender = self._sender
-        if sender is None:
-            sender = PieceSender(transport, self._on_sent, self._on_failed_send, is_paused=self._write_paused)
+        is_new = self._sender is None
+        # The transport may call `pause_writing` within the first `send`.
+        sender = self._sender = self._sender or PieceSender(
+            transport, self._on_sent, self._on_failed_send, is_paused=self._write_paused
+        )
         if sender.send(data):
             self._sender = None
-        elif self._sender is None:
-            self._sender = sender
+        elif is_new:
             self._pause_path()
             self._pause_or_resume_reading()
 

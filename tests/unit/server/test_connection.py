@@ -152,6 +152,21 @@ async def test_responses_of_one_turn_leave_in_one_write() -> None:
     assert len(peer.transport.writes) == 1
 
 
+async def test_responses_to_a_large_read_leave_before_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcoord.server.net.connection.LARGE_READ_BYTES", 2 * len(request(0)))
+    peer = Peer()
+    peer.connection.data_received(request(0))
+    assert peer.answers() == []
+    peer.connection.data_received(request(1) + request(2))
+    assert [number for number, _ in peer.answers()] == [0, 1, 2]
+    assert len(peer.transport.writes) == 1
+    await turns()
+    peer.connection.data_received(request(3))
+    await turns()
+    assert [number for number, _ in peer.answers()] == [0, 1, 2, 3]
+    assert len(peer.transport.writes) == 2
+
+
 async def test_responses_leave_in_request_order() -> None:
     futures: list[asyncio.Future[object]] = []
 
