@@ -48,6 +48,12 @@ def wire_source(report: Report) -> None:
     measurement.main(report)
 
 
+def read_broker(report: Report) -> None:
+    from bench import read_broker as measurement
+
+    measurement.main(report)
+
+
 MEASUREMENTS = {
     "startup": startup.main,
     "requests": requests.main,
@@ -70,8 +76,12 @@ MEASUREMENTS = {
     "pipeline": pipeline,
     "lake": lake,
     "wire-source": wire_source,
+    "read-broker": read_broker,
 }
-LONG = {"client-assignors", "compaction", "growth", "offload", "pauses", "pipeline", "lake", "upstream", "wire-source"}
+LONG = {
+    *("client-assignors", "compaction", "growth", "offload", "pauses", "pipeline", "lake", "read-broker", "upstream"),
+    "wire-source",
+}
 
 
 def main() -> None:

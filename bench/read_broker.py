@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency of heartbeats while the wire source reads a topic of the same broker, and while it does not, in turns.
+
+The broker runs alone on the first core. The load and the reader share the second one. The broker and the load have
+real-time priority if this process may give it, and the reader has the lowest priority. So the figures show what the
+reader costs the broker, and not what it costs the scheduler. The reader is one worker of Spark without Spark: it
+fetches, decodes and drops the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.heart import Beats, Heart
+from bench.lake import LOG_PARTITIONS, write_log
+from bench.report import Report
+from bench.wire_source import broker_cpu_seconds
+from kcoord.pipeline.log_stream import LogStream
+from kcoord.pipeline.options import SourceOptions
+from kcoord.pipeline.reading import Ranges, read_ranges
+from kcoord.pipeline.schemas import RECORDS
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.served_logs import TOPIC, serve_by_kcoord
+
+RECORDS_IN_LOG: Final = 1_000_000
+ROUNDS: Final = 6
+SECONDS: Final = 10.0
+_LOWEST_PRIORITY: Final = 19
+_REAL_TIME: Final = 20
+_WHOLE_LOG: Final = 1 << 40
+
+
+class Round(NamedTuple):
+    """The heartbeats of a round, with the broker's CPU seconds and the records read per second."""
+
+    beats: Beats
+    broker_cpu: float
+    records: float
+
+
+def main(report: Report) -> None:
+    rounds = int(os.environ.get("BENCH_ROUNDS", ROUNDS))
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        broker = serve_by_kcoord(Path(folder), LOG_PARTITIONS, _fill)
+        try:
+            for thread in Path(f"/proc/{broker.pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores[:1])
+                _prefer(int(thread.name))
+            os.sched_setaffinity(0, cores[1:2] or cores)  # the load and the reader inherit this
+            quiet, read = alternate(broker, rounds)
+        finally:
+            os.sched_setaffinity(0, cores)
+            broker.kill()
+    table = report.table(
+        f"heartbeats while a broker is read, medians of {rounds} rounds of {SECONDS:.0f} s",
+        *("broker", "p99 ms", "longest ms", "broker CPU s per s", "records read per s"),
+    )
+    for name, measured in (("is not read", quiet), ("is read", read)):
+        p99, longest = zip(*(one_round.beats for one_round in measured), strict=True)
+        cpu = statistics.median(one_round.broker_cpu for one_round in measured)
+        records = statistics.median(one_round.records for one_round in measured)
+        table.row(name, statistics.median(p99), statistics.median(longest), cpu, round(records))
+
+
+def _fill(empty: Path) -> None:
+    write_log(empty, RECORDS_IN_LOG)
+    for path in empty.iterdir():
+        path.rename(empty / f"{TOPIC}-{path.name.rpartition('-')[2]}")
+
+
+def alternate(broker: KcoordProcess, rounds: int) -> tuple[list[Round], list[Round]]:
+    """Returns the rounds without and with the reader."""
+    spawn = multiprocessing.get_context("spawn")
+    may_read, is_over, count = spawn.Event(), spawn.Event(), spawn.Value("q", 0)
+    heart = Heart(broker.port)
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        _prefer(child.pid)
+    reader = spawn.Process(target=read_log, args=(broker.address, may_read, is_over, count))
+    reader.start()
+    quiet: list[Round] = []
+    read: list[Round] = []
+    try:
+        _wait_for_more(count)  # the reader and the broker are ready
+        for _ in range(rounds):
+            for is_read, measured in ((False, quiet), (True, read)):
+                if is_read:
+                    may_read.set()
+                    _wait_for_more(count)
+                measured.append(_round(broker, heart, count))
+                may_read.clear()
+    finally:
+        is_over.set()
+        may_read.set()
+        reader.join()
+        heart.close()
+    return quiet, read
+
+
+def _prefer(thread: int) -> None:
+    """Gives a thread real-time priority, if this process may."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(_REAL_TIME))
+
+
+def _wait_for_more(count: Synchronized[int]) -> None:
+    """Waits until the reader reads."""
+    before = count.value
+    while count.value == before:
+        time.sleep(0.01)
+
+
+def _round(broker: KcoordProcess, heart: Heart, count: Synchronized[int]) -> Round:
+    heart.take()
+    cpu, records, began = broker_cpu_seconds(broker), count.value, time.monotonic()
+    time.sleep(SECONDS)
+    beats, took = heart.take(), time.monotonic() - began
+    return Round(beats, (broker_cpu_seconds(broker) - cpu) / took, (count.value - records) / took)
+
+
+def read_log(address: str, may_read: Event, is_over: Event, count: Synchronized[int]) -> None:
+    """Reads the log again and again while it may, as a worker of Spark does, and drops the rows."""
+    os.nice(_LOWEST_PRIORITY)
+    options = SourceOptions.parse({"kafka.bootstrap.servers": address, "topic": TOPIC})
+    stream = LogStream(options, resolves=False)
+    start = stream.initial()
+    ranges = [log_range for log_range, _ in stream.ranges(start, stream.latest(start, _WHOLE_LOG))]
+    while not is_over.is_set():
+        for batch in read_ranges(Ranges(ranges), options, RECORDS.schema(), None):
+            count.value += batch.num_rows
+            # The first batch shows that the reader is ready.
+            may_read.wait()
+            if is_over.is_set():
+                return
