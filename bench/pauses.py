@@ -68,6 +68,8 @@ DELETED_GROUPS: Final = 1_000
 CONNECTIONS: Final = 20_000
 CONNECTION_SECONDS: Final = 60.0
 PRODUCED_MB: Final = 64
+PARTITIONS: Final = 100_000
+FOLDER_SECONDS: Final = 300.0
 BATCHES: Final = 2_000_000
 SAME_BATCHES: Final = 2_000
 """The number of batches with one timestamp."""
@@ -291,6 +293,11 @@ def start(report: Report, folder: Path) -> None:
         for begin in range(0, 10_000, 1_000):
             create_topics(connection, {f"topic-{number:05d}": 10 for number in range(begin, begin + 1_000)})
         connection.close()
+        # A start reads a file of each folder, so it takes longer if the broker before it has made all of them.
+        deadline = time.monotonic() + FOLDER_SECONDS
+        while len(os.listdir(folder)) < PARTITIONS:
+            assert time.monotonic() < deadline, "the broker does not make the folders"
+            time.sleep(1)
     for what, how in (("SIGTERM", signal.SIGKILL), ("kill -9", signal.SIGTERM)):
         watch = folder.with_suffix(".pauses")
         broker = Broker(folder, f"kcoord.metrics.port={free_port()}", *SETTINGS, watch=watch)
