@@ -120,7 +120,7 @@ FOUND_AT = {
     "downgrade-without-rebalance-after-a-load": 12,
     "dropped-tombstone": 3,
     "expiry-one-ms-early": 1,
-    "failed-members-are-never-asked-again": 9,
+    "failed-members-are-never-asked-again": 24,
     "fetch-not-woken": 4,
     "grant-before-revocation": 1,
     "growth-not-noticed": 5,
