@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows lakes on S3 in two steps, and compacts them: `python -m tests.integration.lake.s3_driver LOG FORMAT=URI...`.
+"""Grows lakes on S3 in two steps, compacts them, and removes history from them.
 
-It runs in a process of its own, since the JVM needs the jars of Hadoop's S3 file system at its start. Each step uses a
-new `Lake` object. After each step it prints the format and the committed offsets as a line of JSON. The last line has
-the retries because of a busy machine.
+`python -m tests.integration.lake.s3_driver LOG FORMAT=URI...` is a process of its own, since the JVM needs the jars of
+Hadoop's S3 file system at its start. Each step uses a new `Lake` object. After each step of growth it prints the format
+and the committed offsets as a line of JSON. The last line has the retries because of a busy machine.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 
-from kcoord.pipeline.lake.compaction import Compaction
+from kcoord.cli import lake as cli
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import Jobs
@@ -41,14 +42,30 @@ def current(lake: Lake) -> dict[Key, int]:
     return committed_offsets(lake.read("current_offsets").collect())
 
 
-def compact(lake: Lake) -> None:
+def compact(lake: Lake, uri: str) -> None:
     """Compacts, and checks that each commit is still there once, in one file."""
     before = commits(lake)
-    compaction = Compaction(lake, Jobs(lake, LakeSettings(retention_ms=MS_PER_MINUTE)))
-    assert any(table.merged for table in compaction.run())
-    compaction.remove_replaced()
+    lake = run_command(lake, uri)
     assert commits(lake) == before
     assert len(lake.stored_files("commits")) == 1
+
+
+def remove_history(lake: Lake, uri: str) -> None:
+    """Removes all history, and checks that the last commit of each key is left, in one file."""
+    offsets, records = current(lake), lake.read("records").count()
+    lake = run_command(lake, uri, "--older-than", "1s")
+    rows = lake.read("commits").collect()
+    assert committed_offsets(rows) == offsets and len(rows) == len(offsets) > 0
+    assert len(lake.stored_files("commits")) == 1
+    assert 0 < lake.read("records").count() < records
+    assert current(lake) == offsets
+
+
+def run_command(lake: Lake, uri: str, *options: str) -> Lake:
+    """Runs `kcoord lake compact` in this process, with its session of Spark. Returns the lake, opened again."""
+    with redirect_stdout(sys.stderr):
+        assert cli.main(["compact", "--lake", uri, "--format", lake.format, "--grace", "0", *options]) == 0
+    return Lake(lake.spark, uri, lake.format)
 
 
 def commits(lake: Lake) -> list[tuple[int, int]]:
@@ -64,7 +81,8 @@ def main(log: str, *lakes: str) -> None:
             lake = Lake(spark, uri, Format(table_format))
             grow(lake, log, log_partitions)
             print(json.dumps([table_format, list(current(lake).items())]))
-        compact(Lake(spark, uri, Format(table_format)))
+        for step in (compact, remove_history):
+            step(Lake(spark, uri, Format(table_format)), uri)
     print(json.dumps([RETRIES, take_retries()]))
     spark.stop()
 
