@@ -189,7 +189,7 @@ spark-archive: $(RUN) ## dist/kcoord-spark.tar.gz: kcoord and its libraries for 
 	rm -rf build/spark/pyspark* build/spark/py4j* build/spark/bin
 	tar --create --gzip --file dist/kcoord-spark.tar.gz --directory build/spark .
 
-live-lake: $(DEV) spark-archive ## a lake on a Spark cluster that follows live brokers while brokers, workers, the driver and compactions are killed; eleven minutes (ARGS="--brokers kafka3 --seconds 120")
+live-lake: $(DEV) spark-archive ## a lake on a Spark cluster that follows live brokers while brokers, workers, the driver and compactions are killed; eleven minutes (ARGS="--brokers kafka3 --move-leaders --seconds 120")
 	$(BIN)/python -m tests.live_lake --archive dist/kcoord-spark.tar.gz $(ARGS)
 
 lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock

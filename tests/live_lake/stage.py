@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final, Protocol
 
 from tests.docs.terminal import blocks_of
+from tests.live_lake.leaders import Leaders
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
@@ -30,6 +32,8 @@ CLUSTER: Final = {
     "spark.executor.cores": "1",
     "spark.ui.enabled": "false",
 }
+_FEATURES: Final = ("metadata.version=30", "group.version=1", "transaction.version=2")
+"""Those of Kafka 4.3, but for `kraft.version`: static voters do not support its newest level."""
 WORKERS: Final = 2
 LOG_PARTITIONS: Final = 8
 _KEEP: Final = str(24 * 3600 * 1000)
@@ -78,7 +82,12 @@ def kafka(folder: Path, count: int) -> KafkaCluster:
         "offsets_topic_num_partitions": str(LOG_PARTITIONS),
         "group_initial_rebalance_delay_ms": "0",
     }
-    return KafkaCluster(KafkaJars(), folder, count, **settings)
+    jars = KafkaJars()
+    cluster = KafkaCluster(jars, folder, count, **settings)
+    # Without these features Kafka has no consumer protocol, to which groups could move.
+    features = [argument for feature in _FEATURES for argument in ("--feature", feature)]
+    jars.tool("features", "--bootstrap-server", cluster.address, "upgrade", *features)
+    return cluster
 
 
 class Driver:
@@ -162,38 +171,52 @@ class Compaction:
 
 
 class Stage:
-    """What can be killed."""
+    """What can be killed, and the leaders that move between the kills if they are given."""
 
     def __init__(
-        self, brokers: Brokers, count: int, spark: SparkCluster, driver: Driver, compaction: Compaction, seed: int
+        self,
+        brokers: Brokers,
+        count: int,
+        spark: SparkCluster,
+        driver: Driver,
+        compaction: Compaction,
+        leaders: Leaders | None,
+        seed: int,
     ) -> None:
         self._brokers = brokers
         self._count = count
         self._spark = spark
         self._driver = driver
         self._compaction = compaction
+        self._leaders = leaders
         self._random = Random(seed)
         self.kills = {"broker": 0, "worker": 0, "driver": 0, "compaction": 0}
 
     def play(self, seconds: float, interval_s: float) -> None:
-        """Kills a broker, a worker, the driver and a compaction in turn, at the interval, for the given time."""
+        """Kills a worker, a broker, the driver and a compaction in turn, at the interval, for the given time.
+
+        If leaders move, each kill follows a move.
+        """
         end = time.monotonic() + seconds
-        turns = self._turns()
+        kills = itertools.cycle(
+            (
+                ("worker", self._kill_worker),
+                ("broker", self._kill_broker),
+                ("driver", self._kill_driver),
+                ("compaction", self._kill_compaction),
+            )
+        )
         while time.monotonic() + interval_s < end:
             time.sleep(interval_s)
             self._driver.check()
-            name, kill = next(turns)
+            if self._leaders is not None:
+                self._leaders.move()
+                print(f"leaders moved: {self._leaders.moved}", flush=True)
+            name, kill = next(kills)
             print(f"kill -9 of the {name}", flush=True)
             kill()
             self.kills[name] += 1
         time.sleep(max(end - time.monotonic(), 0))
-
-    def _turns(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        while True:
-            yield "worker", self._kill_worker
-            yield "broker", self._kill_broker
-            yield "driver", self._kill_driver
-            yield "compaction", self._kill_compaction
 
     def _kill_broker(self) -> None:
         number = self._random.randint(1, self._count)

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from tests.live_lake.clients import Commit, Ledger
 
-_OFFSETS_TOPIC: Final = "__consumer_offsets"
+OFFSETS_TOPIC: Final = "__consumer_offsets"
 _READ_SECONDS: Final = 10.0
 
 Place = tuple[int, int]
@@ -36,8 +36,8 @@ def log_records(address: str) -> dict[Place, Bytes]:
             "enable.partition.eof": True,
         }
     )
-    partitions = consumer.list_topics(_OFFSETS_TOPIC, timeout=30).topics[_OFFSETS_TOPIC].partitions
-    consumer.assign([TopicPartition(_OFFSETS_TOPIC, partition, 0) for partition in partitions])
+    partitions = consumer.list_topics(OFFSETS_TOPIC, timeout=30).topics[OFFSETS_TOPIC].partitions
+    consumer.assign([TopicPartition(OFFSETS_TOPIC, partition, 0) for partition in partitions])
     records, left = dict[Place, Bytes](), set(partitions)
     while left:
         message = consumer.poll(_READ_SECONDS)
@@ -52,8 +52,12 @@ def log_records(address: str) -> dict[Place, Bytes]:
     return records
 
 
-def judge(lake: Path, ledger: Ledger, log: dict[Place, Bytes]) -> Iterator[str]:
-    """Yields what is wrong with the lake, and prints what was compared."""
+def judge(lake: Path, ledger: Ledger, log: dict[Place, Bytes], newer: dict[Place, Bytes]) -> Iterator[str]:
+    """Yields what is wrong with the lake, and prints what was compared.
+
+    `log` was read before the last copy, and `newer` after it. The log still grows then, because brokers remove members
+    whose sessions expire.
+    """
     rows = _rows(lake / "bronze" / "records", "log_partition", "log_offset", "key", "value", "kind")
     places = Counter((partition, offset) for partition, offset, *_ in rows)
     twice = [place for place, times in places.items() if times > 1]
@@ -61,7 +65,7 @@ def judge(lake: Path, ledger: Ledger, log: dict[Place, Bytes]) -> Iterator[str]:
         (partition, offset): Bytes(key, value) for partition, offset, key, value, kind in rows if kind != "control"
     }
     missing = log.keys() - copied.keys()
-    other = [place for place in copied if log.get(place) != copied[place]]
+    other = [place for place in copied if newer.get(place) != copied[place]]
     controls = len(places) - len(copied)
     print(f"records: {len(log):,} in the log, {len(copied):,} in the lake with {controls:,} control records")
     print(f"records: {len(missing)} missing, {len(twice)} twice, {len(other)} that the log does not have so")
