@@ -86,7 +86,11 @@ def kafka(folder: Path, count: int) -> KafkaCluster:
     cluster = KafkaCluster(jars, folder, count, **settings)
     # Without these features Kafka has no consumer protocol, to which groups could move.
     features = [argument for feature in _FEATURES for argument in ("--feature", feature)]
-    jars.tool("features", "--bootstrap-server", cluster.address, "upgrade", *features)
+    try:
+        jars.tool("features", "--bootstrap-server", cluster.address, "upgrade", *features)
+    except BaseException:
+        cluster.stop()
+        raise
     return cluster
 
 
