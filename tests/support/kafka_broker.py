@@ -9,14 +9,16 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kcoord_protocol.uuid import uuid_to_string
 from tests.support.class_archives import archive_options, cache_folder
+from tests.support.client_races import note_retry
 from tests.support.java import QUICK_START
 from tests.support.kafka_jars import VERSION, KafkaJars
 from tests.support.shared import shared
@@ -39,29 +41,35 @@ class KafkaBroker:
         self.data = folder / "logs"
         self.sasl_address = ""
         """The address of a further listener with SASL, for the test that configures one."""
-        self.port = free_port_pair()
-        ports = {"{port}": str(self.port), "{controller_port}": str(self.port + 1)}
-        overrides = []
-        for key, value in settings.items():
-            for name, port in ports.items():
-                value = value.replace(name, port)
-            overrides.append(f"{key.replace('_', '.')}={value}")
         if not (self.data / "meta.properties").exists():
             _format(jars, self.data)
-        self._process = start_process(jars, folder, self.port, overrides, java_options)
-        wait_until(self._is_up, f"Kafka answers; its log: {folder / 'kafka.log'}", START_SECONDS)
+        if not self._starts(jars, settings, java_options):
+            note_retry("Kafka ended at its start: another process may have taken a port meanwhile")
+            assert self._starts(jars, settings, java_options), (folder / "kafka.log").read_text()[-4000:]
+
+    def _starts(self, jars: KafkaJars, settings: Mapping[str, str], java_options: str) -> bool:
+        """Starts the process on free ports. Returns False if it has ended before it answered."""
+        self.port = free_port_pair()
+        overrides = []
+        for key, value in settings.items():
+            for name, port in {"{port}": self.port, "{controller_port}": self.port + 1}.items():
+                value = value.replace(name, str(port))
+            overrides.append(f"{key.replace('_', '.')}={value}")
+        self._process = start_process(jars, self._folder, self.port, overrides, java_options)
+        what = f"Kafka answers; its log: {self._folder / 'kafka.log'}"
+        wait_until(lambda: self._process.poll() is not None or self._is_up(), what, START_SECONDS)
+        return self._process.poll() is None
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def _is_up(self) -> bool:
-        assert self._process.poll() is None, (self._folder / "kafka.log").read_text()[-4000:]
         try:
             socket.create_connection(("127.0.0.1", self.port), 1).close()
-        except OSError:
+            return bool(AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=10).brokers)
+        except (OSError, KafkaException):
             return False
-        return bool(AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=10).brokers)
 
     def stop(self) -> None:
         """Stops the broker with SIGTERM. Further calls do nothing."""
