@@ -1,7 +1,7 @@
 # kcoord: `make help` lists the targets. Every target makes the environment it needs by itself.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 5
+WORKERS ?= 4
 SHARED ?= ../shared
 ARGS ?=
 KILLS ?= 1000
@@ -50,7 +50,7 @@ run: $(COMPILED) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data
 	@$(COMPILE)
 	@exec env -u KCOORD_SHARED $(BIN)/kcoord serve $(ARGS)
 
-test: $(DEV) ## all tests (WORKERS=5 processes, because many tests wait; ARGS="tests/unit -k offsets" for some; without SHARED=../shared some are skipped)
+test: $(DEV) ## all tests (WORKERS=4 processes, because many tests wait; ARGS="tests/unit -k offsets" for some; without SHARED=../shared some are skipped)
 	@$(COMPILE)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
 

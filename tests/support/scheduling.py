@@ -3,7 +3,7 @@
 
 A process takes whole files, so that the tests of a file share its fixtures. Two rules differ from `--dist loadfile`:
 
-* The files that use Spark are one unit in a run of up to five processes, and this unit is the first. They share one
+* The files that use Spark are one unit in a run of up to four processes, and this unit is the first. They share one
   JVM, which takes 20 s of CPU time to start and to warm up. In a run of more processes this unit would be the longest
   part, so each of its files stays a unit.
 * The other files are taken in the order of collection, in which the long files of integration tests come before the
@@ -22,7 +22,7 @@ from xdist.workermanage import WorkerController
 
 SPARK_FOLDERS: Final = ("tests/integration/lake/", "tests/integration/pipeline/")
 _SPARK: Final = "spark"
-_MOST_PROCESSES: Final = 5
+_MOST_PROCESSES: Final = 4
 
 
 def uses_spark(nodeid: str) -> bool:
