@@ -30,7 +30,7 @@ REGISTERS = 3
 LONGEST_LIFE_SECONDS = 0.9
 DURING_START = 0.25
 """The share of kills before the process is ready."""
-END_SECONDS = 90.0 + KILLS
+END_SECONDS = 180.0 + KILLS
 SETTINGS = {
     **FAST,
     "offsets.topic.num.partitions": "2",
