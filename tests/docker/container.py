@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.support.ports import free_ports
 from tests.support.shared import ROOT, SHARED
 
 DEFAULT_BASE = "python:3.13-slim-bookworm"
@@ -65,20 +65,13 @@ def give_up(reason: str) -> NoReturn:
     sys.exit(f"{reason}\n0 passed, 1 failed")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Container:
     """One kcoord container with a volume, published on a free port of this machine."""
 
     def __init__(self, image: str) -> None:
         self.image = image
         self.volume = self.name = f"kcoord-test-{uuid.uuid4().hex[:8]}"
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_ports()}"
 
     def run(self) -> None:
         docker(

@@ -8,14 +8,13 @@ compares nothing.
 from __future__ import annotations
 
 import os
-import socket
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.docs.terminal import Command, Terminal, blocks_of, commands_of, matches
+from tests.support.ports import free_ports
 from tests.support.shared import ROOT
 
 DOCS = ROOT / "docs"
@@ -52,22 +51,9 @@ PORTS = 3
 """The number of ports in a row that a page uses: 9092 and those that follow."""
 
 
-def free_ports() -> int:
-    """Returns the first of `PORTS` free ports in a row."""
-    while True:
-        with ExitStack() as listeners:
-            first: int = listeners.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            try:
-                for port in range(first + 1, first + PORTS):
-                    listeners.enter_context(socket.create_server(("127.0.0.1", port)))
-            except (OSError, OverflowError):
-                continue
-            return first
-
-
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_page(path: Path, tmp_path: Path) -> None:
-    port = free_ports()
+    port = free_ports(PORTS)
     functions = tmp_path / ".functions"
     functions.write_text(FUNCTIONS.format(port=port, second_port=port + 1))
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.kafka_broker import free_port_pair
 from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.ports import free_ports
 
 SESSION_MS = 2_000
 QUICK: Mapping[str, str] = {
@@ -67,7 +67,7 @@ def running_instances(
             **settings,
             "node.id": str(1_000_000 + number),
             "kcoord.upstream.bootstrap.servers": address,
-            "kcoord.upstream.ports": ",".join(f"{broker_id}:{free_port_pair()}" for broker_id in broker_ids),
+            "kcoord.upstream.ports": ",".join(f"{broker_id}:{free_ports(2)}" for broker_id in broker_ids),
         }
         instances.append(KcoordProcess(own, overrides))
     with ExitStack() as stack:

@@ -106,7 +106,7 @@ def test_a_stream_continues_in_the_folders_and_over_the_wire(broker: Served) -> 
             )
         ]
         batches = 0
-        while (end := readers[0].latestOffset(offset, ReadMaxBytes(random.randint(1, 1 << 20)))) != offset:
+        while (end := readers[0].latestOffset(offset, ReadMaxBytes(random.randint(1, 1 << 18)))) != offset:
             rows += batch_rows(readers[1], offset, end)
             readers.reverse()
             offset = end

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from confluent_kafka.admin import AdminClient
 
 from kcoord_protocol.uuid import uuid_to_string
 from tests.support.class_archives import archive_options, cache_folder
-from tests.support.client_races import note_retry
 from tests.support.java import QUICK_START
 from tests.support.kafka_jars import VERSION, KafkaJars
+from tests.support.ports import free_ports
 from tests.support.shared import shared
 from tests.support.waiting import wait_until
 
@@ -37,34 +37,26 @@ class KafkaBroker:
     """
 
     def __init__(self, jars: KafkaJars, folder: Path, *, java_options: str = "", **settings: str) -> None:
-        self._folder = folder
         self.data = folder / "logs"
         self.sasl_address = ""
         """The address of a further listener with SASL, for the test that configures one."""
         if not (self.data / "meta.properties").exists():
             _format(jars, self.data)
-        if not self._starts(jars, settings, java_options):
-            note_retry("Kafka ended at its start: another process may have taken a port meanwhile")
-            assert self._starts(jars, settings, java_options), (folder / "kafka.log").read_text()[-4000:]
-
-    def _starts(self, jars: KafkaJars, settings: Mapping[str, str], java_options: str) -> bool:
-        """Starts the process on free ports. Returns False if it has ended before it answered."""
-        self.port = free_port_pair()
+        self.port = free_ports(2)
         overrides = []
         for key, value in settings.items():
             for name, port in {"{port}": self.port, "{controller_port}": self.port + 1}.items():
                 value = value.replace(name, str(port))
             overrides.append(f"{key.replace('_', '.')}={value}")
-        self._process = start_process(jars, self._folder, self.port, overrides, java_options)
-        what = f"Kafka answers; its log: {self._folder / 'kafka.log'}"
-        wait_until(lambda: self._process.poll() is not None or self._is_up(), what, START_SECONDS)
-        return self._process.poll() is None
+        self._process = start_process(jars, folder, self.port, overrides, java_options)
+        wait_until(self._is_up, f"Kafka answers; its log: {folder / 'kafka.log'}", START_SECONDS)
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def _is_up(self) -> bool:
+        assert self._process.poll() is None, (self.data.parent / "kafka.log").read_text()[-4000:]
         try:
             socket.create_connection(("127.0.0.1", self.port), 1).close()
             return bool(AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=10).brokers)
@@ -137,16 +129,3 @@ def _run_format(jars: KafkaJars, folder: Path) -> None:
     cluster_id = uuid_to_string(os.urandom(16))
     command = jars.command("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
     subprocess.run(command, capture_output=True, check=True, timeout=START_SECONDS)
-
-
-def free_port_pair() -> int:
-    """Returns the first of two consecutive free ports. The controller listens on the second."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port

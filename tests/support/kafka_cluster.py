@@ -11,8 +11,9 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from kcoord_protocol.uuid import uuid_to_string
-from tests.support.kafka_broker import START_SECONDS, STOP_SECONDS, free_port_pair, start_process
+from tests.support.kafka_broker import START_SECONDS, STOP_SECONDS, start_process
 from tests.support.kafka_jars import KafkaJars
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 
@@ -23,7 +24,7 @@ class KafkaCluster:
         self._jars = jars
         self._java_options = java_options
         self._folder = folder
-        self.ports = [free_port_pair() for _ in range(count)]
+        self.ports = [free_ports(2) for _ in range(count)]
         voters = ",".join(f"{number}@127.0.0.1:{port + 1}" for number, port in enumerate(self.ports, 1))
         replicas = str(count)
         self._settings = {

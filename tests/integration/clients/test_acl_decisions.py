@@ -45,8 +45,9 @@ from kcoord_protocol.messages import (
 from tests.integration.clients.every_api import Row, ask_all
 from tests.integration.wire import WireClient
 from tests.support.authorizing_process import authorizing_process
-from tests.support.kafka_broker import KafkaBroker, free_port_pair
+from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 from tests.unit.server.authorization_examples import TOPIC
 
@@ -188,7 +189,7 @@ def login(port: int, user: str) -> WireClient:
 def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
     """Kafka and kcoord, with and without allow.everyone.if.no.acl.found."""
     folder = tmp_path_factory.mktemp("brokers")
-    users_port = free_port_pair()
+    users_port = free_ports(2)
     settings = {
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,USERS:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.integration.clients.moving import confluent_application, java_applica
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.java
@@ -42,10 +42,7 @@ def jars() -> KafkaJars:
 @pytest.fixture(scope="module")
 def kafka(jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """Kafka without KIP-848, with a second listener for clients that log in."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        sasl_port = unused.getsockname()[1]
-    login = f"LOGIN://127.0.0.1:{sasl_port}"
+    login = f"LOGIN://127.0.0.1:{free_ports()}"
     plain = "PLAINTEXT://127.0.0.1:{port}"
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     broker = KafkaBroker(
@@ -60,7 +57,7 @@ def kafka(jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     )
     try:
         jars.tool("features", "--bootstrap-server", broker.address, "downgrade", "--feature", "group.version=0")
-        broker.sasl_address = f"127.0.0.1:{sasl_port}"
+        broker.sasl_address = login.removeprefix("LOGIN://")
         yield broker
     finally:
         broker.stop()

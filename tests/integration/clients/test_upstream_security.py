@@ -24,9 +24,10 @@ from kcoord_protocol.errors import KafkaError as OwnKafkaError
 from tests.integration.upstream.rights import CLIENT_ID, RIGHTS, TOPIC, Right, use
 from tests.support.certificates import Authority
 from tests.support.command_line import CommandLine, rows
-from tests.support.kafka_broker import KafkaBroker, free_port_pair
+from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.java
@@ -60,7 +61,7 @@ class SecuredKafka:
         authority = Authority()
         self.authority_file = authority.write_pem(folder / "authority.pem")
         key = authority.issue("broker", "localhost", "127.0.0.1").write_pem(folder / "broker.pem")
-        port = free_port_pair()
+        port = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         users = " ".join(f'user_{user}="{password}"' for user, password in USERS.items())
         login = "listener.name.login."

@@ -7,13 +7,14 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.ports import free_ports
 
 UNNEEDED = ("-p", "no:hypothesispytest", "-p", "no:xdist", "-p", "no:asyncio")
 """Options that turn off plugins with a slow import."""
@@ -32,15 +33,6 @@ def test_modules(tmp_path: Path) -> None:
     assert f"{''.join(MODULES).count('def test_')} passed" in ran.stdout
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [listener.getsockname()[1] for listener in sockets]
-    finally:
-        for listener in sockets:
-            listener.close()
-
-
 def _json_values(text: str) -> Iterator[object]:
     """Yields the responses that curl printed. The broker's ready line is between them."""
     decoder, position = json.JSONDecoder(), 0
@@ -52,7 +44,8 @@ def _json_values(text: str) -> Iterator[object]:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_script() -> None:
     (script,) = SCRIPTS
-    for port, free in zip(("9092", "9093"), _free_ports(2), strict=True):
+    first = free_ports(2)
+    for port, free in (("9092", first), ("9093", first + 1)):
         script = script.replace(f":{port}", f":{free}").replace(f"port {port}", f"port {free}")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ran = subprocess.run(

@@ -20,10 +20,10 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.docs.shell import shell_commands
 from tests.docs.terminal import blocks_of
-from tests.support.kafka_broker import free_port_pair
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.ports import free_ports
 from tests.support.shared import ROOT
 from tests.support.waiting import wait_until
 
@@ -69,7 +69,7 @@ class Services:
         self._addresses = {
             f"{name}:9092": f"127.0.0.1:{port}" for name, port in zip(KAFKA, self._brokers.ports, strict=True)
         }
-        self._addresses |= {f"{name}:9092": f"127.0.0.1:{free_port_pair()}" for name in KCOORD}
+        self._addresses |= {f"{name}:9092": f"127.0.0.1:{free_ports(2)}" for name in KCOORD}
         self.kcoord = {name: self._instance(name) for name in KCOORD}
         self._application: subprocess.Popen[bytes] | None = None
         self._output = folder / "billing.txt"

@@ -23,9 +23,10 @@ from tests.exactly_once.applications import Application, copy_command
 from tests.integration.clients.test_transactions import committed_offset, consume, producer_of, send
 from tests.integration.upstream.gateways import Gateways
 from tests.support.confluent import create_topic
-from tests.support.kafka_broker import KafkaBroker, free_port_pair
+from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.java
@@ -54,7 +55,7 @@ def before_kafka(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -
     yield gateways.start(
         kcoord_upstream_metadata_max_age_ms="100",
         kcoord_upstream_import="off",
-        kcoord_upstream_ports=str(free_port_pair()),
+        kcoord_upstream_ports=str(free_ports(2)),
     )
     gateways.stop()
 
@@ -63,7 +64,7 @@ def before_kafka(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -
 def before_kcoord(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
     with start_broker() as upstream:
         gateways = Gateways(upstream.bootstrap_servers, tmp_path_factory)
-        yield gateways.start(kcoord_upstream_import="off", kcoord_upstream_ports=str(free_port_pair()))
+        yield gateways.start(kcoord_upstream_import="off", kcoord_upstream_ports=str(free_ports(2)))
         gateways.stop()
 
 
