@@ -39,7 +39,7 @@ from kcoord.storage.errors import PartitionHeldError, StorageError
 from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
-from kcoord.storage.recovery import go_on
+from kcoord.storage.recovery import Check, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
@@ -60,20 +60,11 @@ class SimulatedLogDir(LogDir):
 
     machine: Machine
 
-    def open_log(
-        self,
-        topic: str,
-        partition: int,
-        config: LogConfig,
-        now_ms: int,
-        *,
-        repair: bool = False,
-        check: Callable[[], None] = go_on,
-    ) -> Log:
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, check: Check = go_on) -> Log:
         machine = self.machine
         machine.opening += 1
         try:
-            return super().open_log(topic, partition, config, now_ms, repair=repair, check=check)
+            return super().open_log(topic, partition, config, now_ms, check)
         except PartitionHeldError:
             raise
         except StorageError as error:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -53,7 +53,7 @@ from kcoord.storage.file_system import FileSystem, Lock, join, make_durable_dirs
 from kcoord.storage.handover import Handover, has_handover, read_handover, remove_handover, write_handover
 from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
 from kcoord.storage.log import Log
-from kcoord.storage.recovery import Recovery, go_on
+from kcoord.storage.recovery import Check, Recovery, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import merge_worker_checkpoints
 
@@ -185,19 +185,10 @@ class LogDir:
         """Returns the path of a partition's folder."""
         return join(self.path, partition_folder(topic, partition))
 
-    def open_log(
-        self,
-        topic: str,
-        partition: int,
-        config: LogConfig,
-        now_ms: int,
-        *,
-        repair: bool = False,
-        check: Callable[[], None] = go_on,
-    ) -> Log:
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, check: Check = go_on) -> Log:
         """Opens or creates the log of a partition, with its entries in the checkpoints.
 
-        `check` may raise an error between two batches, to end an opening that is not wanted any more.
+        `check` may end the opening by an error (`kcoord.storage.recovery`).
         """
         key = (topic, partition)
         path = self.partition_path(topic, partition)
@@ -209,7 +200,6 @@ class LogDir:
         recovery = self.recovery_of(topic, partition)
         if recovery.rewrite and self._journal is not None:
             self._journal.restore(self.path, partition_folder(topic, partition))
-        recovery.repair = repair
         recovery.check = check
         if handover is not None:
             recovery.clean = handover.is_clean

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kcoord.storage.file_cache import FileCache
-from kcoord.storage.recovery import Cut, Recovery, RecoveryReport, adopt_clean_end, recover_segment, sweep
+from kcoord.storage.recovery import Recovery, RecoveryReport, adopt_clean_end, recover_segment, sweep
 from kcoord.storage.scan import Damage, DamageKind, corrupt
 from kcoord.storage.segment import LogConfig, Segment
 
@@ -51,10 +51,9 @@ class LogLoader:
         return Segment(self._files, self._directory, base_offset, self._config, self._now_ms)
 
     def _miss_durable_bytes(self, segment: Segment, position: int, offset: int, what: str) -> None:
-        if not self._recovery.repair:
-            durable = self._recovery.recovery_point
-            reason = f"the file {what}, although all batches below offset {durable} were durable"
-            raise corrupt(segment.log_path, Damage(DamageKind.INCOMPLETE, position, offset, reason))
+        durable = self._recovery.recovery_point
+        reason = f"the file {what}, although all batches below offset {durable} were durable"
+        raise corrupt(segment.log_path, Damage(DamageKind.INCOMPLETE, position, offset, reason))
 
     def _recover(self, recovery_point: int) -> None:
         """Scans the segment that contains the recovery point and all later segments."""
@@ -63,28 +62,14 @@ class LogLoader:
         for number, segment in enumerate(self.segments[first:], first):
             if segment.base_offset < offset:
                 reason = f"the file before it has offsets up to {offset - 1}"
-                if not self._recovery.repair:
-                    raise corrupt(segment.log_path, Damage(DamageKind.MISPLACED, 0, offset, reason))
-                return self._cut_before(number, offset, reason)
+                raise corrupt(segment.log_path, Damage(DamageKind.MISPLACED, 0, offset, reason))
             is_last = number == len(self.segments) - 1
-            cut = recover_segment(segment, self._recovery, is_last, self.report)
+            recover_segment(segment, self._recovery, is_last, self.report)
             offset = segment.next_offset
             if not is_last:
                 segment.seal()
                 segment.write_indexes()
                 segment.become_inactive()
-            if cut is not None and not is_last:
-                return self._cut_before(number + 1, offset, f"{cut.file} was cut at position {cut.position}")
-        return None
-
-    def _cut_before(self, number: int, offset: int, reason: str) -> None:
-        """Removes the segment with this number and all later ones, and recovers the one before as the last segment."""
-        while len(self.segments) > number:
-            segment = self.segments.pop()
-            self.report.cuts.append(Cut(segment.log_path, 0, segment.size_bytes, segment.base_offset, reason))
-            segment.delete()
-            self._files.file_system.sync_dir(self._directory)
-        self._recover(offset)
 
 
 def segment_number(segments: Sequence[Segment], offset: int) -> int:

@@ -18,8 +18,8 @@ If a check fails, the rest of the file is removed only if a crash during the las
 * it is an incomplete batch, zeros or a wrong CRC, and not a sound batch with wrong offsets or of an old format;
 * no sound batch with later offsets follows it in the file.
 
-Any other damage raises CorruptLogError and changes nothing, unless the operator has requested `Recovery.repair`. So
-recovery keeps a prefix of the log, at a batch boundary, with everything that was durable.
+Any other damage raises CorruptLogError and changes nothing. So recovery keeps a prefix of the log, at a batch boundary,
+with everything that was durable.
 
 If the log failed in this process, the bytes after the recovery point may be in the page cache but not on disk, and a
 sync would not write them. `Recovery.rewrite` writes them again first.
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from kcoord.storage.file_system import File, FileSystem, join
 from kcoord.storage.index import MAX_RELATIVE_OFFSET
@@ -39,6 +40,10 @@ from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 _BASE_OFFSET_DIGITS = 20
+
+
+Check: TypeAlias = Callable[[], None]
+"""Called between two batches of a scan. An error that it raises ends the opening."""
 
 
 def go_on() -> None:
@@ -57,11 +62,7 @@ class Recovery:
     """All records below this offset are deleted."""
     rewrite: bool = False
     """The log failed in this process. Everything after the recovery point is written again before it is read."""
-    repair: bool = False
-    """Truncate the log at the first damage, even if sound batches follow. Only on an explicit request of the operator.
-    """
-    check: Callable[[], None] = go_on
-    """Called between two batches of a scan. An error that it raises ends the opening."""
+    check: Check = go_on
 
 
 @dataclass(slots=True)
@@ -169,7 +170,7 @@ def adopt_clean_end(segment: Segment, report: RecoveryReport) -> bool:
     return True
 
 
-def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report: RecoveryReport) -> Cut | None:
+def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report: RecoveryReport) -> None:
     """Checks all batches from the recovery point, updates the indexes, and removes a torn end.
 
     Index entries below the recovery point are trusted. Raises CorruptLogError for damage that no crash can cause.
@@ -187,19 +188,17 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
         damage = _note_batches(segment, file, 0, size, recovery.check)
     report.scanned_bytes += size - position
     if damage is None:
-        return None
+        return
     refusal = _refusal(file, damage, size, recovery.recovery_point, is_last)
-    if refusal is not None and not recovery.repair:
+    if refusal is not None:
         raise corrupt(segment.log_path, damage, refusal)
-    assert recovery.repair or damage.offset >= recovery.recovery_point, (
+    assert damage.offset >= recovery.recovery_point, (
         f"S-9: recovery would truncate {segment.log_path} at offset {damage.offset}, "
         f"but all batches below offset {recovery.recovery_point} were durable"
     )
     segment.cut(damage.position)
     segment.sync()
-    cut = Cut(segment.log_path, damage.position, size - damage.position, damage.offset, refusal or damage.reason)
-    report.cuts.append(cut)
-    return cut
+    report.cuts.append(Cut(segment.log_path, damage.position, size - damage.position, damage.offset, damage.reason))
 
 
 def _note_batches(segment: Segment, file: File, position: int, size: int, check: Callable[[], None]) -> Damage | None:

@@ -18,7 +18,7 @@ of all checkpoints, and scans the log from the recovery point that it knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -37,7 +37,7 @@ from kcoord.storage.file_system import Lock, join, make_durable_dirs
 from kcoord.storage.journal import JOURNAL_FILE, make_named_logs_durable
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import DELETE_SUFFIX, LogDir
-from kcoord.storage.recovery import Recovery, go_on
+from kcoord.storage.recovery import Check, Recovery, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import (
     are_known_to_be_whole,
@@ -100,21 +100,12 @@ class WorkerLogDir(LogDir):
 
     # -- logs that move between workers --------------------------------------------------------------------------------
 
-    def open_log(
-        self,
-        topic: str,
-        partition: int,
-        config: LogConfig,
-        now_ms: int,
-        *,
-        repair: bool = False,
-        check: Callable[[], None] = go_on,
-    ) -> Log:
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, check: Check = go_on) -> Log:
         """Opens a log, as in any folder. Raises PartitionHeldError while another worker has it open."""
         key = (topic, partition)
         if not self._lock_partition(key):
             raise PartitionHeldError(f"another worker still has the log of {topic}-{partition} open")
-        log = super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, repair=repair, check=check)
+        log = super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, check)
         if key in self._gained:
             self._gained.discard(key)
             if log.start_offset > self._start_offsets.get(key, 0):

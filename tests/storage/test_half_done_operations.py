@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupted file operations, damage, and repairs that an operator requests."""
+"""Interrupted file operations, and damage."""
 
 from __future__ import annotations
 
@@ -161,33 +161,6 @@ def test_the_last_of_several_segments_is_durable_before_it_is_served() -> None:
     assert content(open_log(fs, recovery_point=1)) == [batch(0), batch(1)]
     fs.crash()
     assert content(open_log(fs)) == [batch(0), batch(1)]
-
-
-def test_a_repair_is_durable_and_leaves_a_log_like_any_other() -> None:
-    fs = segmented(3)
-    fs.damage(path(2), lambda old: old[:70] + b"\7" + old[71:])
-    log = open_log(fs, CONFIG, recovery_point=2, repair=True)
-    durable = deepcopy(fs)
-    durable.crash()
-    assert content(open_log(durable, CONFIG)) == [batch(0), batch(1)]
-    assert [(segment.base_offset, segment.is_active) for segment in log.segments] == [(0, False), (2, True)]
-    lost = [(cut.file, cut.position, cut.lost_bytes) for cut in log.recovery_report.cuts]
-    assert lost == [(path(2), 0, 162), (path(6), 0, 0), (path(4), 0, 162)]
-    log.append(batch(2), now_ms=NOW_MS)
-    log.flush()
-    fs.crash()
-    log = open_log(fs, CONFIG)
-    assert content(log) == [batch(0), batch(1), batch(2)]
-
-
-def test_a_log_that_was_truncated_to_one_segment_writes_its_indexes() -> None:
-    fs = segmented(3)
-    fs.damage(LOG_FILE, lambda old: old + batch(2))
-    log = open_log(fs, CONFIG, repair=True)
-    assert [segment.is_active for segment in log.segments] == [True]
-    log.append(batch(3), now_ms=NOW_MS)
-    log.close()
-    assert files(fs) == expected_files([batch(offset) for offset in range(4)], 0)
 
 
 def test_a_start_offset_after_the_end_removes_the_old_files() -> None:

@@ -418,7 +418,6 @@ def test_lost_segments_are_noticed(fs: MemoryFileSystem) -> None:
     log_dir = take(fs)
     with pytest.raises(CorruptLogError, match="the file is missing"):
         log_dir.open_log("a", 0, new_config(), NOW_MS)
-    assert log_dir.open_log("a", 0, new_config(), NOW_MS, repair=True).end_offset == 0
 
 
 def test_long_topic_names_are_cut_to_valid_folder_names() -> None:

@@ -268,33 +268,6 @@ def test_d8_damage_in_a_closed_segment_is_refused_when_it_is_read() -> None:
     assert [header.base_offset for header, _ in log.batches(8)] == [8, 9]
 
 
-# -- repair ------------------------------------------------------------------------------------------------------------
-
-
-def test_repair_truncates_at_the_damage_and_reports_the_loss() -> None:
-    data = batches(20)
-    config = new_config(segment_bytes=400)
-    fs = written(data, segment_bytes=400)
-    fs.damage(LOG_FILE, flip(len(data[0]) + 70))
-    log = open_log(fs, config, repair=1)
-    assert content(log) == data[:1]
-    assert sum(cut.lost_bytes for cut in log.recovery_report.cuts) == len(b"".join(data[1:]))
-    assert fs.list_dir(DIRECTORY) == [f"{0:020d}.index", f"{0:020d}.log", f"{0:020d}.timeindex"]
-    log.append(batch(1), now_ms=NOW_MS)
-    log.close()
-    assert content(open_log(fs, config)) == [data[0], batch(1)]
-
-
-def test_repair_drops_segments_that_overlap() -> None:
-    config = new_config(segment_bytes=400)
-    fs = written(batches(10), segment_bytes=400)
-    count = fs.size(LOG_FILE) // len(batch(0))
-    fs.damage(LOG_FILE, lambda old: old + batch(count))
-    log = open_log(fs, config, repair=1)
-    assert log.end_offset == count + 1
-    assert len(log.segments) == 1
-
-
 # -- indexes -----------------------------------------------------------------------------------------------------------
 
 

@@ -231,22 +231,20 @@ def test_index_files_are_durable_after_every_checkpoint() -> None:
 
 
 def test_a_truncated_log_has_the_indexes_of_its_remaining_batches() -> None:
-    """A repair truncates it, for any position of the damage and any recovery point."""
+    """A crash tears it at any batch, with any recovery point."""
     data = [batch(offset, timestamp_ms=offset) for offset in range(7)]
     whole = MemoryFileSystem()
     config = new_config(index_interval_bytes=0)
     filled_log(whole, data, config).close()
-    for damaged in range(7):
-        for recovery_point in range(8):
+    for torn in range(7):
+        for recovery_point in range(torn + 1):
             fs = deepcopy(whole)
-            at = sum(map(len, data[:damaged])) + 70
-            fs.damage(LOG_FILE, lambda old, at=at: old[:at] + b"\xff" + old[at + 1 :])  # type: ignore[misc]
-            log = open_log(fs, config, recovery_point=recovery_point, repair=True)
-            # Batches below the entry of the recovery point are not read.
-            end = damaged if damaged >= min(recovery_point, 6) else 7
+            at = sum(map(len, data[:torn])) + 70
+            fs.damage(LOG_FILE, lambda old, at=at: old[:at])  # type: ignore[misc]
+            log = open_log(fs, config, recovery_point=recovery_point)
             log.close()
-            assert log.end_offset == end, (damaged, recovery_point)
-            assert files(fs) == expected_files(data[:end], 0), (damaged, recovery_point)
+            assert log.end_offset == torn, recovery_point
+            assert files(fs) == expected_files(data[:torn], 0), (torn, recovery_point)
 
 
 def test_the_last_entry_that_a_clean_start_trusts() -> None:
