@@ -35,7 +35,7 @@ from kcoord.simulation.loop import SimulatedLoop
 from kcoord.simulation.machine import Machine
 from kcoord.simulation.trace import ViolationError
 from kcoord.storage.cleaner import Cleaner, assess
-from kcoord.storage.errors import PartitionHeldError, StorageError
+from kcoord.storage.errors import OpeningCanceledError, PartitionHeldError, StorageError
 from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
@@ -65,7 +65,7 @@ class SimulatedLogDir(LogDir):
         machine.opening += 1
         try:
             return super().open_log(topic, partition, config, now_ms, check)
-        except PartitionHeldError:
+        except (PartitionHeldError, OpeningCanceledError):
             raise
         except StorageError as error:
             machine.observer.violated(

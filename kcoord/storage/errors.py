@@ -58,7 +58,7 @@ class PartitionHeldError(StorageError):
 
 
 class OpeningCanceledError(StorageError):
-    """The owner of a log does not need it any more, and ended its opening."""
+    """The owner of a log does not need it any more, or opens it in another thread, and ended its opening."""
 
 
 class MetaPropertiesError(StorageError):

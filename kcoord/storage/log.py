@@ -135,6 +135,8 @@ class Log(ReadableLog):
         self._is_folder_unsynced = is_last_empty or bool(loader.report.removed_files)
         self._is_entry_unsynced = is_last_empty and len(self._segments) <= 1
         if self._flushed_offset < self._end_offset:
+            # The sync may take ten times as long as reading the bytes.
+            recovery.check(10 * loader.report.scanned_bytes)
             # These bytes survived the end of the process, but may be only in the page cache. Readers will see them.
             self._segments[-1].is_unsynced = self._is_entry_unsynced = self._is_folder_unsynced = True
             self.flush()

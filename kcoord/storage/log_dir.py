@@ -270,24 +270,6 @@ class LogDir:
             start_offset=self._start_offsets.get(key, 0),
         )
 
-    def expected_scan(self, topic: str, partition: int) -> tuple[int, bool]:
-        """Returns the recovery point that an opening would use, and whether the log was closed orderly.
-
-        Unlike `recovery_of` it changes nothing, so it may be called before the log may be opened.
-        """
-        key = (topic, partition)
-        handover = read_handover(self.file_system, self.partition_path(topic, partition))
-        if handover is not None:
-            return handover.recovery_point, handover.is_clean
-        earlier = self._opened.get(key)
-        if earlier is not None:
-            return earlier.flushed_offset, False
-        point = self._noted_point(key)
-        return point or 0, self.had_clean_shutdown and point is not None
-
-    def _noted_point(self, key: TopicPartition) -> int | None:
-        return self._recovery_points.get(key)
-
     def delete_partitions(self, partitions: Iterable[tuple[str, int, str]], suffix: str = DELETE_SUFFIX) -> list[str]:
         """Retires the folders of partitions durably. `partitions` has (topic, partition, unique hexadecimal text).
 

@@ -40,7 +40,7 @@ class LogLoader:
             if recovery.recovery_point > recovery.start_offset:
                 self._miss_durable_bytes(self._segment(recovery.start_offset), 0, recovery.start_offset, "is missing")
             return
-        if not (recovery.clean and adopt_clean_end(self.segments[-1], self.report)):
+        if not (recovery.clean and adopt_clean_end(self.segments[-1], self.report, recovery.check)):
             self._recover(recovery.recovery_point)
         active = self.segments[-1]
         self.end_offset = active.next_offset

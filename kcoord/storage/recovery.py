@@ -42,11 +42,14 @@ SWAP_SUFFIX = ".swap"
 _BASE_OFFSET_DIGITS = 20
 
 
-Check: TypeAlias = Callable[[], None]
-"""Called between two batches of a scan. An error that it raises ends the opening."""
+Check: TypeAlias = Callable[[int], None]
+"""Called with the number of bytes of each batch that an opening reads, and before long work that is not a batch.
+
+An error that it raises ends the opening.
+"""
 
 
-def go_on() -> None:
+def go_on(size_bytes: int) -> None:
     """Does not end an opening."""
 
 
@@ -154,7 +157,7 @@ def _remove(file_system: FileSystem, directory: str, name: str, present: set[str
     report.removed_files.append(join(directory, name))
 
 
-def adopt_clean_end(segment: Segment, report: RecoveryReport) -> bool:
+def adopt_clean_end(segment: Segment, report: RecoveryReport, check: Check) -> bool:
     """Finds the end of a segment that was closed orderly. Returns False if its last batches are damaged."""
     size = segment.size_bytes
     position = segment.stored_index_tail()
@@ -163,6 +166,7 @@ def adopt_clean_end(segment: Segment, report: RecoveryReport) -> bool:
     if size:
         try:
             for frame in walk(segment.file(), position, size, segment.base_offset):
+                check(frame.size_bytes)
                 next_offset = frame.last_offset + 1
         except Damage:
             return False
@@ -178,6 +182,7 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
     position = segment.rewind(recovery.recovery_point)
     file = segment.file()
     if recovery.rewrite:
+        recovery.check(segment.size_bytes - position)
         segment.rewrite(position)
     size = file.size()
     damage = _note_batches(segment, file, position, size, recovery.check)
@@ -189,6 +194,8 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
     report.scanned_bytes += size - position
     if damage is None:
         return
+    # The rest of the file is searched for a sound batch.
+    recovery.check(size - damage.position)
     refusal = _refusal(file, damage, size, recovery.recovery_point, is_last)
     if refusal is not None:
         raise corrupt(segment.log_path, damage, refusal)
@@ -201,13 +208,13 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
     report.cuts.append(Cut(segment.log_path, damage.position, size - damage.position, damage.offset, damage.reason))
 
 
-def _note_batches(segment: Segment, file: File, position: int, size: int, check: Callable[[], None]) -> Damage | None:
+def _note_batches(segment: Segment, file: File, position: int, size: int, check: Check) -> Damage | None:
     try:
         for frame in walk(file, position, size, segment.base_offset):
             if frame.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
                 reason = f"offset {frame.last_offset} is too far from the base offset of the file"
                 return Damage(DamageKind.MISPLACED, frame.position, segment.next_offset, reason)
-            check()
+            check(frame.size_bytes)
             segment.note(frame.position, frame.size_bytes, frame.last_offset, frame.max_timestamp)
     except Damage as damage:
         return damage

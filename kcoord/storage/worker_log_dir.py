@@ -176,9 +176,6 @@ class WorkerLogDir(LogDir):
             recovery.start_offset = max(recovery.start_offset, self._start_left_behind(key))
         return recovery
 
-    def _noted_point(self, key: TopicPartition) -> int | None:
-        return None if key in self._gained else self._recovery_points.get(key, self._inherited_points.get(key))
-
     def cleaned_offset(self, topic: str, partition: int) -> int:
         key = (topic, partition)
         return self._cleaned_offsets.get(key, self._inherited_cleaned.get(key, 0))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The periodic work on partitions: retention, time-based flushes, checkpoints, expired producers, removal of files.
 
-It runs in the event loop in small steps: retention looks at no more than PARTITIONS_PER_TICK partitions per tick.
+It runs in the event loop in small steps: retention looks at no more than PARTITIONS_PER_TICK partitions per tick, and
+waits for the next tick if another thread has to open a log.
 Checkpoints wait for the disk, so a background thread writes them; the offsets in them are noted in the event loop.
 
 A deleted segment or topic goes in two steps. Its files are renamed at once (`.deleted`, `-delete`), so that no request
@@ -13,24 +14,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from heapq import heappop, heappush
-from typing import TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.storage.errors import StorageError
 from kcoord.storage.log_dir import LogDir
 from kcoord.storage.segment import DELETED_SUFFIX
-from kcoord.topics.log_opening import LogBeingOpenedError
+from kcoord.topics.log_opening import Background, LogBeingOpenedError
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
 from kcoord.topics.retention import delete_below_start, delete_expired
 from kcoord.topics.schedule import Every
 from kcoord_protocol.errors import KafkaError
-
-Background: TypeAlias = Callable[[Callable[[], None], Callable[[], None] | None], object]
-"""Runs a function in another thread, at some later time, and then a second one in the event loop."""
 
 PARTITIONS_PER_TICK = 50
 REMOVALS_PER_TICK = 50

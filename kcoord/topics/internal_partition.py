@@ -7,62 +7,127 @@ an empty log.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
 from kcoord.storage.errors import MalformedCheckpointError, StorageError
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
+from kcoord.storage.recovery import Check
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
+from kcoord.topics.log_opening import LogBeingOpenedError, Opening, Openings
 from kcoord.topics.offset_queries import EARLIEST, LATEST, NOT_FOUND, FoundOffset, find_offset
 from kcoord.topics.open_log import replay
 from kcoord.topics.producer_state import ProducerState
 from kcoord_protocol.errors import Errors, KafkaError
 
 
+class Enough(NamedTuple):
+    """What a fetch from `offset` needs: the producers up to `end_offset`, and a stable offset after `offset`."""
+
+    offset: int
+    end_offset: int
+
+
+def enough_for(log: Log | None, fetch_offset: int, max_bytes: int, *, whole_first_batch: bool) -> Enough:
+    """Returns what a fetch needs that returns up to `max_bytes`. A fetch that fails needs nothing."""
+    if log is None or not log.start_offset <= fetch_offset <= log.end_offset:
+        return Enough(-1, 0)
+    try:
+        batches = log.find(fetch_offset, max_bytes, min_one=whole_first_batch)
+        return Enough(fetch_offset, fetch_offset if batches is None else batches.next_offset())
+    except (OSError, StorageError) as error:
+        raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
+
+
+@dataclass(slots=True)
+class _ReadLog:
+    """A coordinator's log and its producers, which belong to another thread until `opening` has ended."""
+
+    log: Log
+    producers: ProducerState
+    opening: Opening[ProducerState] | None = None
+
+    def covers(self, end_offset: int, enough: Enough | None) -> bool:
+        if self.producers.end_offset >= end_offset:
+            return True
+        if enough is None:
+            return False
+        # Behind an open transaction there may be its marker, and more to return.
+        return self.producers.end_offset >= enough.end_offset and _stable_offset(self.producers) > enough.offset
+
+    def catch_up(self, end_offset: int, enough: Enough | None, check: Check) -> ProducerState:
+        for header, data in self.log.batches(self.producers.end_offset):
+            check(len(data))
+            replay(self.producers, header, data)
+            if self.covers(end_offset, enough):
+                return self.producers
+        # The last batches may be cleaned away.
+        self.producers.end_offset = max(self.producers.end_offset, end_offset)
+        return self.producers
+
+    def end_opening(self) -> None:
+        """Raises LogBeingOpenedError, or the error of an opening that has ended."""
+        opening = self.opening
+        if opening is None:
+            return
+        if not opening.has_ended:
+            raise LogBeingOpenedError(opening)
+        self.opening = None
+        opening.result()
+
+
 class InternalProducers:
     """The producer states of coordinators' logs. The partitions of `__consumer_offsets` have transactional producers.
 
-    Only read_committed requests and DescribeProducers need these states, so they are read from the logs on demand.
+    Only read_committed requests and DescribeProducers need these states, so they are read from the logs on demand: by
+    another thread if there is much to read (`log_opening`).
     """
 
-    __slots__ = ("_states",)
+    __slots__ = ("_logs", "_openings")
 
-    def __init__(self) -> None:
-        self._states: dict[tuple[str, int], tuple[Log | None, ProducerState]] = {}
+    def __init__(self, openings: Openings) -> None:
+        self._openings = openings
+        self._logs: dict[tuple[str, int], _ReadLog] = {}
 
-    def of(self, topic: str, partition: int, log: Log | None, enough: tuple[int, int] | None = None) -> ProducerState:
-        """Returns the producer state as of the end of the log.
+    def of(
+        self, topic: str, partition: int, log: Log | None, now_ms: int, enough: Enough | None = None
+    ) -> ProducerState:
+        """Returns the producer state as of the end of the log, or one that is `enough`.
 
-        With `enough` = (offset, bytes), the state may end as soon as it covers that many bytes from that offset.
+        Raises LogBeingOpenedError while another thread reads the log.
         """
-        seen_log, state = self._states.get((topic, partition), (None, ProducerState()))
         if log is None:
-            return state
-        if seen_log is not log or state.end_offset < log.start_offset:
-            state = ProducerState()
-            state.end_offset = log.start_offset
-            self._states[topic, partition] = log, state
+            return ProducerState()
+        read = self._logs.get((topic, partition))
+        if read is not None and read.log is not log:
+            self.forget(topic, partition)
+            read = None
         try:
-            _catch_up(state, log, enough)
+            if read is not None:
+                read.end_opening()
+            if read is None or read.producers.end_offset < log.start_offset:
+                read = self._logs[topic, partition] = _ReadLog(log, ProducerState(log.start_offset))
+            end_offset = log.end_offset
+            if not read.covers(end_offset, enough):
+                catch_up = partial(read.catch_up, end_offset, enough)
+                read.opening = self._openings.begin(topic, partition, catch_up, now_ms)
+                read.end_opening()
         except (OSError, StorageError) as error:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
-        return state
+        return read.producers
 
     def forget(self, topic: str, partition: int) -> None:
         """Drops the state of a log. The next request reads it from the log again."""
-        self._states.pop((topic, partition), None)
+        read = self._logs.pop((topic, partition), None)
+        if read is not None and read.opening is not None:
+            read.opening.cancel()
 
-
-def _catch_up(state: ProducerState, log: Log, enough: tuple[int, int] | None) -> None:
-    if state.end_offset >= log.end_offset:
-        return
-    seen_bytes = 0
-    for header, data in log.batches(state.end_offset):
-        replay(state, header, data)
-        if enough is not None and header.base_offset >= enough[0]:
-            seen_bytes += len(data)
-            if seen_bytes > enough[1]:
-                return
-    state.end_offset = max(state.end_offset, log.end_offset)
+    def forget_all(self) -> None:
+        for key in list(self._logs):
+            self.forget(*key)
 
 
 def _stable_offset(producers: ProducerState) -> int:

@@ -1,129 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The opening of a partition's log, in the event loop or in another thread.
+"""The opening of a log, in the event loop or in another thread.
 
 Theory of operation
 -------------------
-After an orderly stop, an opening reads little. After a crash, and if the small files of a partition are missing, it
-checks the end of the log and replays all batches after the newest producer snapshot: about 2 s for 1,000,000 batches.
-The owner asks `unread_bytes` how much there is to read. It calls `run` itself, or another thread does so.
+After an orderly stop, an opening reads little. After a crash, and if small files of a partition are missing or damaged,
+it checks the end of the log and replays all batches after the newest producer snapshot: about 2 s for 1,000,000
+batches. The readers of a coordinator's log replay it in the same way (`internal_partition`).
 
-The thread owns the folder of the partition until `run` returns. The event loop reads only `has_ended` meanwhile.
-`cancel` waits for the thread, which notices the cancellation between two batches. So nothing touches the folder after
-`cancel`, and the owner may rename it. A canceled opening leaves a folder that the next opening recovers again.
+How much there is to read shows only while it is read. So `Openings.begin` reads in the event loop first, and counts.
+All openings that begin in one millisecond, such as those of one request, share AT_ONCE_US. An opening that needs more
+ends, and another thread does it from the beginning.
+
+The thread owns what it reads until `run` returns: the folder of the partition, or the producer state of a coordinator's
+log. The event loop reads only `has_ended` meanwhile. `cancel` waits for the thread, which notices the cancellation
+between two batches. So nothing touches the folder after `cancel`, and the owner may rename it. A canceled opening
+leaves a folder that the next opening recovers again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from kcoord.storage.errors import OpeningCanceledError
-from kcoord.storage.file_system import join
-from kcoord.storage.log_dir import LogDir
-from kcoord.storage.recovery import base_offset_of
-from kcoord.storage.segment import LogConfig
-from kcoord.topics.open_log import OpenLog, load
-from kcoord.topics.partition_files import PartitionFiles, replayed_from_offset
+from kcoord.storage.recovery import Check
 from kcoord_protocol.errors import Errors, KafkaError
 
-AT_ONCE_BYTES: Final = 64 << 10
-"""An opening that has to read no more is done in the event loop. It takes up to 10 ms, if each batch has one record."""
+AT_ONCE_US: Final = 10_000
+"""How long the openings of one millisecond may read in the event loop."""
+BATCH_US: Final = 11
+BYTES_PER_US: Final = 1_000
+
+Background: TypeAlias = Callable[[Callable[[], None], Callable[[], None] | None], object]
+"""Runs a function in another thread, at some later time, and then a second one in the event loop."""
+NewLock: TypeAlias = Callable[[], AbstractContextManager[object]]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class LogBeingOpenedError(KafkaError):
     """Another thread opens the log. Clients retry, as if a new leader of the partition was not ready yet."""
 
-    def __init__(self, partition: str, opening: Opening) -> None:
-        super().__init__(Errors.NOT_LEADER_OR_FOLLOWER, f"The log of {partition} is still being opened.")
+    def __init__(self, opening: Opening[object]) -> None:
+        super().__init__(Errors.NOT_LEADER_OR_FOLLOWER, f"The log of {opening.name} is still being opened.")
         self.opening = opening
 
 
-class Opening:
+class Opening(Generic[T_co]):
     """One opening of a log. The module text describes the threads."""
 
-    __slots__ = (
-        "_config",
-        "_error",
-        "_files",
-        "_is_canceled",
-        "_log_dir",
-        "_now_ms",
-        "_opened",
-        "has_ended",
-        "index",
-        "observers",
-        "running",
-        "topic",
-    )
+    __slots__ = ("_error", "_is_canceled", "_left_us", "_lock", "_opened", "_read", "has_ended", "name", "observers")
 
-    def __init__(
-        self, log_dir: LogDir, topic: str, index: int, files: PartitionFiles, config: LogConfig, now_ms: int
-    ) -> None:
+    def __init__(self, name: str, read: Callable[[Check], T_co], lock: AbstractContextManager[object]) -> None:
+        self.name = name
         self.has_ended = False
         self.observers: list[Callable[[], None]] = []
-        """Called in the event loop after the end."""
-        self.running: AbstractContextManager[object] = nullcontext()
-        """A lock, if another thread calls `run`."""
-        self._log_dir = log_dir
-        self.topic = topic
-        self.index = index
-        self._files = files
-        self._config = config
-        self._now_ms = now_ms
+        """Called in the event loop after the end of an opening in another thread."""
+        self._read = read
+        self._lock = lock
+        self._left_us = math.inf
         self._is_canceled = False
-        self._opened: OpenLog | None = None
+        self._opened: T_co | None = None
         self._error: Exception | None = None
 
-    def unread_bytes(self) -> int:
-        """Returns how many bytes of segments the opening has to read, or more. Stops to count above AT_ONCE_BYTES."""
-        fs, folder = self._files.fs, self._files.directory
-        names = fs.list_dir(folder) if fs.exists(folder) else []
-        recovery_point, is_clean = self._log_dir.expected_scan(self.topic, self.index)
-        replayed_from = replayed_from_offset(names)
-        if is_clean and replayed_from >= recovery_point:
-            return 0
-        first_offset = replayed_from if is_clean else min(replayed_from, recovery_point)
-        size_bytes = 0
-        for name in sorted(names, reverse=True):
-            base_offset = base_offset_of(name)
-            if base_offset is None:
-                continue
-            size_bytes += fs.size(join(folder, name))
-            if base_offset <= first_offset or size_bytes > AT_ONCE_BYTES:
-                break
-        return size_bytes
+    def run_at_once(self, limit_us: float) -> float:
+        """Opens the log, unless reading it takes longer than `limit_us`. Returns how much of the time is left."""
+        self._left_us = limit_us
+        self.run()
+        left_us, self._left_us = self._left_us, math.inf
+        return left_us
 
     def run(self) -> None:
         """Opens the log, and keeps it or the error for `result`."""
-        with self.running:
+        with self._lock:
             if self._is_canceled:
                 return
             try:
-                log = self._log_dir.open_log(self.topic, self.index, self._config, self._now_ms, check=self._check)
-                try:
-                    self._opened = load(log, self._files, self._now_ms, self._check)
-                except BaseException:
-                    # The next use opens the log again, and a log is open only once.
-                    log.abandon()
-                    raise
+                self._opened = self._read(self._check)
             except Exception as error:
+                if self._left_us < 0:
+                    return
                 self._error = error
             self.has_ended = True
 
-    def _check(self) -> None:
-        if self._is_canceled:
-            raise OpeningCanceledError(f"the log of {self.topic}-{self.index} is not needed any more")
+    def _check(self, size_bytes: int) -> None:
+        self._left_us -= BATCH_US + size_bytes / BYTES_PER_US
+        if self._is_canceled or self._left_us < 0:
+            raise OpeningCanceledError(f"the opening of {self.name} has ended early")
 
-    def cancel(self) -> OpenLog | None:
+    def on_end(self) -> None:
+        """Calls the observers."""
+        for observer in self.observers:
+            observer()
+
+    def cancel(self) -> T_co | None:
         """Ends the opening. Returns the log if it was opened before."""
         self._is_canceled = True
-        with self.running:
+        with self._lock:
             return self._opened
 
-    def result(self) -> OpenLog:
+    def result(self) -> T_co:
         """Returns the log of an opening that has ended. Raises its error."""
         if self._error is not None:
             raise self._error
         assert self._opened is not None
         return self._opened
+
+
+class Openings:
+    """Opens logs in the event loop if that is short, else by `in_background`. `on_end` gets the partition then."""
+
+    __slots__ = ("_in_background", "_left_us", "_new_lock", "_now_ms", "_on_end")
+
+    def __init__(self, in_background: Background, new_lock: NewLock, on_end: Callable[[str, int], None]) -> None:
+        self._in_background = in_background
+        self._new_lock = new_lock
+        self._on_end = on_end
+        self._now_ms = -1
+        self._left_us: float = AT_ONCE_US
+
+    def begin(self, topic: str, index: int, read: Callable[[Check], T], now_ms: int) -> Opening[T]:
+        """Begins an opening. `read` calls its argument for each batch, and may be called a second time."""
+        if now_ms != self._now_ms:
+            self._now_ms, self._left_us = now_ms, AT_ONCE_US
+        opening = Opening(f"{topic}-{index}", read, self._new_lock())
+        self._left_us = opening.run_at_once(self._left_us)
+        if not opening.has_ended:
+            opening.observers.append(partial(self._on_end, topic, index))
+            self._in_background(opening.run, opening.on_end)
+        return opening

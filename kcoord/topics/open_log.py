@@ -7,13 +7,14 @@ replays the batches after the snapshot. The log decides: whatever the files lack
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kcoord.runtime.verification import Verifications
 from kcoord.storage.errors import is_disk_full
 from kcoord.storage.log import Log
-from kcoord.storage.recovery import go_on
+from kcoord.storage.log_dir import LogDir
+from kcoord.storage.recovery import Check, go_on
+from kcoord.storage.segment import LogConfig
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
@@ -54,10 +55,23 @@ class OpenLog:
         return max(segment.base_offset for segment in self.log.segments if segment.base_offset <= offset)
 
 
-def load(log: Log, files: PartitionFiles, now_ms: int, check: Callable[[], None] = go_on) -> OpenLog:
+def open_and_load(
+    log_dir: LogDir, topic: str, index: int, files: PartitionFiles, config: LogConfig, now_ms: int, check: Check
+) -> OpenLog:
+    """Opens the log of a partition, and returns it with its leader epochs and its producer state."""
+    log = log_dir.open_log(topic, index, config, now_ms, check)
+    try:
+        return load(log, files, now_ms, check)
+    except BaseException:
+        # The next use opens the log again, and a log is open only once.
+        log.abandon()
+        raise
+
+
+def load(log: Log, files: PartitionFiles, now_ms: int, check: Check = go_on) -> OpenLog:
     """Returns a log that was just opened with its leader epochs and its producer state.
 
-    `check` is called between two batches. An error that it raises ends the work.
+    `check` is called for each batch that is read.
     """
     opened = OpenLog(log, files.load_epochs(), ProducerState(), last_flush_ms=now_ms)
     _load_producers(opened, files, check)
@@ -66,7 +80,7 @@ def load(log: Log, files: PartitionFiles, now_ms: int, check: Callable[[], None]
     return opened
 
 
-def _load_producers(opened: OpenLog, files: PartitionFiles, check: Callable[[], None]) -> None:
+def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> None:
     log, producers = opened.log, opened.producers
     producers.aborted = files.load_aborted(log.end_offset)
     snapshot = files.load_snapshot(log.end_offset)
@@ -74,14 +88,14 @@ def _load_producers(opened: OpenLog, files: PartitionFiles, check: Callable[[], 
         opened.snapshot_offset, entries = snapshot
         producers.restore(entries, opened.snapshot_offset)
     for header, data in log.batches(max(opened.snapshot_offset, log.start_offset)):
-        check()
+        check(len(data))
         aborted = replay(producers, header, data)
         if aborted is not None:
             files.append_aborted(opened.segment_base_of(aborted.last_offset), aborted)
     producers.advance_start(log.start_offset)
 
 
-def _load_epochs(opened: OpenLog, check: Callable[[], None]) -> bool:
+def _load_epochs(opened: OpenLog, check: Check) -> bool:
     """Makes the leader epochs fit the log; returns whether they changed.
 
     If the file is missing, the epochs are read from the batches.
@@ -89,8 +103,8 @@ def _load_epochs(opened: OpenLog, check: Callable[[], None]) -> bool:
     log, epochs = opened.log, opened.epochs
     changed = False
     if not epochs.entries:
-        for header, _ in log.batches(log.start_offset):
-            check()
+        for header, data in log.batches(log.start_offset):
+            check(len(data))
             changed |= epochs.assign(header.partition_leader_epoch, header.base_offset)
     changed |= epochs.truncate_end(log.end_offset)
     return epochs.advance_start(log.start_offset) or changed

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from kcoord.config import TopicConfig
@@ -37,9 +38,9 @@ from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
-from kcoord.topics.log_opening import AT_ONCE_BYTES, LogBeingOpenedError, Opening
+from kcoord.topics.log_opening import LogBeingOpenedError, Opening, Openings
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, facts_of, replay
+from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
@@ -98,8 +99,8 @@ class Partition:
         "_may_lack_folder",
         "_needed_replicas",
         "_open",
-        "_open_later",
         "_opening",
+        "_openings",
         "config",
         "image",
         "index",
@@ -117,9 +118,9 @@ class Partition:
         config: TopicConfig,
         log_dir: LogDir,
         node_id: int,
+        openings: Openings,
         *,
         is_new: bool = False,
-        open_later: Callable[[Opening], None] = Opening.run,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -128,8 +129,8 @@ class Partition:
         self.node_id = node_id
         self._log_dir = log_dir
         self._open: OpenLog | None = None
-        self._opening: Opening | None = None
-        self._open_later = open_later
+        self._opening: Opening[OpenLog] | None = None
+        self._openings = openings
         self._failure: str | None = None
         self._may_lack_folder = True
         self._is_new = is_new
@@ -265,19 +266,14 @@ class Partition:
 
     def _begin_opening(self, now_ms: int) -> None:
         self.make_folder()
-        opening = Opening(self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
-        is_short = opening.unread_bytes() <= AT_ONCE_BYTES
-        self._opening = opening
-        if is_short:
-            opening.run()
-        else:
-            self._open_later(opening)
+        read = partial(open_and_load, self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
+        self._opening = self._openings.begin(self.topic, self.index, read, now_ms)
 
     def _end_opening(self) -> OpenLog:
         opening = self._opening
         assert opening is not None
         if not opening.has_ended:
-            raise LogBeingOpenedError(f"{self.topic}-{self.index}", opening)
+            raise LogBeingOpenedError(opening)
         self._opening = None
         opened = opening.result()
         # Both may have changed while the log was being opened.

@@ -30,19 +30,6 @@ EPOCHS_FILE: Final = "leader-epoch-checkpoint"
 _logger = logging.getLogger(__name__)
 
 
-def replayed_from_offset(names: list[str]) -> int:
-    """Returns from which offset a log is replayed, if its folder has these files: that of the newest snapshot.
-
-    If the leader epochs are missing, they are read from the whole log.
-    """
-    return max(_offsets_with(SNAPSHOT_SUFFIX, names), default=0) if EPOCHS_FILE in names else 0
-
-
-def _offsets_with(suffix: str, names: list[str]) -> list[int]:
-    offsets = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
-    return sorted(int(offset) for offset in offsets if offset.isdigit())
-
-
 class PartitionFiles:
     """partition.metadata, leader-epoch-checkpoint, producer snapshots and transaction indexes, in Kafka's formats.
 
@@ -109,7 +96,9 @@ class PartitionFiles:
 
     def offsets_with(self, suffix: str) -> list[int]:
         """Returns the offsets in the names of the files with a suffix, ascending."""
-        return _offsets_with(suffix, self.fs.list_dir(self.directory))
+        names = self.fs.list_dir(self.directory)
+        offsets = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+        return sorted(int(offset) for offset in offsets if offset.isdigit())
 
     def load_snapshot(self, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
         """Returns the newest usable snapshot and its offset, None if there is none.

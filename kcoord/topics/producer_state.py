@@ -110,10 +110,10 @@ class ProducerState:
 
     __slots__ = ("aborted", "end_offset", "entries", "open_transactions")
 
-    def __init__(self) -> None:
+    def __init__(self, end_offset: int = 0) -> None:
         self.entries: dict[int, ProducerEntry] = {}
         self.aborted: list[AbortedTransaction] = []
-        self.end_offset = 0
+        self.end_offset = end_offset
         self.open_transactions: dict[int, int] = {}
         """First offsets by producer id. Offsets only grow, so insertion order is the order of first offsets."""
 

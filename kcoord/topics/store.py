@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -42,10 +42,10 @@ from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
 from kcoord.topics import internal_partition
 from kcoord.topics.fetch_manager import FetchManager, ReadResult
 from kcoord.topics.fetch_session import FetchPartition
-from kcoord.topics.housekeeping import Background, Housekeeping
+from kcoord.topics.housekeeping import Housekeeping
 from kcoord.topics.internal_partition import InternalProducers
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
-from kcoord.topics.log_opening import Opening
+from kcoord.topics.log_opening import Background, NewLock, Openings
 from kcoord.topics.offset_queries import FoundOffset
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
@@ -61,7 +61,6 @@ VALID_ACKS: Final = (ACKS_ALL, 0, 1)
 RETIRED_AT_ONCE: Final = 100
 """The number of folders of deleted partitions that are renamed at once. The data folder is synced once for all."""
 
-NewLock: TypeAlias = "Callable[[], AbstractContextManager[object]]"
 InternalLog: TypeAlias = "Callable[[str, int], Log | None]"
 
 _logger = logging.getLogger(__name__)
@@ -75,11 +74,6 @@ def _at_once(work: Callable[[], None], done: Callable[[], None] | None) -> None:
     work()
     if done is not None:
         done()
-
-
-def _call(observers: Iterable[Callable[[], None]]) -> None:
-    for observer in observers:
-        observer()
 
 
 class TopicStore:
@@ -105,11 +99,10 @@ class TopicStore:
         self.fetches = FetchManager(self, config.max_incremental_fetch_session_cache_slots, config.fetch_max_bytes)
         self.internal_log = internal_log
         self._settles_folder = settles_folder
-        self._internal_producers = InternalProducers()
+        self._openings = Openings(in_background, new_lock, self.fetches.on_change)
+        self._internal_producers = InternalProducers(self._openings)
         self._fs = fs
         self._log_dir = log_dir
-        self._in_background = in_background
-        self._new_lock = new_lock
         self._image: MetadataImage | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._with_folder: set[tuple[str, int]] = set()
@@ -195,19 +188,14 @@ class TopicStore:
             config,
             self._log_dir,
             self.config.node_id,
+            self._openings,
             is_new=is_new,
-            open_later=self._open_in_thread,
         )
         self._partitions[key] = partition
         if is_gained:
             self._log_dir.note_gained(topic.name, image.partition_id)
         if key not in self._with_folder:
             self._without_folder.append(partition)
-
-    def _open_in_thread(self, opening: Opening) -> None:
-        opening.running = self._new_lock()
-        opening.observers.append(lambda: self.fetches.on_change(opening.topic, opening.index))
-        self._in_background(opening.run, lambda: _call(opening.observers))
 
     def settle_folders(self, limit: int) -> bool:
         """Retires some folders of deleted partitions, and makes the folders of up to `limit` new ones.
@@ -404,7 +392,7 @@ class TopicStore:
         if image is None:
             return self.partition(topic, partition).active_producers(now_ms)
         log = self._internal_log(topic, image, UNDEFINED_EPOCH)
-        return list(self._internal_producers.of(topic, partition, log).entries.values())
+        return list(self._internal_producers.of(topic, partition, log, now_ms).entries.values())
 
     @property
     def file_system(self) -> FileSystem:
@@ -443,8 +431,10 @@ class TopicStore:
         log = self._internal_log(request.topic, image, request.current_leader_epoch)
         producers = None
         if read_committed:
-            enough = request.fetch_offset, max_bytes
-            producers = self._internal_producers.of(request.topic, request.partition, log, enough)
+            enough = internal_partition.enough_for(
+                log, request.fetch_offset, max_bytes, whole_first_batch=whole_first_batch
+            )
+            producers = self._internal_producers.of(request.topic, request.partition, log, now_ms, enough)
         return internal_partition.read(
             log, producers, request.fetch_offset, max_bytes=max_bytes, whole_first_batch=whole_first_batch
         )
@@ -466,7 +456,7 @@ class TopicStore:
                 timestamp, current_leader_epoch=current_leader_epoch, read_committed=read_committed, now_ms=now_ms
             )
         log = self._internal_log(topic, image, current_leader_epoch)
-        producers = self._internal_producers.of(topic, partition, log) if read_committed else None
+        producers = self._internal_producers.of(topic, partition, log, now_ms) if read_committed else None
         return internal_partition.find_offset_in(log, producers, timestamp, image.leader_epoch)
 
     def end_offset_for_epoch(
@@ -540,6 +530,7 @@ class TopicStore:
 
     def close(self, now_ms: int) -> None:
         """Removes deleted files and writes producer snapshots. `LogDir.close` closes the logs afterwards."""
+        self._internal_producers.forget_all()
         self._retire_folders(len(self._to_retire))
         # The next start makes the folders that are still missing.
         self._without_folder.clear()

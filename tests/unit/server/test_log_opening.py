@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from kcoord.server.api.handlers import list_offsets
-from kcoord.topics.log_opening import AT_ONCE_BYTES, Opening
+from kcoord.topics import log_opening
+from kcoord.topics.log_opening import Opening
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, FetchRequest, ListOffsetsRequest, ProduceRequest
 from tests.unit.server.harness import TOPICS, Harness, topic_id
@@ -17,7 +18,13 @@ from tests.unit.topics.helpers import batch_of
 
 PATIENCE_SECONDS = 30
 TOPIC, OTHER = list(TOPICS)[:2]
-LARGE = ["x" * 1_000] * (AT_ONCE_BYTES // 1_000 + 1)
+LARGE = ["x" * 1_000] * 100
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only 50 us of reading in the event loop: enough for a small batch, and not for LARGE."""
+    monkeypatch.setattr(log_opening, "AT_ONCE_US", 50)
 
 
 def produce(topic: str, *values: str) -> ProduceRequest:
@@ -38,11 +45,12 @@ async def test_other_requests_are_served_while_a_log_is_opened(monkeypatch: pyte
     harness = await first.restarted().open()
     harness.broker.begin()
     may_end = threading.Event()
+    loop_thread = threading.current_thread()
     check = Opening._check
 
-    def slow_check(opening: Opening) -> None:
-        assert may_end.wait(PATIENCE_SECONDS)
-        check(opening)
+    def slow_check(opening: Opening[object], size_bytes: int) -> None:
+        assert threading.current_thread() is loop_thread or may_end.wait(PATIENCE_SECONDS)
+        check(opening, size_bytes)
 
     monkeypatch.setattr(Opening, "_check", slow_check)
     try:
@@ -91,7 +99,14 @@ async def test_list_offsets_waits_for_a_limited_time(monkeypatch: pytest.MonkeyP
     harness.broker.begin()
     monkeypatch.setattr(list_offsets, "LONGEST_WAIT_SECONDS", 0.01)
     may_end = threading.Event()
-    monkeypatch.setattr(Opening, "_check", lambda opening: may_end.wait(PATIENCE_SECONDS))
+    loop_thread = threading.current_thread()
+    check = Opening._check
+
+    def slow_check(opening: Opening[object], size_bytes: int) -> None:
+        assert threading.current_thread() is loop_thread or may_end.wait(PATIENCE_SECONDS)
+        check(opening, size_bytes)
+
+    monkeypatch.setattr(Opening, "_check", slow_check)
     latest = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=-1)
     request = ListOffsetsRequest(
         replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=TOPIC, partitions=[latest])]

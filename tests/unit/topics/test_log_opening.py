@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
 from kcoord.storage.errors import OpeningCanceledError
-from kcoord.topics.log_opening import AT_ONCE_BYTES, Opening
+from kcoord.topics import log_opening
+from kcoord.topics.log_opening import AT_ONCE_US, BATCH_US, BYTES_PER_US, Opening
+from kcoord.topics.open_log import open_and_load
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FetchRequest
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
 from tests.unit.topics.test_partition import read, values
 
-LARGE = ["x" * 1_000] * (AT_ONCE_BYTES // 1_000 + 1)
+LARGE = [f"value {number}" for number in range(AT_ONCE_US // BATCH_US + 1)]
+"""The values of so many batches that the event loop must not read them at once."""
 
 
 class Thread:
@@ -41,7 +46,8 @@ class Restarted(Cluster):
         super().__init__(image_of({TOPIC: partitions}))
         self.thread = Thread()
         for partition in range(partitions):
-            self.append(batch_of(*values), partition=partition)
+            for value in values:
+                self.append(batch_of(value), partition=partition)
 
     def start(self) -> None:
         super().start()
@@ -200,14 +206,15 @@ def test_a_canceled_opening_ends_between_two_batches(monkeypatch: pytest.MonkeyP
     else:
         cluster.crash()
     partition = cluster.store.partition(TOPIC, 0)
-    opening = Opening(cluster.log_dir, TOPIC, 0, partition.files, partition.log_config, cluster.now_ms)
+    read = partial(open_and_load, cluster.log_dir, TOPIC, 0, partition.files, partition.log_config, cluster.now_ms)
+    opening = Opening(f"{TOPIC}-0", read, nullcontext())
     check, checks = Opening._check, 0
 
-    def cancel_at_the_second(self: Opening) -> None:
+    def cancel_at_the_second(self: Opening[object], size_bytes: int) -> None:
         nonlocal checks
         checks += 1
         self._is_canceled = checks > 1
-        check(self)
+        check(self, size_bytes)
 
     monkeypatch.setattr(Opening, "_check", cancel_at_the_second)
     opening.run()
@@ -233,3 +240,86 @@ def test_retention_waits_for_one_opening_at_a_time() -> None:
             cluster.thread.run()
         cluster.tick(1)
         assert len(cluster.thread.work) == expected
+
+
+def damage(cluster: Cluster, name: str) -> None:
+    """Damages a file of the partition while the broker is down."""
+    cluster.fs.damage(f"{cluster.log_dir.partition_path(TOPIC, 0)}/{name}", lambda old: b"?" * len(old))
+
+
+@pytest.mark.parametrize("suffix", [".snapshot", "leader-epoch-checkpoint", ".index"])
+def test_a_large_log_with_a_damaged_small_file_is_opened_in_a_thread(suffix: str) -> None:
+    cluster = Restarted(LARGE)
+    cluster.stop()
+    (name,) = [name for name in cluster.files() if name.endswith(suffix)]
+    damage(cluster, name)
+    cluster.start()
+    assert cluster.error() is Errors.NOT_LEADER_OR_FOLLOWER
+    cluster.thread.run()
+    assert cluster.error() is None
+    assert cluster.append(batch_of("more")).base_offset == len(LARGE)
+
+
+def test_a_large_torn_end_is_searched_in_a_thread() -> None:
+    cluster = Restarted(["small"])
+    cluster.fs.crash(lambda kind, path, pending: pending)
+    rest = b"\1" * (2 * AT_ONCE_US * BYTES_PER_US)
+    cluster.fs.damage(f"{cluster.log_dir.partition_path(TOPIC, 0)}/{0:020d}.log", lambda old: old + rest)
+    cluster.start()
+    assert cluster.error() is Errors.NOT_LEADER_OR_FOLLOWER
+    cluster.thread.run()
+    assert cluster.append(batch_of("more")).base_offset == 1
+
+
+def test_a_large_log_that_failed_is_written_again_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Restarted(["small"])
+    cluster.restart()
+    cluster.append(batch_of("x" * 1_000))
+    opened = cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
+    cluster.fs.fault = lambda operation: OSError("no disk") if operation.kind == "datasync" else None
+    with pytest.raises(OSError, match="no disk"):
+        opened.log.flush()
+    cluster.fs.fault = lambda operation: None
+    cluster.store.partition(TOPIC, 0).fail(OSError("no disk"))
+    monkeypatch.setattr(log_opening, "BYTES_PER_US", 1 / AT_ONCE_US)
+    assert cluster.error() is Errors.NOT_LEADER_OR_FOLLOWER
+    cluster.thread.run()
+    assert cluster.append(batch_of("more")).base_offset == 2
+
+
+SMALL = [f"value {number}" for number in range(30)]
+MANY = AT_ONCE_US // (len(SMALL) * BATCH_US) + 10
+
+
+def opened(cluster: Cluster) -> int:
+    return sum(cluster.store.partition(TOPIC, index).opened is not None for index in range(MANY))
+
+
+def test_retention_opens_few_logs_in_a_tick_after_a_crash() -> None:
+    cluster = Restarted(SMALL, partitions=MANY)
+    cluster.crash()
+    cluster.tick(0)
+    cluster.tick(cluster.config.log_retention_check_interval_ms)
+    first = opened(cluster)
+    assert 0 < first < MANY - 5
+    assert any(done is not None for _, done in cluster.thread.work)
+    while cluster.thread.work:
+        cluster.thread.run()
+    cluster.tick(1)
+    assert opened(cluster) > first + 1
+
+
+def test_one_request_opens_few_logs_at_once_after_a_crash() -> None:
+    cluster = Restarted(SMALL, partitions=MANY)
+    cluster.crash()
+    fetches = cluster.store.fetches
+    response = fetches.fetch(fetch_request(MANY), 12, cluster.now_ms, token="t", candidate_session_id=0)
+    assert response is not None
+    errors = [partition.error_code for partition in response.responses[0].partitions]
+    assert set(errors) == {Errors.NONE, Errors.NOT_LEADER_OR_FOLLOWER}
+    cluster.now_ms += 1
+    while cluster.thread.work:
+        cluster.thread.run()
+    response = fetches.fetch(fetch_request(MANY), 12, cluster.now_ms, token="t", candidate_session_id=0)
+    assert response is not None
+    assert not any(partition.error_code for partition in response.responses[0].partitions)
