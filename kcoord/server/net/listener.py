@@ -5,16 +5,21 @@ Its life: `bind` takes the address, so a port that is in use fails the start ear
 broker can answer. `stop_accepting` closes the sockets and connections finish their requests in flight.
 `suspend` and `resume` take a broker out of service and back without giving up the address.
 Everything runs in the event loop.
+
+uvloop accepts one connection in each turn of the event loop. A turn may take milliseconds, for example if members join
+a large group, and many clients that connect at once would wait for as many turns. So each time that the server of
+uvloop has accepted a connection, the listener accepts those that wait behind it (`_accept_waiting`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kcoord.config.key import ConfigError
 from kcoord.server.errors import StartError
@@ -35,6 +40,9 @@ _logger = logging.getLogger(__name__)
 
 SYSTEM_BUFFER = -1
 """A buffer size that leaves the choice to the operating system, which adapts it to each connection."""
+
+MOST_WAITING_ACCEPTS: Final = 64
+"""The number of further connections that the listener accepts in one turn, which takes about 3 ms."""
 
 
 class SocketListener:
@@ -63,6 +71,10 @@ class SocketListener:
         self._inherited = inherited
         self._certificates = _certificates_of(address, broker)
         self._servers: list[asyncio.Server] = []
+        self._listening: list[socket.socket] = []
+        """Duplicates of the servers' listening sockets; uvloop does not accept through its own objects."""
+        self._openings: set[asyncio.Task[None]] = set()
+        """Keeps the tasks alive that open accepted connections; each of them ends in its next turn."""
 
     def _own_logins(self) -> ListenerLogins | None:
         """Returns the logins that this broker decides, None if there are none.
@@ -81,18 +93,41 @@ class SocketListener:
         for bound in self._inherited:
             # A server closes its socket when it ends. It gets a duplicate, so the listener keeps the address.
             self._servers.append(
-                await loop.create_server(self._new_protocol, sock=bound.dup(), backlog=backlog, start_serving=False)
+                await loop.create_server(self._accept_waiting, sock=bound.dup(), backlog=backlog, start_serving=False)
             )
         if not self._servers:
             host = self.address.host or None
             self._servers.append(
                 await loop.create_server(
-                    self._new_protocol, host, self.address.port, backlog=backlog, start_serving=False
+                    self._accept_waiting, host, self.address.port, backlog=backlog, start_serving=False
                 )
             )
         for server in self._servers:
             self._size_buffers(server)
+            self._listening += [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
+        for listening in self._listening:
+            listening.setblocking(False)
         return int(self._servers[0].sockets[0].getsockname()[1])
+
+    def _accept_waiting(self) -> asyncio.Protocol:
+        """Returns the protocol of a socket that a server has accepted, and accepts connections that wait."""
+        for listening in self._listening:
+            for _ in range(MOST_WAITING_ACCEPTS):
+                try:
+                    accepted, _ = listening.accept()
+                except OSError:
+                    # Mostly no connection waits. If the process has no free file descriptor, the server handles that.
+                    break
+                opening = asyncio.get_running_loop().create_task(self._open(accepted))
+                self._openings.add(opening)
+                opening.add_done_callback(self._openings.discard)
+        return self._new_protocol()
+
+    async def _open(self, accepted: socket.socket) -> None:
+        if self._listening:
+            await asyncio.get_running_loop().connect_accepted_socket(self._new_protocol, accepted)
+        else:
+            accepted.close()
 
     def _new_protocol(self) -> asyncio.Protocol:
         """Returns the protocol of a newly accepted socket."""
@@ -135,6 +170,9 @@ class SocketListener:
     def stop_accepting(self) -> None:
         for server in self._servers:
             server.close()
+        for listening in self._listening:
+            listening.close()
+        self._listening.clear()
         self.connections.stop_reading()
         if self._logins is not None:
             self._logins.stop()

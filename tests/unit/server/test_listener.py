@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A listener sets the socket buffers of the connections that it accepts."""
+"""A listener accepts all connections that wait, and sets their socket buffers."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
 from unittest import mock
@@ -16,7 +18,7 @@ import uvloop
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.server.broker import Broker
 from kcoord.server.net.connection_limits import ConnectionLimits
-from kcoord.server.net.listener import SocketListener
+from kcoord.server.net.listener import MOST_WAITING_ACCEPTS, SocketListener
 from kcoord.server.net.sockets import bind_listener
 
 ADDRESS = Listener("PLAINTEXT", "127.0.0.1", 0, SecurityProtocol.PLAINTEXT)
@@ -63,3 +65,49 @@ def test_the_operating_system_chooses_the_buffer_sizes_by_default() -> None:
     with socket.socket() as plain:
         own_bytes = plain.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     assert asyncio.run(buffers_of_a_connection(False))[0] >= own_bytes
+
+
+async def connections_after_turns(clients: int, *, stops: bool = False) -> list[int]:
+    """Lets clients connect, and returns the number of open connections after each turn of the event loop.
+
+    If the listener `stops`, it does so when the first connection is opened.
+    """
+    config = BrokerConfig.from_properties({"socket.listen.backlog.size": "128"})
+    listener = SocketListener(ADDRESS, cast("Broker", SimpleNamespace(config=config)), ConnectionLimits(config))
+    opened: list[asyncio.Protocol] = []
+
+    def open_connection() -> asyncio.Protocol:
+        opened.append(asyncio.Protocol())
+        if stops:
+            listener.stop_accepting()
+        return opened[-1]
+
+    counts = []
+    with mock.patch.object(listener.connections, "open", open_connection), ExitStack() as sockets:
+        port = await listener.bind()
+        await listener.start_accepting()
+        for _ in range(clients):
+            sockets.enter_context(socket.create_connection(("127.0.0.1", port)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+            counts.append(len(opened))
+        listener.stop_accepting()
+    return counts
+
+
+def test_connections_that_wait_are_accepted_in_one_turn() -> None:
+    """uvloop itself accepts one connection in each turn."""
+    counts = uvloop.run(connections_after_turns(20))
+    assert counts[-1] == 20
+    assert 19 in [after - before for before, after in pairwise(counts)]
+
+
+def test_a_turn_accepts_a_limited_number_of_connections() -> None:
+    clients = MOST_WAITING_ACCEPTS + 20
+    counts = uvloop.run(connections_after_turns(clients))
+    assert counts[-1] == clients
+    assert max(after - before for before, after in pairwise([0, *counts])) <= MOST_WAITING_ACCEPTS + 1
+
+
+def test_a_listener_that_stops_opens_no_further_connection() -> None:
+    assert uvloop.run(connections_after_turns(20, stops=True))[-1] == 1
