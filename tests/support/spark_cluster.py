@@ -19,7 +19,6 @@ from tests.support.waiting import wait_until
 
 START_SECONDS = 180.0
 RUN_SECONDS = 580
-LOOPBACK = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
 
 
 def spark_environment() -> dict[str, str]:
@@ -33,15 +32,15 @@ def spark_environment() -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
     }
 
 
 def run_spark(folder: Path, *command: str) -> None:
     """Runs a Spark command in the folder and waits for its end. Retries once if the machine was too busy."""
+    environment = {**spark_environment(), "SPARK_SUBMIT_OPTS": SHORT_LIVED}
     for is_retry in (False, True):
-        done = subprocess.run(
-            command, cwd=folder, env=spark_environment(), capture_output=True, text=True, timeout=RUN_SECONDS
-        )
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
         if done.returncode == 0:
             return
         output = f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"

@@ -23,8 +23,8 @@ from kcoord.pipeline.lake.tables import TABLES
 from tests.docs.terminal import blocks_of
 from tests.support.offsets_sample import committed_offsets, described_offsets, unpack_sample
 from tests.support.shared import ROOT
-from tests.support.spark import small_options, small_settings
-from tests.support.spark_cluster import LOOPBACK, SparkCluster, run_spark
+from tests.support.spark import small_settings
+from tests.support.spark_cluster import SparkCluster, run_spark
 
 GUIDE = ROOT / "docs" / "guides" / "pipeline-on-a-cluster.md"
 CLUSTER = {
@@ -78,23 +78,53 @@ def test_a_submitted_job_fills_the_lake(lake: Lake, log: str, spark: SparkSessio
     assert committed_offsets(lake.read("current_offsets").collect()) == described_offsets(*READ)
 
 
+@pytest.fixture
+def remote(spark: SparkSession) -> Iterator[str]:
+    """Serves Spark Connect from the JVM of the tests. Yields the address.
+
+    Without a server `spark-pipelines` starts one, in a JVM of its own and on a fixed port of all interfaces.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    service = getattr(getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$"), "MODULE$")
+    settings = spark.sparkContext._jsc.sc().conf()
+    settings.set("spark.connect.grpc.binding.address", "127.0.0.1").set("spark.connect.grpc.binding.port", "0")
+    service.start(spark.sparkContext._jsc.sc())
+    yield f"sc://127.0.0.1:{service.localPort()}"
+    service.stop(jvm.scala.Option.empty(), jvm.scala.Option.empty())
+
+
+@pytest.fixture
+def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """Creates an empty database, whose tables are in a folder of its name."""
+    spark.sql(f"CREATE DATABASE declared LOCATION '{tmp_path / 'declared'}'")
+    yield "declared"
+    spark.sql("DROP DATABASE declared CASCADE")
+
+
 def test_the_declarative_pipeline_makes_the_same_tables(
-    lake: Lake, log: str, spark: SparkSession, tmp_path: Path
+    lake: Lake, log: str, spark: SparkSession, remote: str, database: str, tmp_path: Path
 ) -> None:
     project = tmp_path / "project"
     shutil.copytree(ROOT / "examples" / "lake-pipeline", project)
     spec = project / "spark-pipeline.yml"
     settings = f'{log}\n  kcoord.retention-minutes: "1"\n  kcoord.now: "{NOW.isoformat()}"'
-    text = spec.read_text().replace("/tmp/kcoord-pipeline/log", settings)
-    spec.write_text(text.replace("/tmp/kcoord-pipeline/storage", str(tmp_path / "storage")))
-    options = [*LOOPBACK, "--conf", "spark.ui.enabled=false", *small_options()]
-    run_spark(project, "spark-pipelines", "run", "--spec", "spark-pipeline.yml", *options)
+    text = spec.read_text()
+    for shown, value in (
+        ("/tmp/kcoord-pipeline/log", settings),
+        ("/tmp/kcoord-pipeline/storage", str(tmp_path / "storage")),
+        ("database: default", f"database: {database}"),
+    ):
+        assert shown in text
+        text = text.replace(shown, value)
+    spec.write_text(text)
+    run_spark(project, "spark-pipelines", "run", "--spec", "spark-pipeline.yml", "--remote", remote)
 
     jobs = Jobs(lake, LakeSettings(NOW, retention_ms=MS_PER_MINUTE))
     names = ["records", "commits", "current_offsets", *BY_LOG_PARTITION, *WHOLE]
     jobs.ensure_all(names)
     for name in names:
-        made = spark.read.schema(TABLES[name].schema).parquet(str(project / "spark-warehouse" / name))
+        made = spark.read.schema(TABLES[name].schema).parquet(str(tmp_path / database / name))
         assert _rows(name, made) == _rows(name, lake.read(name)), name
 
 
