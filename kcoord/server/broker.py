@@ -140,7 +140,9 @@ class Broker:
 
         def encode() -> EncodedResponse:
             response = make()
-            encoded = EncodedResponse(encode_in_parts(response, version))
+            first = response.schema.fields[0]
+            assert first.attribute == "throttle_time_ms", f"the first field of {response.message_name} is {first.name}"
+            encoded = EncodedResponse(encode_in_parts(response, version), has_throttle_time=version in first.versions)
             free(response)
             return encoded
 

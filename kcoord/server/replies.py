@@ -35,21 +35,27 @@ Reply: TypeAlias = T | asyncio.Future[T]
 
 
 class EncodedResponse:
-    """A response that a thread has encoded already, since it is large. Its first field is ThrottleTimeMs."""
+    """A response that a thread has encoded already, since it is large.
 
-    __slots__ = ("_body", "throttle_time_ms")
+    If its version has ThrottleTimeMs, that is the first field.
+    """
 
-    def __init__(self, body: bytes) -> None:
+    __slots__ = ("_body", "_has_throttle_time", "throttle_time_ms")
+
+    def __init__(self, body: bytes, *, has_throttle_time: bool = True) -> None:
         self._body = body
+        self._has_throttle_time = has_throttle_time
         self.throttle_time_ms = 0
 
     def encode(self, version: int) -> bytes:
         """Returns the body. It has the version in which the thread has encoded it."""
+        if not self._has_throttle_time:
+            return self._body
         return _INT32.pack(self.throttle_time_ms) + self._body[_INT32.size :]
 
     def copy(self) -> EncodedResponse:
         """Returns the same response for another client."""
-        return EncodedResponse(self._body)
+        return EncodedResponse(self._body, has_throttle_time=self._has_throttle_time)
 
 
 def encode_in_parts(message: Message, version: int) -> bytes:

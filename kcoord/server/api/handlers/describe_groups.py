@@ -20,7 +20,6 @@ API_KEY = ApiKey.DESCRIBE_GROUPS
 VERSIONS = range(0, 7)
 
 ERROR_MESSAGE_VERSION = 6
-FIRST_VERSION_WITH_THROTTLE_TIME = 1
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> Reply[DescribeGroupsResponse]:
@@ -43,8 +42,7 @@ def handle(broker: Broker, context: RequestContext, request: DescribeGroupsReque
                 if group.error_code == 0:
                     group.authorized_operations = operations_on(context.rights, ResourceType.GROUP, group.group_id)
         response = DescribeGroupsResponse(groups=refused + groups)
-        is_large = sum(len(group.members) for group in groups) > LARGE_RESPONSE_ITEMS
-        if not is_large or context.api_version < FIRST_VERSION_WITH_THROTTLE_TIME:
+        if sum(len(group.members) for group in groups) <= LARGE_RESPONSE_ITEMS:
             return response
         return broker.spawn(broker.made_in_thread(lambda: response, context.api_version))
 

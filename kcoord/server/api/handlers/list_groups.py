@@ -25,11 +25,10 @@ ListedGroup = ListGroupsResponse.ListedGroup
 
 API_KEY = ApiKey.LIST_GROUPS
 VERSIONS = range(0, 6)
-FIRST_VERSION_WITH_THROTTLE_TIME = 1
 
 
 def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> Reply[ListGroupsResponse]:
-    if broker.groups.group_count > LARGE_RESPONSE_ITEMS and context.api_version >= FIRST_VERSION_WITH_THROTTLE_TIME:
+    if broker.groups.group_count > LARGE_RESPONSE_ITEMS:
         return broker.spawn(_list_in_turns(broker, context, request))
     replies = [_of_shard(broker, context, request, shard_id) for shard_id in broker.groups.shard_ids]
     return map_reply(

@@ -30,7 +30,6 @@ API_KEY = ApiKey.METADATA
 VERSIONS = range(0, 15)
 
 LAST_VERSION_WHERE_EMPTY_MEANS_ALL = 0
-FIRST_VERSION_WITH_THROTTLE_TIME = 3
 FIRST_VERSION_WITH_TOPIC_IDS = 12
 
 Topic = MetadataResponse.MetadataResponseTopic
@@ -145,7 +144,7 @@ def _respond(
 
     # The authorizer is not made for threads.
     may_use_thread = context.rights is None or not request.include_topic_authorized_operations
-    if may_use_thread and version >= FIRST_VERSION_WITH_THROTTLE_TIME and _is_large(image, request, version):
+    if may_use_thread and _is_large(image, request, version):
         return broker.large_metadata.answer(
             context, request, image, lambda: broker.spawn(broker.made_in_thread(complete, version))
         )
