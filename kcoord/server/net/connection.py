@@ -267,19 +267,15 @@ class KafkaConnection(asyncio.Protocol):
         if path.is_stopped:
             return
         self.last_active = now = self._time()
-        completed = path.receive(data) if len(data) < LARGE_READ_BYTES else self._receive_and_flush(data)
+        completed = path.receive(data)
+        if len(data) >= LARGE_READ_BYTES:
+            self._flush()
         if not path.has_unfinished_frame:
             self._frame_started = None
         elif completed or self._frame_started is None:
             self._frame_started = now
         if path.is_muted:
             self._follow_path()
-
-    def _receive_and_flush(self, data: bytes) -> int:
-        self._flush_scheduled = True  # So the path schedules no second flush.
-        completed = self.path.receive(data)
-        self._flush_and_continue()
-        return completed
 
     def pause_writing(self) -> None:
         self._write_paused = True
