@@ -79,6 +79,33 @@ def test_the_limit_of_a_batch_counts_the_headers_of_tombstones(principal: str) -
         check_size(records, serialized, size_bytes - 1)
 
 
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("length", [0, 50, 20_000])
+def test_the_limit_of_a_batch_without_headers(length: int, count: int) -> None:
+    """Keys, values and counts have lengths of one to three bytes in the batch."""
+    record = CoordinatorRecord(GroupMetadataKey(group="g" * length), None)
+    records, serialized = [record] * count, [CoordinatorSerde().serialize(record)] * count
+    batch = OpenBatch(0, 0, None)
+    batch.add(serialized, 0)
+    size_bytes = len(batch.encode())
+    for limit in range(size_bytes, size_bytes + 80 * count, count):
+        check_size(records, serialized, limit)
+    with pytest.raises(KafkaError, match=f"{count} records of {size_bytes} bytes exceed the limit"):
+        check_size(records, serialized, size_bytes - 1)
+
+
+def test_the_size_of_a_batch_is_not_computed_if_its_bound_without_reasons_is_below_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OpenBatch, "encode", lambda batch: pytest.fail("the batch was encoded"))
+    record = CoordinatorRecord(GroupMetadataKey(group="g"), None)
+    records, serialized = [record] * 1000, [CoordinatorSerde().serialize(record)] * 1000
+    limit = BATCH_OVERHEAD_BYTES + size_bound_bytes(serialized) - 49 * 1000
+    check_size(records, serialized, limit)
+    with pytest.raises(pytest.fail.Exception):
+        check_size(records, serialized, limit - 1)
+
+
 def test_every_log_has_its_own_numbers_for_its_types() -> None:
     serde = CoordinatorSerde(["TransactionLog"])
     record = CoordinatorRecord(TransactionLogKey(transactional_id="x"), TransactionLogValue(producer_id=3), 1)

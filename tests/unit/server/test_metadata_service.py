@@ -12,9 +12,12 @@ import pytest
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topics import auto_create_request
+from kcoord.metrics.measures import WriteMeasures
+from kcoord.server.disk.log_writer import WriteJob, WriteResult, write
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.replies import internal_operation_context
+from kcoord.server.shards import shard_service
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, new_metadata_shards
 from kcoord.server.shards.shard_service import Pump
@@ -145,3 +148,24 @@ async def test_a_large_request_is_decided_again_if_the_image_changes_meanwhile()
     responses = await asyncio.gather(large, small)
     assert [response.topics[0].error_code for response in responses] == [Errors.TOPIC_ALREADY_EXISTS, Errors.NONE]
     assert len(owner.service.image.topics["t"].partitions) == 1
+
+
+@pytest.mark.parametrize(
+    ("least_bytes", "order"),
+    [(1 << 20, ["written", "published", "another callback"]), (100, ["written", "another callback", "published"])],
+)
+async def test_the_completion_of_a_large_write_has_a_turn_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, least_bytes: int, order: list[str]
+) -> None:
+    owner = Owner()
+
+    def noted(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> list[WriteResult]:
+        assert sum(len(job.data) for job in jobs) > 100
+        owner.events.append("written")
+        asyncio.get_running_loop().call_soon(owner.events.append, "another callback")
+        return write(jobs, measures)
+
+    monkeypatch.setattr(shard_service, "write", noted)
+    monkeypatch.setattr(shard_service, "LARGE_WRITE_BYTES", least_bytes)
+    await owner.create("a")
+    assert owner.events[:3] == order
