@@ -226,15 +226,18 @@ def groups(report: Report, folder: Path) -> None:
     with Stage(report, folder) as stage:
         create_topics(stage.connection, {"events": 10, "rolling": 6})
         stage.row("1,000,000 commits, logs that roll", lambda: _commit_all(stage))
-
-        def list_groups() -> None:
-            answer = stage.connection.call(ApiKey.LIST_GROUPS, 5, ListGroupsRequest(), ListGroupsResponse)
-            assert len(answer.groups) >= GROUPS
-
-        stage.row("ListGroups, 100,000 groups", list_groups, repeat=True)
+        stage.row("ListGroups, 100,000 groups", lambda: _list_groups(stage), repeat=True)
         stage.row("DeleteGroups, 1,000 groups", lambda: _delete_groups(stage))
         stage.row(f"Produce {PRODUCED_MB} MB, logs that roll", lambda: _produce(stage))
         stage.row("20,000 connections in a minute", lambda: _connect(stage.broker.port))
+
+
+def shard(report: Report, folder: Path) -> None:
+    """100,000 groups in one shard."""
+    with Stage(report, folder, "offsets.topic.num.partitions=1", "kcoord.partition.max.groups=100000") as stage:
+        create_topics(stage.connection, {"events": 1})
+        _commit_all(stage, partitions=1)
+        stage.row("ListGroups, 100,000 groups in one shard", lambda: _list_groups(stage), repeat=True)
 
 
 def topics(report: Report, folder: Path) -> None:
@@ -372,12 +375,17 @@ def _join_classic(stage: Stage) -> None:
         connection.close()
 
 
-def _commit_all(stage: Stage) -> None:
-    partitions = [
+def _list_groups(stage: Stage) -> None:
+    answer = stage.connection.call(ApiKey.LIST_GROUPS, 5, ListGroupsRequest(), ListGroupsResponse)
+    assert len(answer.groups) >= GROUPS
+
+
+def _commit_all(stage: Stage, partitions: int = 10) -> None:
+    committed = [
         OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=partition, committed_offset=1_000)
-        for partition in range(10)
+        for partition in range(partitions)
     ]
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="events", partitions=partitions)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="events", partitions=committed)
     stage.pipeline(
         ApiKey.OFFSET_COMMIT,
         8,
@@ -459,6 +467,7 @@ STAGES: Final[dict[str, Callable[[Report, Path], None]]] = {
     "members": members,
     "classic": classic,
     "groups": groups,
+    "shard": shard,
     "topics": topics,
     "regex": regex,
     "logs": logs,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -220,12 +220,12 @@ def _no_classic_group(group_id: str, text: str, api_version: int) -> DescribeGro
 
 
 def listed_groups(
-    groups: Mapping[str, Group], states_filter: list[str], types_filter: list[str]
+    groups: Iterable[Group], states_filter: list[str], types_filter: list[str]
 ) -> list[ListGroupsResponse.ListedGroup]:
-    """Returns the groups that match both filters, which ignore case. Ids descend, as in `consumer_group`."""
+    """Returns the groups that match both filters, which ignore case."""
     states, types = ({name.lower() for name in names} for names in (states_filter, types_filter))
     listed = []
-    for group_id, group in sorted(groups.items(), reverse=True):
+    for group in groups:
         if types and group.type.value not in types:
             continue
         state = group.state.value
@@ -233,7 +233,7 @@ def listed_groups(
             continue
         listed.append(
             ListGroupsResponse.ListedGroup(
-                group_id=group_id,
+                group_id=group.group_id,
                 protocol_type=group.protocol_type,
                 group_state=state,
                 group_type=group.type.value,

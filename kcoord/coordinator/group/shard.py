@@ -323,11 +323,24 @@ class GroupCoordinatorShard:
             ]
         )
 
+    def group_ids(self) -> list[str]:
+        """Returns the ids of all groups, in no order."""
+        return list(self._groups)
+
     def list_groups(
-        self, context: OperationContext, states_filter: list[str], types_filter: list[str]
+        self,
+        context: OperationContext,
+        states_filter: list[str],
+        types_filter: list[str],
+        group_ids: Iterable[str] | None = None,
     ) -> CoordinatorResult[list[ListGroupsResponse.ListedGroup]]:
-        """All groups that match both filters; an empty filter matches all."""
-        return CoordinatorResult(describe.listed_groups(self._groups, states_filter, types_filter))
+        """Returns those of the groups that match both filters: by default all groups, with descending ids.
+
+        An empty filter matches all groups.
+        """
+        ids = sorted(self._groups, reverse=True) if group_ids is None else group_ids
+        groups = (self._groups[group_id] for group_id in ids if group_id in self._groups)
+        return CoordinatorResult(describe.listed_groups(groups, states_filter, types_filter))
 
     def delete_groups(
         self, context: OperationContext, group_ids: list[str]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from types import ModuleType
+from typing import cast
 
 import pytest
 
@@ -116,27 +118,30 @@ async def test_a_thread_makes_a_large_response() -> None:
     assert threads != [threading.get_ident()]
 
 
-async def test_each_shard_is_listed_in_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_groups_are_listed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = await with_groups()
     monkeypatch.setattr(list_groups, "LARGE_RESPONSE_ITEMS", LARGE)
-    turns: list[int] = []
+    monkeypatch.setattr(list_groups, "GROUPS_PER_TURN", 2)
+    listed: Counter[int] = Counter()
     call_shard = harness.groups.call_shard
     turn = 0
 
     def count() -> None:
         nonlocal turn
         turn += 1
-        if len(turns) < SHARDS:
-            asyncio.get_running_loop().call_soon(count)
+        ticking.append(asyncio.get_running_loop().call_soon(count))
 
-    def noted(shard_id: int, *arguments: object) -> object:
-        turns.append(turn)
-        return call_shard(shard_id, *arguments)  # type: ignore[arg-type]
+    def noted(*arguments: object) -> object:
+        reply: object = call_shard(*arguments)  # type: ignore[arg-type]
+        listed[turn] += sum(isinstance(group, ListGroupsResponse.ListedGroup) for group in cast("list[object]", reply))
+        return reply
 
     monkeypatch.setattr(harness.groups, "call_shard", noted)
-    asyncio.get_running_loop().call_soon(count)
+    ticking = [asyncio.get_running_loop().call_soon(count)]
     await answer(harness, ListGroupsRequest(), 5)
-    assert len(set(turns)) == SHARDS
+    ticking[-1].cancel()
+    assert listed.total() == harness.groups.group_count > 2 * SHARDS
+    assert max(listed.values()) == 2
 
 
 async def test_equal_metadata_requests_share_a_response_until_the_image_changes(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from itertools import chain
+from operator import attrgetter
+from typing import Final, TypeVar
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
@@ -21,10 +23,13 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
 
+T = TypeVar("T")
 ListedGroup = ListGroupsResponse.ListedGroup
 
 API_KEY = ApiKey.LIST_GROUPS
 VERSIONS = range(0, 6)
+
+GROUPS_PER_TURN: Final = 2_000
 
 
 def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> Reply[ListGroupsResponse]:
@@ -37,25 +42,49 @@ def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) 
 
 
 async def _list_in_turns(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    """Lists the groups of each shard in a turn of its own. So groups may come and go meanwhile, as in Kafka."""
-    groups: list[ListedGroup] = []
+    """Lists the groups of each shard in several turns. So groups may come and go meanwhile, as in Kafka."""
+    parts: list[list[ListedGroup]] = []
     for shard_id in list(broker.groups.shard_ids):
-        part = _of_shard(broker, context, request, shard_id)
-        groups += _visible(context.rights, await part if asyncio.isfuture(part) else part)
-        await asyncio.sleep(0)
-    return await broker.made_in_thread(lambda: ListGroupsResponse(groups=groups), context.api_version)
+        group_ids = await _soon(broker.groups.call_shard(shard_id, _group_ids, request, context.operation_context()))
+        part: list[ListedGroup] = []
+        for start in range(0, len(group_ids), GROUPS_PER_TURN):
+            reply = _of_shard(broker, context, request, shard_id, group_ids[start : start + GROUPS_PER_TURN])
+            listed = await _soon(reply)
+            part += _visible(context.rights, listed)
+            await asyncio.sleep(0)
+        parts.append(part)
+
+    def respond() -> ListGroupsResponse:
+        for part in parts:
+            part.sort(key=attrgetter("group_id"), reverse=True)
+        return ListGroupsResponse(groups=list(chain(*parts)))
+
+    return await broker.made_in_thread(respond, context.api_version)
+
+
+async def _soon(reply: Reply[T]) -> T:
+    return await reply if asyncio.isfuture(reply) else reply
+
+
+def _group_ids(
+    shard: GroupCoordinatorShard, context: OperationContext, request: ListGroupsRequest
+) -> CoordinatorResult[list[str]]:
+    return CoordinatorResult(shard.group_ids())
 
 
 def _of_shard(
-    broker: Broker, context: RequestContext, request: ListGroupsRequest, shard_id: int
+    broker: Broker,
+    context: RequestContext,
+    request: ListGroupsRequest,
+    shard_id: int,
+    group_ids: list[str] | None = None,
 ) -> Reply[list[ListedGroup]]:
-    return broker.groups.call_shard(shard_id, _list, request, context.operation_context())
+    def list_groups(
+        shard: GroupCoordinatorShard, context: OperationContext, request: ListGroupsRequest
+    ) -> CoordinatorResult[list[ListedGroup]]:
+        return shard.list_groups(context, request.states_filter, request.types_filter, group_ids)
 
-
-def _list(
-    shard: GroupCoordinatorShard, context: OperationContext, request: ListGroupsRequest
-) -> CoordinatorResult[list[ListedGroup]]:
-    return shard.list_groups(context, request.states_filter, request.types_filter)
+    return broker.groups.call_shard(shard_id, list_groups, request, context.operation_context())
 
 
 def _visible(rights: Rights | None, groups: Iterable[ListedGroup]) -> list[ListedGroup]:
