@@ -58,6 +58,8 @@ M = TypeVar("M", bound=StateMachine)
 R = TypeVar("R")
 T = TypeVar("T")
 
+REPLIES_AT_ONCE: Final = 500
+"""The most replies that leave in one turn of the event loop. The end of a classic join phase answers all members."""
 _MAX_TIMERS_PER_POLL: Final = 500
 _SNAPSHOT: Final = TimerKey(ShardTimer.SNAPSHOT)
 
@@ -333,8 +335,8 @@ class ShardSet(ShardLoads[M]):
             for shard_id in failed:
                 self._on_failed(shard_id, now_ms)
         appends = [self._shards[shard_id].take_append() for shard_id in outbox.writable]
-        ready = Ready(outbox.replies, outbox.tasks, [append for append in appends if append is not None])
-        outbox.replies, outbox.tasks, outbox.writable = [], [], []
+        ready = Ready(self.take_replies(), outbox.tasks, [append for append in appends if append is not None])
+        outbox.tasks, outbox.writable = [], []
         if saves:
             ready.saves = saves
         if self._may_have_log_work:
@@ -347,9 +349,12 @@ class ShardSet(ShardLoads[M]):
         return ready
 
     def take_replies(self) -> list[Waiter]:
-        """Removes and returns the replies that may leave now."""
+        """Removes and returns the replies that may leave now: no more than REPLIES_AT_ONCE, the oldest."""
         outbox = self._outbox
         replies, outbox.replies = outbox.replies, []
+        if len(replies) > REPLIES_AT_ONCE:
+            outbox.replies = replies[REPLIES_AT_ONCE:]
+            del replies[REPLIES_AT_ONCE:]
         return replies
 
     def has_ready(self, now_ms: int) -> bool:

@@ -62,7 +62,7 @@ from kcoord.metrics.measures import Histogram, WriteMeasures
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.serde import partition_for
 from kcoord.runtime.shard_log import Append, Load, ShardLog
-from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.shard_set import REPLIES_AT_ONCE, ShardSet
 from kcoord.runtime.waiting import DeferredReply, Ready
 from kcoord.server.disk.log_writer import LogWriter, NewWriter, WriteJob, WriteResult, write
 from kcoord.server.environment import Environment
@@ -124,6 +124,8 @@ class ShardDriver(Generic[M]):
             self.log.append(append, now_ms)
         for waiter in ready.replies:
             waiter.settle()
+        if len(ready.replies) == REPLIES_AT_ONCE:
+            self._wake()
         for shard_id, task in ready.tasks:
             self.start_task(shard_id, task)
         for save in ready.saves:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from itertools import pairwise
 from types import ModuleType
 from typing import cast
 
 import pytest
 
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.shard_set import REPLIES_AT_ONCE
 from kcoord.server import replies
 from kcoord.server.api import fan_out
 from kcoord.server.api.handlers import consumer_group_describe, describe_groups, list_groups, metadata
@@ -23,6 +25,7 @@ from kcoord_protocol.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     JoinGroupRequest,
+    JoinGroupResponse,
     ListGroupsRequest,
     ListGroupsResponse,
     Message,
@@ -103,6 +106,30 @@ async def test_a_large_response_has_the_same_bytes_as_a_small_one(
         large, was_encoded = await answer(harness, request_, version)
         assert was_encoded
         assert large == small
+
+
+async def test_the_members_of_a_large_classic_group_are_answered_in_several_turns() -> None:
+    harness = await Harness(group_initial_rebalance_delay_ms="3000").open()
+    join = JoinGroupRequest(
+        group_id="large",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"x")],
+    )
+    waiting = [cast("asyncio.Future[JoinGroupResponse]", harness.send(join, 3)) for _ in range(2 * REPLIES_AT_ONCE + 1)]
+    # A member that joins during the delay extends it once.
+    await harness.pass_time(3_000)
+    harness.now += 3_000
+    harness.worker.on_clock_moved()
+    answered = [0]
+    for _ in range(20):
+        await asyncio.sleep(0)
+        answered.append(sum(future.done() for future in waiting))
+    assert answered[-1] == len(waiting)
+    assert max(after - before for before, after in pairwise(answered)) == REPLIES_AT_ONCE
+    leaders = [future.result() for future in waiting if future.result().members]
+    assert [len(leader.members) for leader in leaders] == [len(waiting)]
 
 
 async def test_a_thread_makes_a_large_response() -> None:

@@ -226,6 +226,8 @@ class ClassicGroup:
     def select_protocol(self) -> str:
         """Returns the candidate with the most votes. Each member votes once; the member order decides ties."""
         candidates = self.candidate_protocols()
+        if len(candidates) == 1:
+            return candidates.pop()
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return max(votes, key=lambda name: votes[name])
 
@@ -264,8 +266,9 @@ class ClassicGroup:
         if not self.uses_consumer_protocol():
             return frozenset()
         topics: set[str] = set()
-        for member in self.members.values():
-            subscribed = consumer_protocol.read_topics(member.metadata(self.protocol))
+        # Most members have the same subscription.
+        for metadata in {member.metadata(self.protocol) for member in self.members.values()}:
+            subscribed = consumer_protocol.read_topics(metadata)
             if subscribed is None:
                 return None
             topics.update(subscribed)

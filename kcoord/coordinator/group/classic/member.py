@@ -53,7 +53,10 @@ class ClassicMember:
 
     def metadata(self, protocol: str | None) -> bytes:
         """Returns the member's metadata for the protocol; empty if the member does not support it."""
-        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        return b""
 
     def vote(self, candidates: Collection[str]) -> str:
         """Returns the candidate that the member prefers; it supports every candidate."""
