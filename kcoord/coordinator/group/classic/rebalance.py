@@ -71,13 +71,15 @@ def sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
 
 def is_too_large(value: GroupMetadataValue) -> bool:
     """True if the record does not fit into a batch."""
-    # The sum is an upper bound. Only for a few huge groups must the record be encoded to know its size.
-    bound_bytes = _BOUND_BYTES
+    # The sums are bounds. Only for groups in between must the record be encoded to know its size.
+    least_bytes, most_bytes = 0, _BOUND_BYTES
     for member in value.members:
         names = member.member_id, member.group_instance_id or "", member.client_id, member.client_host
-        bound_bytes += len(member.subscription) + len(member.assignment) + _BOUND_BYTES + 4 * sum(map(len, names))
-    if bound_bytes <= MAX_BATCH_BYTES:
-        return False
+        characters, data_bytes = sum(map(len, names)), len(member.subscription) + len(member.assignment)
+        least_bytes += data_bytes + characters
+        most_bytes += data_bytes + 4 * characters + _BOUND_BYTES
+    if most_bytes <= MAX_BATCH_BYTES or least_bytes > MAX_BATCH_BYTES:
+        return least_bytes > MAX_BATCH_BYTES
     return len(value.encode(GROUP_METADATA_VALUE_VERSION)) + _BOUND_BYTES > MAX_BATCH_BYTES
 
 
