@@ -31,6 +31,14 @@ class TimeoutException(KafkaError, TimeoutError):
         super().__init__(Errors.REQUEST_TIMED_OUT, message)
 
 
+class ThrottledException(KafkaError):
+    """A quota throttles the client for `throttle_ms`. The broker reads nothing more from the connection until then."""
+
+    def __init__(self, throttle_ms: int, message: str) -> None:
+        super().__init__(Errors.THROTTLING_QUOTA_EXCEEDED, message)
+        self.throttle_ms = throttle_ms
+
+
 class StaleMemberEpochException(KafkaError):
     """The coordinator has a newer epoch for the member. A retry after the next heartbeat uses that epoch."""
 

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from kcoord.client.cluster import Cluster, Deadline, Purpose
 from kcoord.client.connection import Connection
+from kcoord.client.errors import ThrottledException
 from kcoord.client.offset_messages import by_topic
 from kcoord.client.results import error_of, outcome_of
 from kcoord.client.types import ListOffsetsResult, TopicPartition
@@ -168,7 +169,7 @@ def fetch_batches(
     The fetch is read_uncommitted, so it has all batches up to the high watermark, control batches too.
     OFFSET_OUT_OF_RANGE is a result, not an error. With a topic id the broker returns UNKNOWN_TOPIC_ID if the topic was
     created again. If a quota throttles the client, the response has no partition, and the error is
-    THROTTLING_QUOTA_EXCEEDED.
+    ThrottledException.
     """
 
     async def ask(
@@ -191,7 +192,7 @@ def fetch_batches(
             return {partition: KafkaError(error_of(response.error_code), f"reading {partition}")}
         fetched = [data for topic in response.responses for data in topic.partitions]
         if not fetched:
-            return {partition: KafkaError(Errors.THROTTLING_QUOTA_EXCEEDED, f"reading {partition}")}
+            return {partition: ThrottledException(response.throttle_time_ms, f"reading {partition}")}
         if fetched[0].error_code == Errors.OFFSET_OUT_OF_RANGE:
             return {partition: fetched[0]}
         return {partition: outcome_of(fetched[0].error_code, f"reading {partition}", fetched[0])}

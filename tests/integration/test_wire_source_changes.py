@@ -21,6 +21,7 @@ from kcoord.pipeline.log_files import NoLogError
 from kcoord.pipeline.log_stream import TOPIC_ID, StreamOffset
 from kcoord.pipeline.options import OptionError, SourceOptions
 from kcoord.pipeline.stream import KcoordStreamReader
+from kcoord.pipeline.wire.client import CLIENT_ID
 from kcoord.testing import allow
 from tests.integration.clients.test_tls import PASSWORD, SecuredBroker
 from tests.integration.test_reassignment import NODES, leaders, reassign
@@ -29,6 +30,7 @@ from tests.support.authorizing_process import authorizing_process
 from tests.support.followed_log import batch_rows
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.offsets_sample import Row
+from tests.support.quotas import alter_quota
 from tests.support.served_logs import TOPIC, create_topic, replace_logs
 from tests.unit.logtools.support import commit_record
 from tests.unit.pipeline.support import LogWriter, source_rows
@@ -92,6 +94,24 @@ def test_a_stream_continues_after_a_restart(broker: KcoordProcess) -> None:
     assert next_rows(reader, offset)[0] == [3]
     # Offsets of an older release have no topic id.
     assert next_rows(stream(broker), {"0": 1})[0] == [2, 3]
+
+
+def test_a_quota_slows_the_stream_down_and_loses_nothing(broker: KcoordProcess) -> None:
+    """The throttle lasts longer than the timeout of a request, and fails nothing."""
+    broker.stop()
+    broker.overrides |= {"quota.window.num": "2", "quota.window.size.seconds": "5"}
+    broker.start()
+    for offset in range(16):
+        commit(broker.address, offset)
+    (log,) = broker.data.glob(f"{TOPIC}-0/*.log")
+    reader = stream(broker, **{"kafka.default.api.timeout.ms": "3000"})
+    end = reader.latestOffset({}, ReadAllAvailable())
+    # Five seconds' worth of bytes are free.
+    rate = log.stat().st_size // 9
+    alter_quota(broker.address, {"client-id": CLIENT_ID}, consumer_byte_rate=rate)
+    began = time.monotonic()
+    assert committed(batch_rows(reader, {}, end)) == [*range(16)]
+    assert time.monotonic() - began > 3
 
 
 def test_deleted_records_fail_the_stream_unless_it_accepts_a_loss(broker: KcoordProcess) -> None:

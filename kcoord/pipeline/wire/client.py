@@ -5,6 +5,10 @@ Theory of operation. The connections live in an event loop that runs in a thread
 while its caller decodes the previous one, and a caller may have another event loop, as a notebook does. Requests are
 repeated until `default.api.timeout.ms` if their error may pass: the leader moved, or the broker restarts. A broker that
 lags behind in the metadata may not know a topic yet, so a topic counts as unknown only after _UNKNOWN_SECONDS.
+
+A quota may throttle the fetches of the client. The response is then empty, and the broker reads no request during the
+throttle (KIP-219). The client waits for that time and fetches again, with a new timeout, so a read that is only slow
+does not fail.
 """
 
 from __future__ import annotations
@@ -14,12 +18,18 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from functools import cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import CommonConfig
 from kcoord.client.connection import Connection
-from kcoord.client.errors import DisconnectException, TimeoutException, UnsupportedVersionException, is_retriable
+from kcoord.client.errors import (
+    DisconnectException,
+    ThrottledException,
+    TimeoutException,
+    UnsupportedVersionException,
+    is_retriable,
+)
 from kcoord.client.leaders import ActiveProducers, ask_leaders, describe_producers, fetch_batches, list_offsets
 from kcoord.client.metadata import TopicMetadata
 from kcoord.client.offset_messages import by_topic
@@ -37,12 +47,13 @@ from kcoord_protocol.messages import (
 
 FetchedPartition = FetchResponse.PartitionData
 
+CLIENT_ID: Final = "kcoord-pipeline"
+"""The client id of all requests, if the settings have none. Operators give a quota to it."""
 EARLIEST: Final = -2
 LATEST: Final = -1
 UNKNOWN_TOPIC: Final = frozenset(
     {Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.UNKNOWN_TOPIC_ID, Errors.INCONSISTENT_TOPIC_ID}
 )
-_CLIENT_ID: Final = "kcoord-pipeline"
 _UNKNOWN_SECONDS: Final = 3.0
 
 T = TypeVar("T")
@@ -55,12 +66,18 @@ def client_of(properties: Properties) -> BrokerClient:
     return BrokerClient(dict(properties))
 
 
+class _Throttle(NamedTuple):
+    """A fetch that returned nothing, because a quota throttles the client."""
+
+    throttle_ms: int
+
+
 class BrokerClient:
     """The connections to one cluster. Each method raises BrokerError if the brokers do not answer or refuse."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         """Raises ConfigException for a bad setting. Connects with the first request."""
-        config = CommonConfig.from_properties({"client.id": _CLIENT_ID, **properties})
+        config = CommonConfig.from_properties({"client.id": CLIENT_ID, **properties})
         self._servers = properties.get("bootstrap.servers", "")
         self._cluster = Cluster(config)
         self._loop = asyncio.new_event_loop()
@@ -136,20 +153,30 @@ class BrokerClient:
             latest: dict[TopicPartition, FetchedPartition] = {}
             once = fetch_batches(self._cluster, offset, max_bytes, topic_id)
 
-            async def attempt(pending: list[TopicPartition]) -> Mapping[TopicPartition, FetchedPartition | KafkaError]:
+            async def attempt(
+                pending: list[TopicPartition],
+            ) -> Mapping[TopicPartition, FetchedPartition | _Throttle | KafkaError]:
                 outcomes = dict(await once(pending))
                 fetched = outcomes[partition]
+                if isinstance(fetched, ThrottledException):
+                    return {partition: _Throttle(fetched.throttle_ms)}
                 if isinstance(fetched, FetchedPartition) and not fetched.error_code and _is_behind(fetched, end):
                     latest[partition] = fetched
                     outcomes[partition] = KafkaError(Errors.OFFSET_NOT_AVAILABLE)
                 return outcomes
 
-            try:
-                return (await self._repeat([partition], attempt))[partition]
-            except KafkaError as error:
-                if error.error is Errors.OFFSET_NOT_AVAILABLE and latest:
-                    return latest[partition]
-                raise
+            while True:
+                try:
+                    outcome: dict[TopicPartition, FetchedPartition | _Throttle]
+                    outcome = await self._repeat([partition], attempt)
+                except KafkaError as error:
+                    if error.error is Errors.OFFSET_NOT_AVAILABLE and latest:
+                        return latest[partition]
+                    raise
+                fetched = outcome[partition]
+                if isinstance(fetched, FetchedPartition):
+                    return fetched
+                await asyncio.sleep(fetched.throttle_ms / 1000)
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
