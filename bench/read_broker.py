@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latency of heartbeats while the wire source reads a topic of the same broker, and while it does not, in turns.
 
-The broker runs alone on the first core. The load and the reader share the second one. The broker and the load have
-real-time priority if this process may give it, and the reader has the lowest priority. So the figures show what the
-reader costs the broker, and not what it costs the scheduler. The reader is one worker of Spark without Spark: it
+Further rounds give the source a quota, the protection that Kafka has for a broker. A client that was idle may first
+use ten seconds' worth of bytes at once. A round with a quota begins after that.
+
+The broker runs alone on the first core. The load and the reader share the second one. All have real-time priority if
+this process may give it, and the reader has the lowest. So the figures show what the reader costs the broker, and not
+what it or other work costs the scheduler. The reader is one worker of Spark without Spark: it
 fetches, decodes and drops the rows.
 """
 
@@ -28,14 +31,22 @@ from kcoord.pipeline.log_stream import LogStream
 from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.reading import Ranges, read_ranges
 from kcoord.pipeline.schemas import RECORDS
+from kcoord.pipeline.wire.client import CLIENT_ID
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.quotas import alter_quota
 from tests.support.served_logs import TOPIC, serve_by_kcoord
 
 RECORDS_IN_LOG: Final = 1_000_000
 ROUNDS: Final = 6
 SECONDS: Final = 10.0
-_LOWEST_PRIORITY: Final = 19
+QUOTAS: Final = (50, 20, 10)
+"""In MB per second."""
+_BURST_SECONDS: Final = 4.0
+"""The source uses up the burst of the largest quota in this time."""
 _REAL_TIME: Final = 20
+_READER: Final = 1
+_NICEST: Final = 19
+_IS_NOT_READ: Final = "is not read"
 _WHOLE_LOG: Final = 1 << 40
 
 
@@ -57,7 +68,7 @@ def main(report: Report) -> None:
                 os.sched_setaffinity(int(thread.name), cores[:1])
                 _prefer(int(thread.name))
             os.sched_setaffinity(0, cores[1:2] or cores)  # the load and the reader inherit this
-            quiet, read = alternate(broker, rounds)
+            rounds_by_name = alternate(broker, rounds)
         finally:
             os.sched_setaffinity(0, cores)
             broker.kill()
@@ -65,7 +76,7 @@ def main(report: Report) -> None:
         f"heartbeats while a broker is read, medians of {rounds} rounds of {SECONDS:.0f} s",
         *("broker", "p99 ms", "longest ms", "broker CPU s per s", "records read per s"),
     )
-    for name, measured in (("is not read", quiet), ("is read", read)):
+    for name, measured in rounds_by_name.items():
         p99, longest = zip(*(one_round.beats for one_round in measured), strict=True)
         cpu = statistics.median(one_round.broker_cpu for one_round in measured)
         records = statistics.median(one_round.records for one_round in measured)
@@ -78,8 +89,8 @@ def _fill(empty: Path) -> None:
         path.rename(empty / f"{TOPIC}-{path.name.rpartition('-')[2]}")
 
 
-def alternate(broker: KcoordProcess, rounds: int) -> tuple[list[Round], list[Round]]:
-    """Returns the rounds without and with the reader."""
+def alternate(broker: KcoordProcess, rounds: int) -> dict[str, list[Round]]:
+    """Returns the rounds without the reader, with it, and with each quota."""
     spawn = multiprocessing.get_context("spawn")
     may_read, is_over, count = spawn.Event(), spawn.Event(), spawn.Value("q", 0)
     heart = Heart(broker.port)
@@ -88,29 +99,34 @@ def alternate(broker: KcoordProcess, rounds: int) -> tuple[list[Round], list[Rou
         _prefer(child.pid)
     reader = spawn.Process(target=read_log, args=(broker.address, may_read, is_over, count))
     reader.start()
-    quiet: list[Round] = []
-    read: list[Round] = []
+    measured: dict[str, list[Round]] = {_IS_NOT_READ: [], "is read": []}
+    quotas = {f"is read with a quota of {quota} MB/s": quota * 1_000_000 for quota in QUOTAS}
+    measured |= {name: [] for name in quotas}
     try:
         _wait_for_more(count)  # the reader and the broker are ready
         for _ in range(rounds):
-            for is_read, measured in ((False, quiet), (True, read)):
-                if is_read:
+            for name, rounds_of_name in measured.items():
+                quota = quotas.get(name)
+                alter_quota(broker.address, {"client-id": CLIENT_ID}, consumer_byte_rate=quota)
+                if name != _IS_NOT_READ:
                     may_read.set()
                     _wait_for_more(count)
-                measured.append(_round(broker, heart, count))
+                if quota is not None:
+                    time.sleep(_BURST_SECONDS)
+                rounds_of_name.append(_round(broker, heart, count))
                 may_read.clear()
     finally:
         is_over.set()
         may_read.set()
         reader.join()
         heart.close()
-    return quiet, read
+    return measured
 
 
-def _prefer(thread: int) -> None:
+def _prefer(thread: int, priority: int = _REAL_TIME) -> None:
     """Gives a thread real-time priority, if this process may."""
     with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(_REAL_TIME))
+        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
 
 
 def _wait_for_more(count: Synchronized[int]) -> None:
@@ -130,7 +146,8 @@ def _round(broker: KcoordProcess, heart: Heart, count: Synchronized[int]) -> Rou
 
 def read_log(address: str, may_read: Event, is_over: Event, count: Synchronized[int]) -> None:
     """Reads the log again and again while it may, as a worker of Spark does, and drops the rows."""
-    os.nice(_LOWEST_PRIORITY)
+    os.nice(_NICEST)
+    _prefer(0, _READER)
     options = SourceOptions.parse({"kafka.bootstrap.servers": address, "topic": TOPIC})
     stream = LogStream(options, resolves=False)
     start = stream.initial()
