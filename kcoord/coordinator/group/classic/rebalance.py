@@ -78,8 +78,10 @@ def is_too_large(value: GroupMetadataValue) -> bool:
         characters, data_bytes = sum(map(len, names)), len(member.subscription) + len(member.assignment)
         least_bytes += data_bytes + characters
         most_bytes += data_bytes + 4 * characters + _BOUND_BYTES
-    if most_bytes <= MAX_BATCH_BYTES or least_bytes > MAX_BATCH_BYTES:
-        return least_bytes > MAX_BATCH_BYTES
+    if most_bytes <= MAX_BATCH_BYTES:
+        return False
+    if least_bytes > MAX_BATCH_BYTES:
+        return True
     return len(value.encode(GROUP_METADATA_VALUE_VERSION)) + _BOUND_BYTES > MAX_BATCH_BYTES
 
 
