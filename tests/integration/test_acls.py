@@ -22,7 +22,6 @@ from kcoord_protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
-from tests.integration.test_workers import worker_pids
 from tests.integration.wire import ConnectionClosed, WireClient
 from tests.support.authorizing_process import authorizing_process
 from tests.support.kcoord_process import KcoordProcess
@@ -147,7 +146,7 @@ def test_a_worker_that_hangs_never_serves_with_removed_acls(tmp_path: Path) -> N
         assert create(broker.port, "t", principal="User:ANONYMOUS") == [0]
         with WireClient(broker.ports[1]) as client:
             assert topic_error(client) == Errors.UNKNOWN_TOPIC_OR_PARTITION
-            hung = worker_pids(broker)[1]
+            hung = broker.worker_pids()[1]
             os.kill(hung, signal.SIGSTOP)
             client.send(METADATA_OF_T, 12)
             assert delete(broker.port, "t") == 1

@@ -30,7 +30,6 @@ from tests.integration.test_workers import (
     addresses,
     create,
     metadata,
-    pid_of,
     settings,
     total_records,
 )
@@ -151,7 +150,7 @@ def test_all_brokers_are_fenced_and_unfenced_one_by_one(broker: KcoordProcess) -
 def test_a_fenced_worker_that_restarts_stays_fenced(broker: KcoordProcess) -> None:
     create(broker.port, "t", 3, 3)
     fence(broker, 11)
-    os.kill(pid_of(broker, 11), signal.SIGKILL)
+    os.kill(broker.worker_pid(11), signal.SIGKILL)
     wait_until(lambda: "serves again" in broker.log, "the worker serves again", TIMEOUT_SECONDS)
     assert not accepts(broker.ports[1])
     unfence(broker, 11)

@@ -37,7 +37,6 @@ from tests.integration.test_workers import (
     commit,
     create,
     metadata,
-    pid_of,
     read_committed,
     settings,
     total_records,
@@ -227,7 +226,7 @@ def test_a_worker_that_dies_while_partitions_move(broker: KcoordProcess, victim:
             for topic in ("plain", "transactional")
         ]
     )
-    pid = pid_of(broker, victim)
+    pid = broker.worker_pid(victim)
     with WireClient(asked) as client:
         client.send(request, 1)
         os.kill(pid, signal.SIGKILL)

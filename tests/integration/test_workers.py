@@ -102,20 +102,6 @@ def group_on(worker: int, prefix: str = "group") -> str:
     )
 
 
-def worker_pids(broker: KcoordProcess) -> list[int]:
-    """Returns the pids of the workers in the order of their start.
-
-    This is the order of their numbers until a worker restarts.
-    """
-    return sorted(map(int, Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()))
-
-
-def pid_of(broker: KcoordProcess, node_id: int) -> int:
-    return next(
-        pid for pid in worker_pids(broker) if Path(f"/proc/{pid}/comm").read_text().strip() == f"kcoord-{node_id}"
-    )
-
-
 def metadata(port: int, topics: list[str] | None = None) -> MetadataResponse:
     requested = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
     with WireClient(port) as client:
@@ -356,7 +342,7 @@ def test_a_killed_worker_restarts_while_the_other_workers_serve(broker: KcoordPr
     produce(bootstrap, "kept", 6, 3)
     groups = [group_on(worker) for worker in range(WORKERS)]
     commit(bootstrap, groups, "kept", 2)
-    os.kill(pid_of(broker, node_id), signal.SIGKILL)
+    os.kill(broker.worker_pid(node_id), signal.SIGKILL)
     survivor = 12 - 10
     with WireClient(broker.ports[survivor]) as client:
         request = HeartbeatRequest(group_id=groups[survivor], generation_id=1, member_id="m")
@@ -377,7 +363,7 @@ def test_no_acknowledged_record_is_lost_while_each_worker_is_killed_once(broker:
     writer = Writer(bootstrap)
     for count, node_id in enumerate((10, 11, 12), 1):
         writer.wait_for_progress()
-        os.kill(pid_of(broker, node_id), signal.SIGKILL)
+        os.kill(broker.worker_pid(node_id), signal.SIGKILL)
         wait_until(lambda: broker.log.count("serves again") == count, "the worker is back", TIMEOUT_SECONDS)  # noqa: B023
     writer.wait_for_progress()
     writer.close()
@@ -471,8 +457,6 @@ def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
         total = 12
         for count, how in ((1, signal.SIGTERM), (2, signal.SIGKILL), (3, signal.SIGTERM)):
             broker.stop(how)
-            if how == signal.SIGKILL:
-                wait_for_lock(broker)
             broker.ports = []
             broker.overrides = settings(count)
             broker.start()
@@ -491,21 +475,8 @@ def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
         broker.kill()
 
 
-def wait_for_lock(broker: KcoordProcess) -> None:
-    """Waits until the workers have ended. They end by themselves when their supervisor is gone."""
-
-    def are_gone() -> bool:
-        return not any(
-            Path(f"/proc/{entry}/cmdline").exists() and str(broker.data) in Path(f"/proc/{entry}/cmdline").read_text()
-            for entry in os.listdir("/proc")
-            if entry.isdigit()
-        )
-
-    wait_until(are_gone, "the workers have ended", TIMEOUT_SECONDS)
-
-
 def test_sigterm_ends_all_within_five_seconds(broker: KcoordProcess) -> None:
-    pids = worker_pids(broker)
+    pids = broker.worker_pids()
     assert len(pids) == WORKERS
     producer = KafkaProducer(bootstrap_servers=addresses(broker).split(","))
     producer.send("last", b"words").get(TIMEOUT_SECONDS)

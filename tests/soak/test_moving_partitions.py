@@ -30,7 +30,6 @@ from tests.integration.test_workers import (
     create,
     read_committed,
     settings,
-    worker_pids,
 )
 from tests.integration.wire import ConnectionClosed, WireClient
 from tests.support.confluent import PolledConsumer, committed
@@ -100,7 +99,7 @@ class Disorder:
         return done
 
     def kill(self) -> bool:
-        os.kill(self._chance.choice(worker_pids(self._broker)), signal.SIGKILL)
+        os.kill(self._chance.choice(self._broker.worker_pids()), signal.SIGKILL)
         return True
 
     def end(self) -> None:

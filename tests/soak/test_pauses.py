@@ -61,7 +61,7 @@ def test_a_stopped_worker(tmp_path: Path) -> None:
         with Crowd(server) as crowd:
             crowd.wait_for_commits()
             for node_id in (1, 2) * ROUNDS:
-                with stopped(worker_pid(server, node_id)):
+                with stopped(server.worker_pid(node_id)):
                     other = server.ports[2 - node_id]
                     rest(PAUSE_SECONDS)
                     with WireClient(other) as client:
@@ -71,11 +71,6 @@ def test_a_stopped_worker(tmp_path: Path) -> None:
         assert server.stop() == 0
     finally:
         server.kill()
-
-
-def worker_pid(server: KcoordProcess, node_id: int) -> int:
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    return next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == f"kcoord-{node_id}")
 
 
 def test_a_stopped_member(server: KcoordProcess) -> None:

@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kcoord broker in its own process, on free ports that stay the same after restarts."""
+"""A kcoord broker in its own process, on free ports that stay the same after restarts.
+
+A broker is forked from a process that has imported it (the start method `forkserver` of multiprocessing), since nine
+tenths of the CPU time of a start are imports and the tests start 600 brokers. The commands of the docs, of the image
+and of `kcoord.testing` start brokers as users do.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import resource
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
+from kcoord.cli import main
+from tests.support.private_network import enter_network, network_of_thread
 from tests.support.waiting import wait_until
 
 START_SECONDS = 30.0
@@ -31,6 +42,41 @@ FAST: Mapping[str, str] = {
 }
 """Short timeouts, so that tests wait less."""
 
+_FORKED: Final = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(
+    ["kcoord.cli.serve", "kcoord.server.start", "kcoord.server.disk.log_cleaner", "kcoord.upstream.process"]
+)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A broker's command, and what it inherits from the thread that starts it."""
+
+    module: str
+    arguments: Sequence[str]
+    more_environment: Mapping[str, str]
+    group: int | None
+    log_file: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    files: tuple[int, int] = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE))
+    network: str = field(default_factory=network_of_thread)
+
+    def run(self) -> None:
+        """Is the process."""
+        with self.log_file.open("ab") as log:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log.fileno(), stream.fileno())
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
+        enter_network(self.network)
+        if self.group is not None:
+            os.setgid(self.group)
+        if self.module != "kcoord" or self.more_environment:
+            command = [sys.executable, "-m", self.module, *self.arguments]
+            os.execve(sys.executable, command, {**self.environment, **self.more_environment})
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.exit(main(self.arguments))
+
 
 class KcoordProcess:
     """`kcoord serve` on 127.0.0.1 with its data and its log under `folder`."""
@@ -47,7 +93,7 @@ class KcoordProcess:
         """The group id of the process, by which rules of a firewall find it."""
         self.ports: list[int] = []
         """The port of each worker."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BaseProcess | None = None
 
     @property
     def port(self) -> int:
@@ -59,12 +105,33 @@ class KcoordProcess:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
+        assert self._process is not None and self._process.pid is not None
         return self._process.pid
+
+    def worker_pids(self) -> list[int]:
+        """Returns the pids of the workers in the order of their start, none if the broker is one process or has ended.
+
+        The order is that of their numbers until a worker restarts.
+        """
+        try:
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+        return sorted(map(int, children.split()))
+
+    def worker_pid(self, node_id: int) -> int:
+        """Returns the pid of the worker that is the broker `node_id`."""
+        comm = f"kcoord-{node_id}"
+        return next(pid for pid in self.worker_pids() if Path(f"/proc/{pid}/comm").read_text().strip() == comm)
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code if the process has ended by itself."""
+        return None if self._process is None else self._process.exitcode
 
     @property
     def log(self) -> str:
@@ -77,7 +144,7 @@ class KcoordProcess:
         assert process is not None
 
         def is_ready() -> bool:
-            assert process.poll() is None, f"kcoord ended with {process.returncode}:\n{self.log}"
+            assert process.is_alive(), f"kcoord ended with {process.exitcode}:\n{self.log}"
             ready = _READY.search(self.log_file.read_bytes()[begin:].decode(errors="replace"))
             if ready:
                 self.ports = [int(port) for port in _PORT.findall(ready[1])]
@@ -94,29 +161,36 @@ class KcoordProcess:
             **({"kcoord.worker.ports": ",".join(map(str, self.ports))} if len(self.ports) > 1 else {}),
             **self.overrides,
         }
-        command = [sys.executable, "-m", self.module, "serve"]
+        arguments = ["serve"]
         for key, value in settings.items():
-            command += ["--override", f"{key}={value}"]
-        with self.log_file.open("ab") as log:
-            begin = log.tell()
-            environment = {**os.environ, **self.environment}
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, group=self.group
-            )
+            arguments += ["--override", f"{key}={value}"]
+        self.log_file.touch()
+        begin = self.log_file.stat().st_size
+        start = _Start(self.module, arguments, self.environment, self.group, self.log_file)
+        self._process = _FORKED.Process(target=start.run, daemon=True)
+        self._process.start()
         return begin
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Sends the signal and returns the exit code. Does nothing if the process does not run."""
-        process, self._process = self._process, None
-        if process is None:
+        """Sends the signal, and returns the exit code when all processes have ended.
+
+        Does nothing if the process does not run.
+        """
+        if self._process is None:
             return 0
-        process.send_signal(how)
-        try:
-            return process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        workers = self.worker_pids()
+        process, self._process = self._process, None
+        if process.is_alive() and process.pid is not None:
+            with suppress(ProcessLookupError):  # It has just ended.
+                os.kill(process.pid, how)
+        process.join(STOP_SECONDS)
+        if process.exitcode is None:
             process.kill()
-            process.wait()
-            raise
+            process.join()
+            raise TimeoutError(f"kcoord has not ended {STOP_SECONDS} s after {how.name}; its log: {self.log_file}")
+        # Workers end by themselves when their supervisor is gone.
+        wait_until(lambda: not any(map(_is_running, workers)), f"the workers {workers} have ended")
+        return process.exitcode
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
@@ -125,3 +199,7 @@ class KcoordProcess:
         code = self.stop(how)
         assert how != signal.SIGTERM or code == 0, f"exit code {code}:\n{self.log}"
         self.start()
+
+
+def _is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -58,6 +59,24 @@ class PrivateNetwork:
             _run("iptables", "-w", "-D", *rule)
 
 
+def network_of_thread() -> str:
+    """Returns the file of the network namespace of the calling thread. Other systems than Linux have none."""
+    return f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net"
+
+
+def enter_network(file: str) -> None:
+    """Moves the calling process into the namespace of another one, if it is in a different one."""
+    if not os.path.exists(file) or os.readlink(file) == os.readlink("/proc/self/ns/net"):
+        return
+    descriptor = os.open(file, os.O_RDONLY)
+    _set_network(ctypes.CDLL(None, use_errno=True), descriptor)
+    os.close(descriptor)
+
+
+def _set_network(libc: ctypes.CDLL, descriptor: int) -> None:
+    assert not libc.setns(descriptor, _CLONE_NEWNET), os.strerror(ctypes.get_errno())
+
+
 @contextmanager
 def private_network() -> Iterator[PrivateNetwork]:
     """Moves the calling thread into a new network namespace.
@@ -73,7 +92,7 @@ def private_network() -> Iterator[PrivateNetwork]:
             _run("ip", "link", "set", "lo", "up")
             yield PrivateNetwork()
         finally:
-            assert not libc.setns(before, _CLONE_NEWNET), os.strerror(ctypes.get_errno())
+            _set_network(libc, before)
     finally:
         os.close(before)
 

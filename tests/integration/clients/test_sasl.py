@@ -86,10 +86,6 @@ class SaslBroker(KcoordProcess):
             },
         )
 
-    @property
-    def has_ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
-
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": f"127.0.0.1:{self.ports[1]}"})
 
@@ -466,7 +462,7 @@ def test_a_dynamic_config_changes_the_users_and_is_kept(make_broker: MakeBroker)
 def test_the_start_is_refused(make_broker: MakeBroker, workers: str, settings: dict[str, str], text: str) -> None:
     broker = make_broker(**settings, group_coordinator_threads=workers)
     broker.spawn()
-    wait_until(lambda: broker.has_ended, "the start is refused")
+    wait_until(lambda: broker.exit_code is not None, "the start is refused")
     wait_until(lambda: text in broker.log, "the reason is logged")
     assert "hid-den" not in broker.log
 

@@ -60,10 +60,6 @@ class SecuredBroker(KcoordProcess):
             },
         )
 
-    @property
-    def has_ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
-
     def issue(self, subject: str | x509.Name, *names: str) -> Identity:
         return self.authority.issue(subject, *names)
 
@@ -277,7 +273,7 @@ def test_a_dynamic_config_names_another_keystore_and_is_kept(make_broker: MakeBr
     Path(second).unlink()
     broker.ports.clear()
     broker.spawn()
-    wait_until(lambda: broker.has_ended, "the start is refused")
+    wait_until(lambda: broker.exit_code is not None, "the start is refused")
     wait_for_log(broker, "The dynamic TLS configs of listener CLIENTS cannot be used")
 
 
@@ -309,7 +305,7 @@ def test_a_dynamic_config_names_another_keystore_and_is_kept(make_broker: MakeBr
 def test_the_start_is_refused(make_broker: MakeBroker, workers: str, settings: dict[str, str], text: str) -> None:
     broker = make_broker(**settings, group_coordinator_threads=workers)
     broker.spawn()
-    wait_until(lambda: broker.has_ended, "the start is refused")
+    wait_until(lambda: broker.exit_code is not None, "the start is refused")
     wait_for_log(broker, text)
     assert "wrong-one" not in broker.log
 

@@ -321,8 +321,8 @@ def test_two_gateways_share_the_groups_and_replace_each_other(make_gateway: Make
 def test_a_second_process_with_the_same_node_id_ends_the_first(make_gateway: MakeGateway) -> None:
     first = make_gateway().start()
     second = make_gateway(node_id=str(FIRST_ID)).start()
-    wait_until(lambda: first._process is not None and first._process.poll() is not None, "the first process ends")
-    assert first._process is not None and first._process.returncode == 1
+    wait_until(lambda: first.exit_code is not None, "the first process ends")
+    assert first.exit_code == 1
     assert f"Another process has joined with node.id={FIRST_ID}" in first.log.splitlines()[-1]
     create(second.address, "replaced")
     commit(second.address, "replaced", 7)
@@ -384,9 +384,8 @@ def test_both_sides_may_ask_for_a_login(make_gateway: MakeGateway, kafka: KafkaB
 def failed_start(gateway: KcoordProcess) -> str:
     """Starts a gateway that cannot start. Returns its last line."""
     gateway.spawn()
-    process = gateway._process
-    assert process is not None
-    assert process.wait(40) == 1
+    wait_until(lambda: gateway.exit_code is not None, "the start fails", 40)
+    assert gateway.exit_code == 1
     return gateway.log.splitlines()[-1]
 
 
