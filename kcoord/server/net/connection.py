@@ -29,10 +29,10 @@ A connection is in one of these states:
 * *Lost*: `connection_lost` closes the path. Long polls of the client end; nothing is sent any more. Operations that
   have begun are neither stopped nor undone.
 
-Responses leave in request order. All responses that become ready in one turn of the event loop leave in one write:
-the path announces them (`_flush_soon`), and the write follows after all readable sockets were read. Those to a large
-read (LARGE_READ_BYTES) are written before the next read. If parts of files are among the responses, a PieceSender sends
-them, and all responses after them until everything is sent.
+Responses leave in request order. Those that are ready when the bytes of a read are processed are written then. The path
+announces all others (`_flush_soon`), and those of one turn of the event loop leave in one write. The transport of
+uvloop sends what was written after all readable sockets were read. If parts of files are among the responses, a
+PieceSender sends them, and all responses after them until everything is sent.
 `Connections.max_unread_bytes` bounds the responses that a client leaves unread. Muting keeps new requests out; the
 bound is for the responses of requests that were already in flight.
 
@@ -44,9 +44,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from kcoord.server.api.pieces import Pieces
 from kcoord.server.net.connection_limits import ConnectionLimits
@@ -55,7 +54,6 @@ from kcoord.server.net.request_path import RequestPath
 
 _logger = logging.getLogger(__name__)
 
-LARGE_READ_BYTES: Final = 64 << 10
 _REPORTS_PER_SECOND = 10
 _IDLE_SWEEPS_PER_TIMEOUT = 10
 _SHORTEST_SWEEP_SECONDS = 0.05
@@ -113,6 +111,10 @@ class Connections:
         self._connections: dict[KafkaConnection, None] = {}
         """An ordered set, so that every run closes connections in the same order."""
         self._sweep: asyncio.TimerHandle | None = None
+        # All connections share these methods: one that was idle for long finds them in the processor's cache.
+        loop = asyncio.get_running_loop()
+        self.time: Callable[[], float] = loop.time
+        self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
 
     def open(self) -> KafkaConnection:
         """Returns the protocol for a newly accepted socket."""
@@ -215,8 +217,7 @@ class KafkaConnection(asyncio.Protocol):
         self._owner = owner
         self.path = owner.new_path(self._flush_soon)
         self._transport: asyncio.Transport | None = None
-        self._time: Callable[[], float] = time.monotonic
-        self._call_soon: Callable[[Callable[[], None]], object] = asyncio.get_running_loop().call_soon
+        self._time, self._call_soon = owner.time, owner.call_soon
         self._flush_scheduled = False
         self._turn_scheduled = False
         self._write_paused = False
@@ -242,7 +243,6 @@ class KafkaConnection(asyncio.Protocol):
         host, port = (transport.get_extra_info("peername") or ("?", 0))[:2]
         self.path.client.locate(str(host), int(port))
         self.peer = f"{host}:{port}"
-        self._time = asyncio.get_running_loop().time
         self.last_active = self._time()
         own_socket = transport.get_extra_info("socket")
         if own_socket is not None:
@@ -268,14 +268,14 @@ class KafkaConnection(asyncio.Protocol):
             return
         self.last_active = now = self._time()
         completed = path.receive(data)
-        if len(data) >= LARGE_READ_BYTES:
-            self._flush()
         if not path.has_unfinished_frame:
             self._frame_started = None
         elif completed or self._frame_started is None:
             self._frame_started = now
+        # A write may unmute the path. Reading is paused before that, so that requests that wait are processed after it.
         if path.is_muted:
             self._follow_path()
+        self._flush()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -438,7 +438,7 @@ class KafkaConnection(asyncio.Protocol):
     # --- output -------------------------------------------------------------------------------------------------------
 
     def _flush_soon(self) -> None:
-        """Schedules the write for the next turn, after all sockets of this turn were read.
+        """Schedules the write for the next turn, with all responses that become ready in this one.
 
         A client that wakes up for each single response costs more than one turn.
         """

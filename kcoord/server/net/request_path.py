@@ -9,7 +9,7 @@ connection of the server drives one, and so can a simulation or a test. The cont
 * `take_output()` removes and returns the framed responses that may leave now. Responses leave in the order of their
   requests: a response that is ready early waits for the earlier ones. `take_pieces()` does the same, but returns pieces
   if parts of files are among the responses. So a driver with a socket need not read them.
-* The path calls `on_answer()` if `receive` leaves responses to take, and if a response becomes ready later: a handler
+* `receive` may leave responses to take. The path calls `on_answer()` if a response becomes ready later: a handler
   returned a future, or a fast path waits until its records are durable. The driver then calls `take_output()` soon, and
   `process()` after that, because requests may have waited for a free place in the queue.
 * A muted path works on no further request. It is muted while the driver pauses it (`pause`), while the client is
@@ -214,8 +214,6 @@ class RequestPath:
         self.has_unfinished_frame = self._reader.has_unfinished_frame
         self._frames.extend(frames)
         self.process()
-        if self._output:
-            self._on_answer()
         return len(frames)
 
     def process(self) -> None:

@@ -141,30 +141,35 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_responses_of_one_turn_leave_in_one_write() -> None:
+async def test_responses_to_a_read_leave_in_one_write_before_the_next_read() -> None:
     peer = Peer()
     data = b"".join(request(number) for number in range(5))
-    for part in (data[:10], data[10:90], data[90:]):
-        peer.connection.data_received(part)
-    assert peer.answers() == []
-    await turns(1)
-    assert [number for number, _ in peer.answers()] == [0, 1, 2, 3, 4]
-    assert len(peer.transport.writes) == 1
-
-
-async def test_responses_to_a_large_read_leave_before_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcoord.server.net.connection.LARGE_READ_BYTES", 2 * len(request(0)))
-    peer = Peer()
-    peer.connection.data_received(request(0))
-    assert peer.answers() == []
-    peer.connection.data_received(request(1) + request(2))
+    cut = len(request(0)) * 3 + 10
+    peer.connection.data_received(data[:cut])
     assert [number for number, _ in peer.answers()] == [0, 1, 2]
     assert len(peer.transport.writes) == 1
+    peer.connection.data_received(data[cut:])
+    assert [number for number, _ in peer.answers()] == [0, 1, 2, 3, 4]
     await turns()
-    peer.connection.data_received(request(3))
-    await turns()
-    assert [number for number, _ in peer.answers()] == [0, 1, 2, 3]
     assert len(peer.transport.writes) == 2
+
+
+async def test_requests_that_wait_are_processed_if_a_response_leaves_in_the_turn_of_their_read() -> None:
+    futures: list[asyncio.Future[object]] = []
+
+    def handle(_: ListGroupsRequest) -> object:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    peer = Peer(handle)
+    peer.connection.data_received(b"".join(map(request, range(MAX_IN_FLIGHT_REQUESTS - 1))))
+    futures[0].set_result(ListGroupsResponse())
+    while not peer.connection._flush_scheduled:
+        await asyncio.sleep(0)
+    peer.connection.data_received(b"".join(map(request, range(100, 102))))
+    await turns()
+    assert len(futures) == MAX_IN_FLIGHT_REQUESTS + 1
+    assert [number for number, _ in peer.answers()] == [0]
 
 
 async def test_responses_leave_in_request_order() -> None:
