@@ -27,6 +27,20 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_opening, "AT_ONCE_US", 50)
 
 
+def hold_openings(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Holds openings in another thread until the event is set."""
+    may_end = threading.Event()
+    loop_thread = threading.current_thread()
+    check = Opening._check
+
+    def slow_check(opening: Opening[object], size_bytes: int) -> None:
+        assert threading.current_thread() is loop_thread or may_end.wait(PATIENCE_SECONDS)
+        check(opening, size_bytes)
+
+    monkeypatch.setattr(Opening, "_check", slow_check)
+    return may_end
+
+
 def produce(topic: str, *values: str) -> ProduceRequest:
     partition = ProduceRequest.PartitionProduceData(index=0, records=batch_of(*values))
     data = ProduceRequest.TopicProduceData(name=topic, topic_id=topic_id(topic), partition_data=[partition])
@@ -44,15 +58,7 @@ async def test_other_requests_are_served_while_a_log_is_opened(monkeypatch: pyte
     await first.call(produce(TOPIC, *LARGE), 12)
     harness = await first.restarted().open()
     harness.broker.begin()
-    may_end = threading.Event()
-    loop_thread = threading.current_thread()
-    check = Opening._check
-
-    def slow_check(opening: Opening[object], size_bytes: int) -> None:
-        assert threading.current_thread() is loop_thread or may_end.wait(PATIENCE_SECONDS)
-        check(opening, size_bytes)
-
-    monkeypatch.setattr(Opening, "_check", slow_check)
+    may_end = hold_openings(monkeypatch)
     try:
         assert await error_of(harness, TOPIC) == Errors.NOT_LEADER_OR_FOLLOWER
         fetched = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
@@ -98,15 +104,7 @@ async def test_list_offsets_waits_for_a_limited_time(monkeypatch: pytest.MonkeyP
     harness = await first.restarted().open()
     harness.broker.begin()
     monkeypatch.setattr(list_offsets, "LONGEST_WAIT_SECONDS", 0.01)
-    may_end = threading.Event()
-    loop_thread = threading.current_thread()
-    check = Opening._check
-
-    def slow_check(opening: Opening[object], size_bytes: int) -> None:
-        assert threading.current_thread() is loop_thread or may_end.wait(PATIENCE_SECONDS)
-        check(opening, size_bytes)
-
-    monkeypatch.setattr(Opening, "_check", slow_check)
+    may_end = hold_openings(monkeypatch)
     latest = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=-1)
     request = ListOffsetsRequest(
         replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=TOPIC, partitions=[latest])]
