@@ -2,8 +2,9 @@
 """Produce and Fetch beside Apache Kafka and kfake, with Kafka's own perf tools as clients.
 
 Each round makes a topic with 6 partitions on every server in turn, produces to it with acks=all (`producer-perf`),
-consumes it (`consumer-perf`), and deletes it. Nothing is synced, so the data is in the page cache (kfake: in its own
-memory). The first round warms up and does not count; a cell is the median of the others. CPU is the time of the server
+consumes it (`consumer-perf`), and deletes it. Another server begins each round. Nothing is synced, so the data is in
+the page cache (kfake: in its own memory). The first round warms up and does not count; a cell is the median of the
+others. CPU is the time of the server
 process, per record. If this checkout is compiled, kcoord takes part in both forms.
 """
 
@@ -82,8 +83,9 @@ def main(shared: Path, work: Path, peers: Sequence[str], scenarios: Sequence[str
             subprocess.run(["go", "build", "-o", program, "."], cwd=shared / "bench" / "kfake", check=True)
             targets.append(stack.enter_context(_peer("kfake", [str(program), "--port", "PORT"], work)))
         for number in range(ROUNDS + 1):
+            first = number % len(targets)  # a server's place in a round changes its latency
             for size in RECORDS:
-                for target in targets:
+                for target in (*targets[first:], *targets[:first]):
                     _measure(tool, target, size, number)
     if "produce" in scenarios:
         columns = ("records per s", "p50 ms", "p99 ms")
