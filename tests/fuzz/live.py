@@ -45,6 +45,8 @@ MOST_OF_A_CONNECTION = 24
 SENTINEL_ID = 0x7FFFFFFF
 SILENCE_SECONDS = 0.05
 """The timeout of a response. Some requests wait by design, and the fuzzer does not wait for them."""
+COMPUTING_SILENCE_SECONDS = 1.0
+"""The timeout on connections whose requests do not wait. The next steps need their responses on slow machines too."""
 CHECK_SECONDS = 0.05
 PATIENCE_SECONDS = 20.0
 _NOT_LOADED = (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS)
@@ -129,13 +131,17 @@ class Fuzzer:
         while self._left > 0:
             frames: list[bytes] = []
             # Connections of their own, since other requests may wait, and the fuzzer then misses later responses.
-            make = self._next_of_a_computation if self._chance.random() < 0.15 else self._input
+            computes = self._chance.random() < 0.15
+            make = self._next_of_a_computation if computes else self._input
             while len(frames) < MOST_OF_A_CONNECTION:
                 frames.append(make())
                 if not _is_request(frames[-1]):
                     break  # the broker closes the connection and would ignore later frames
             self._left -= len(frames)
-            await self._exchange([_numbered(frame, number) for number, frame in enumerate(frames)])
+            await self._exchange(
+                [_numbered(frame, number) for number, frame in enumerate(frames)],
+                COMPUTING_SILENCE_SECONDS if computes else SILENCE_SECONDS,
+            )
 
     def _input(self) -> bytes:
         finding = next(self._first, None)
@@ -251,7 +257,7 @@ class Fuzzer:
             members=members,
         )
 
-    async def _exchange(self, frames: list[bytes]) -> None:
+    async def _exchange(self, frames: list[bytes], silence_seconds: float) -> None:
         self.outcome.sent += len(frames)
         sentinel = b"\x00\x12\x00\x00" + SENTINEL_ID.to_bytes(4, "big") + b"\xff\xff"
         stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in [*frames, sentinel])
@@ -260,7 +266,7 @@ class Fuzzer:
             last = -1
             while True:
                 try:
-                    answer = await wire.frame(SILENCE_SECONDS)
+                    answer = await wire.frame(silence_seconds)
                 except TimeoutError:
                     return
                 if answer is None:

@@ -11,6 +11,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Self
 
 from kcoord.client.cluster import Cluster
@@ -22,7 +23,7 @@ from kcoord.runtime.upstream_reader import TOMBSTONES_KEPT_MS
 from kcoord.runtime.waiting import DeferredReply, ShardState
 from kcoord.server.shards.shard_service import Pump, ShardDriver
 from kcoord.storage.memory_file_system import MemoryFileSystem
-from kcoord.upstream.requests import FETCH_BYTES, PartitionRequests
+from kcoord.upstream.requests import FETCH_BYTES, PartitionRequests, PendingBatch
 from kcoord.upstream.shard_log import UpstreamShardLog
 from kcoord.upstream.standby_files import StandbyFiles
 from kcoord_protocol.errors import KafkaError
@@ -178,6 +179,23 @@ class Owner:
         """Claims the shards that other owners have taken."""
         self.shards.claim(range(self._partitions))
         self._pump.wake()
+
+    def end_the_lease_at_the_next_answer(self) -> asyncio.Event:
+        """Lets the lease end right before the answer to the next append arrives. Returns the event of its arrival."""
+        answered = asyncio.Event()
+        produce = self._requests.produce
+
+        def produce_one(batch: PendingBatch) -> None:
+            def done(answer: int | KafkaError) -> None:
+                self.has_lease = False
+                batch.done(answer)
+                answered.set()
+
+            self._requests.produce = produce  # type: ignore[method-assign]
+            produce(replace(batch, done=done))
+
+        self._requests.produce = produce_one  # type: ignore[method-assign]
+        return answered
 
     async def put_large(self, name: str, value: int, shard_id: int = 0) -> None:
         """Sets a number by one batch of LARGE_BATCH_BYTES."""

@@ -87,11 +87,10 @@ async def test_an_owner_without_a_lease_claims_and_appends_nothing(upstream: Kco
 async def test_an_answer_that_arrives_after_the_lease_acknowledges_nothing(upstream: KcoordBroker, topic: str) -> None:
     async with Owner(upstream.bootstrap_servers, topic) as owner:
         await owner.served()
-        upstream.inject_fault("Produce", delay=0.3, after_handling=True)
+        answered = owner.end_the_lease_at_the_next_answer()
         waiting = asyncio.create_task(owner.put("a", 1))
+        await answered.wait()
         await asyncio.sleep(0.1)
-        owner.has_lease = False
-        await asyncio.sleep(0.4)
         assert not waiting.done()
         owner.log.revoke("the lease is over")
         with pytest.raises(KafkaError, match="NOT_COORDINATOR"):
@@ -105,10 +104,10 @@ async def test_appends_that_arrive_meanwhile_share_the_next_request(upstream: Kc
     async with Owner(upstream.bootstrap_servers, topic) as owner:
         await owner.served()
         await asyncio.gather(owner.put("a", 0, 0), owner.put("a", 0, 1))
-        upstream.inject_fault("Produce", delay=0.3)
+        delayed = upstream.inject_fault("Produce", delay=0.8)
         before = len(upstream.requests("Produce"))
         first = asyncio.create_task(owner.put("a", 0))
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(delayed.wait)
         await asyncio.gather(*(owner.put(f"n{number}", number, number % 2) for number in range(100)))
         assert await first == "a=0"
         assert len(upstream.requests("Produce")) - before == 2
@@ -142,7 +141,7 @@ async def test_an_unknown_outcome_is_settled_by_repeating_the_request(
 
 
 async def test_an_append_without_an_answer_is_given_up_and_read_again(upstream: KcoordBroker, topic: str) -> None:
-    async with Owner(upstream.bootstrap_servers, topic, write_timeout_ms=500) as owner:
+    async with Owner(upstream.bootstrap_servers, topic, write_timeout_ms=2_000) as owner:
         await owner.served()
         upstream.inject_fault("Produce", error="REQUEST_TIMED_OUT", after_handling=True, times=None)
         with pytest.raises(KafkaError, match="NOT_COORDINATOR"):
@@ -205,7 +204,7 @@ async def test_batches_of_others_end_the_ownership(upstream: KcoordBroker, topic
 
 
 async def test_a_topic_that_was_deleted_stops_the_shard(upstream: KcoordBroker, topic: str) -> None:
-    async with Owner(upstream.bootstrap_servers, topic, write_timeout_ms=500) as owner:
+    async with Owner(upstream.bootstrap_servers, topic, write_timeout_ms=2_000) as owner:
         await owner.served()
         await owner.put("a", 1)
         upstream.delete_topic(topic)
