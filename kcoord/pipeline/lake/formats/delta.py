@@ -55,8 +55,9 @@ class DeltaStore:
         return read_files(self._session(), table, delta.file_uris(file_pruning_predicate=filters))
 
     def revision(self, table: LakeTable) -> int:
-        """Files stay until a vacuum, which is not ours."""
-        return 0
+        """Returns the version of the table; -1 if there is no table. Old files stay only until somebody's vacuum."""
+        delta = self._load(table)
+        return -1 if delta is None else delta.version()
 
     def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
         stored = in_cluster(table, self._cluster)

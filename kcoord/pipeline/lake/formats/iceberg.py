@@ -75,8 +75,11 @@ class IcebergStore:
         return read_files(self._session(), table, uris)
 
     def revision(self, table: LakeTable) -> int:
-        """Files stay until another program removes them."""
-        return 0
+        """Returns the id of the snapshot; -1 if there is none. Old files stay only until another program's cleanup."""
+        with self._catalog() as catalog:
+            iceberg = self._load(catalog, table)
+            snapshot = None if iceberg is None else iceberg.current_snapshot()
+        return -1 if snapshot is None else snapshot.snapshot_id
 
     def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
         stored = in_cluster(table, self._cluster)
