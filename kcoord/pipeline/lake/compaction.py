@@ -95,7 +95,10 @@ class Compaction:
 
     def _compact(self, name: str, *, dry_run: bool) -> TableCompaction:
         files = self._lake.stored_files(name)
-        marked = None if self._before is None or name in _SAMPLED else self._marked(name, self._before)
+        marked = None
+        # Spark would run queries over tables that were never made.
+        if self._before is not None and name not in _SAMPLED and files:
+            marked = self._marked(name, self._before)
         removed = {} if marked is None else _removed_rows(marked)
         steps = [*self._days(files)] if name in _SAMPLED else [*self._batches(name, files, removed)]
         sizes = [sum(file.size_bytes for file in files if file.value in step) for step in steps]
