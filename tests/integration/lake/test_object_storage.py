@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,34 +12,49 @@ from urllib.parse import quote
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from moto.server import ThreadedMotoServer
 from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 import kcoord.pipeline
+from kcoord.cli.lake import main
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.formats.s3 import S3Options
+from kcoord.pipeline.lake.ingest import ingest
+from kcoord.pipeline.lake.jobs import Jobs
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
-from tests.integration.lake import s3_driver
-from tests.support.client_races import note_retry
 from tests.support.hadoop_jars import s3_jars
 from tests.support.offsets_sample import Key, committed_offsets, described_offsets, unpack_sample
-from tests.support.shared import ROOT
+from tests.support.spark import unless_too_busy
 
-READ = (1, 3)
 SECRET = "se/cret"
+
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(*server.get_host_and_port(), sep=":", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Starts an S3 server. Yields its address, `host:port`."""
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"{host}:{port}"
-    running.stop()
+    """Starts an S3 server. Yields its address, `host:port`. The server ends if this process does.
+
+    It is a process of its own, because deltalake does not release the GIL in some requests.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        yield running.stdout.readline().strip()
+        running.kill()
 
 
 @pytest.fixture(scope="module")
@@ -65,23 +78,26 @@ def options(server: str) -> str:
     return f"?endpoint_override={server}&scheme=http&region=us-east-1"
 
 
+@pytest.fixture(scope="module")
+def log(storage: fs.S3FileSystem, options: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URI of a log on the server, without the files that no reader opens. Each file costs three requests."""
+    folder = tmp_path_factory.mktemp("log")
+    unpack_sample(folder)
+    for path in folder.glob("*/*"):
+        if path.suffix not in (".log", ".metadata"):
+            path.unlink()
+    fs.copy_files(str(folder), "bucket/logs", destination_filesystem=storage)
+    return at("logs", options)
+
+
 def at(path: str, options: str) -> str:
     return f"s3://key:{quote(SECRET, safe='')}@bucket/{path}{options}"
 
 
-def test_logs_on_object_storage_are_read_like_local_ones(
-    spark: SparkSession, storage: fs.S3FileSystem, options: str, tmp_path: Path
-) -> None:
-    unpack_sample(tmp_path / "log")
-    fs.copy_files(str(tmp_path / "log"), "bucket/logs", destination_filesystem=storage)
-
-    uri = at("logs", options)
-    lake = Lake(spark, str(tmp_path / "lake"))
-    s3_driver.grow(lake, uri, READ)
-    assert s3_driver.current(lake) == described_offsets(*READ)
-    # The option `groups` prunes the log partitions.
+def test_a_log_on_object_storage_is_read_like_a_local_one(spark: SparkSession, log: str) -> None:
+    """The option `groups` prunes the log partitions."""
     kcoord.pipeline.register(spark)
-    frame = spark.read.format("kcoord").option("table", "current_offsets").option("groups", "simple-1").load(uri)
+    frame = spark.read.format("kcoord").option("table", "current_offsets").option("groups", "simple-1").load(log)
     expected = described_offsets()
     assert committed_offsets(frame.collect()) == {key: expected[key] for key in expected if key[0] == "simple-1"} != {}
 
@@ -93,55 +109,91 @@ def test_spark_without_the_file_system_is_rejected(spark: SparkSession, storage:
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('catalog')}/catalog.db"
+def s3_spark(spark: SparkSession) -> SparkSession:
+    """Gives the running JVM the jars that a user names in `spark.jars`, so these tests need no JVM of their own."""
+    gateway, hadoop = spark.sparkContext._gateway, spark.sparkContext._jsc.hadoopConfiguration()
+    assert gateway is not None
+    net, loader = gateway.jvm.java.net, hadoop.getClassLoader()
+    for jar in s3_jars():
+        loader.addURL(net.URI(Path(jar).as_uri()).toURL())
+    # Hadoop remembers for each class loader which classes are missing.
+    hadoop.setClassLoader(net.URLClassLoader(gateway.new_array(net.URL, 0), loader))
+    # The test server does not support `Expect: 100-continue`, so each upload would wait for a response to it.
+    spark.conf.set("fs.s3a.connection.expect.continue", "false")
+    return spark
 
 
 @pytest.fixture(scope="module")
-def grown(
-    storage: fs.S3FileSystem, options: str, catalog: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[dict[Key, int]]]:
-    """Format -> committed offsets after each step of the driver."""
-    folder = tmp_path_factory.mktemp("grown")
-    s3_jars()
-    lakes = [f"{table_format}={at(f'lakes/{table_format}', options)}" for table_format in Format]
-    own = {"TYPE": "sql", "URI": catalog}
-    done = subprocess.run(
-        [sys.executable, "-m", s3_driver.__name__, unpack_sample(folder / "log"), *lakes],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            **{f"PYICEBERG_CATALOG__KCOORD__{key}": value for key, value in own.items()},
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    # No library has created a local folder named like a URI.
-    assert {path.name for path in folder.iterdir()} <= {"log", "spark-warehouse", "artifacts"}
-    offsets_by_format: dict[str, list[dict[Key, int]]] = {}
-    *steps, (_, retries) = map(json.loads, done.stdout.splitlines())
-    for race in retries:
-        note_retry(race)
-    for table_format, offsets in steps:
-        offsets_by_format.setdefault(table_format, []).append({tuple(key): offset for key, offset in offsets})
-    return offsets_by_format
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URI of the catalog of Iceberg, which the environment names."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('catalog')}/catalog.db"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYICEBERG_CATALOG__KCOORD__TYPE", "sql")
+        environment.setenv("PYICEBERG_CATALOG__KCOORD__URI", uri)
+        yield uri
 
 
 @pytest.mark.parametrize("table_format", Format)
-def test_a_lake_on_object_storage_grows_like_a_local_one(
-    grown: dict[str, list[dict[Key, int]]],
+def test_a_lake_on_object_storage_grows_and_shrinks_like_a_local_one(
+    s3_spark: SparkSession,
+    log: str,
     storage: fs.S3FileSystem,
     options: str,
     catalog: str,
     table_format: Format,
 ) -> None:
-    steps = grown[table_format]
-    assert steps == [described_offsets(*log_partitions) for log_partitions in s3_driver.STEPS]
+    """The log is on object storage too. Each step uses a new `Lake` object."""
+    uri = at(f"lakes/{table_format}", options)
+    for log_partitions in ((1,), (1, 3)):
+        lake = Lake(s3_spark, uri, table_format)
+        grow(lake, log, log_partitions)
+        offsets = current(lake)
+        assert offsets == described_offsets(*log_partitions)
+    if table_format is Format.PARQUET:
+        # With Parquet a merge consists of several steps. The other formats have one step, whatever its rows are.
+        before = commits(lake)
+        lake = run_compact(lake, uri)
+        assert commits(lake) == before
+        assert len(lake.stored_files("commits")) == 1
+    records = lake.read("records").count()
+    lake = run_compact(lake, uri, "--older-than", "1s")
+    # The last commit of each key is left, in one file.
+    rows = lake.read("commits").collect()
+    assert committed_offsets(rows) == offsets and len(rows) == len(offsets) > 0
+    assert len(lake.stored_files("commits")) == 1
+    assert 0 < lake.read("records").count() < records
+    assert current(lake) == offsets
+
     s3 = S3Options.of(at(f"lakes/{table_format}/gold/current_offsets", options))
     assert s3 is not None
-    assert rows_of_another_reader(s3, storage, catalog, table_format) == len(steps[-1]) > 0
+    assert rows_of_another_reader(s3, storage, catalog, table_format) == len(offsets) > 0
+    # No library has created a local folder named like a URI.
+    assert s3_spark.sparkContext._jvm is not None
+    for folder in (Path.cwd(), s3_spark.sparkContext._jvm.java.lang.System.getProperty("user.dir")):
+        assert not Path(folder, "s3:").exists()
+
+
+def grow(lake: Lake, log: str, log_partitions: tuple[int, ...]) -> None:
+    chosen = ",".join(map(str, log_partitions))
+    unless_too_busy(lambda: ingest(lake, log, {"logPartitions": chosen}))
+
+
+def current(lake: Lake) -> dict[Key, int]:
+    Jobs(lake, LakeSettings(retention_ms=MS_PER_MINUTE)).run("current")
+    return committed_offsets(lake.read("current_offsets").collect())
+
+
+def run_compact(lake: Lake, uri: str, *options: str) -> Lake:
+    """Runs `kcoord lake compact` in this process, with its session of Spark. Returns the lake, opened again."""
+    assert (
+        main(["compact", "--lake", uri, "--format", lake.format, "--retention-minutes", "1", "--grace", "0", *options])
+        == 0
+    )
+    return Lake(lake.spark, uri, lake.format)
+
+
+def commits(lake: Lake) -> list[tuple[int, int]]:
+    return sorted(map(tuple, lake.read("commits").select("log_partition", "log_offset").collect()))
 
 
 def rows_of_another_reader(s3: S3Options, storage: fs.S3FileSystem, catalog: str, table_format: Format) -> int:
