@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.client_assignors import select
@@ -179,9 +179,37 @@ def _assignment(
     return assignment
 
 
-def classic_group(
-    groups: Mapping[str, Group], group_id: str, api_version: int
-) -> DescribeGroupsResponse.DescribedGroup:
+MemberFields: TypeAlias = tuple[str, str | None, str, str, bytes, bytes]
+"""Member id, instance id, client id, client host, metadata and assignment of a classic member."""
+
+
+@dataclass(slots=True)
+class ClassicDescription:
+    """A described classic group whose members are still to be described, from fields that do not change.
+
+    So `complete` may run in a thread.
+    """
+
+    group: DescribeGroupsResponse.DescribedGroup
+    members: Sequence[MemberFields] = ()
+
+    def complete(self) -> DescribeGroupsResponse.DescribedGroup:
+        """Returns the group with its members."""
+        self.group.members = [
+            DescribeGroupsResponse.DescribedGroupMember(
+                member_id=member_id,
+                group_instance_id=instance_id,
+                client_id=client_id,
+                client_host=client_host,
+                member_metadata=metadata,
+                member_assignment=assignment,
+            )
+            for member_id, instance_id, client_id, client_host, metadata, assignment in self.members
+        ]
+        return self.group
+
+
+def classic_group(groups: Mapping[str, Group], group_id: str, api_version: int) -> ClassicDescription:
     """Describes a classic group for DescribeGroups; any other group is Dead to this API.
 
     Member metadata is shown only if the group is Stable, the last assignments always (Kafka 4.3.1).
@@ -189,25 +217,26 @@ def classic_group(
     group = groups.get(group_id)
     if not isinstance(group, ClassicGroup):
         text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a classic group."
-        return _no_classic_group(group_id, text, api_version)
-    stable = group.state is GroupState.STABLE
-    return DescribeGroupsResponse.DescribedGroup(
+        return ClassicDescription(_no_classic_group(group_id, text, api_version))
+    stable, protocol = group.state is GroupState.STABLE, group.protocol
+    described = DescribeGroupsResponse.DescribedGroup(
         group_id=group.group_id,
         group_state=group.state.value,
         protocol_type=group.protocol_type,
-        protocol_data=(group.protocol or "") if stable else "",
-        members=[
-            DescribeGroupsResponse.DescribedGroupMember(
-                member_id=member.member_id,
-                group_instance_id=member.instance_id,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                member_metadata=member.metadata(group.protocol) if stable else b"",
-                member_assignment=b"" if member.is_assignment_withdrawn else member.assignment,
-            )
-            for member in group.members.values()
-        ],
+        protocol_data=(protocol or "") if stable else "",
     )
+    members = [
+        (
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            member.metadata(protocol) if stable else b"",
+            b"" if member.is_assignment_withdrawn else member.assignment,
+        )
+        for member in group.members.values()
+    ]
+    return ClassicDescription(described, members)
 
 
 def _no_classic_group(group_id: str, text: str, api_version: int) -> DescribeGroupsResponse.DescribedGroup:

@@ -91,7 +91,6 @@ if TYPE_CHECKING:
         ConsumerGroupPrepareAssignmentRequest,
         ConsumerGroupPrepareAssignmentResponse,
         DeleteGroupsResponse,
-        DescribeGroupsResponse,
         HeartbeatRequest,
         HeartbeatResponse,
         JoinGroupRequest,
@@ -299,7 +298,7 @@ class GroupCoordinatorShard:
 
     def describe_groups(
         self, context: OperationContext, group_ids: list[str]
-    ) -> CoordinatorResult[list[DescribeGroupsResponse.DescribedGroup]]:
+    ) -> CoordinatorResult[list[describe.ClassicDescription]]:
         """DescribeGroups: classic groups, one per id, in that order; other groups are Dead to this API."""
         return CoordinatorResult(
             [describe.classic_group(self._groups, group_id, context.api_version) for group_id in group_ids]

@@ -21,7 +21,7 @@ def context() -> GroupContext:
 
 
 def describe(context: GroupContext, group: str, api_version: int = 6) -> DescribeGroupsResponse.DescribedGroup:
-    return context.run(lambda ctx: context.shard.describe_groups(ctx, [group]), api_version)[0]
+    return context.run(lambda ctx: context.shard.describe_groups(ctx, [group]), api_version)[0].complete()
 
 
 def state(context: GroupContext, group: str = "g") -> str:

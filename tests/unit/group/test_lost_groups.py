@@ -69,7 +69,7 @@ def delete_offset(context: GroupContext, partition: int) -> int:
 def test_offsets_before_the_tombstone_of_their_group_have_a_group_and_can_be_deleted(kind: str) -> None:
     context = orphaned(kind)
     assert listed(context.shard) == {"g": ("Empty", "", "classic")}
-    (described,) = context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]))
+    described = context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]))[0].complete()
     assert (described.error_code, described.group_state, described.protocol_type) == (0, "Empty", "")
     assert delete_offset(context, 0) == 0
     assert delete_offset(context, 3) == Errors.UNKNOWN_TOPIC_OR_PARTITION

@@ -28,7 +28,7 @@ def context() -> GroupContext:
 
 
 def described(context: GroupContext) -> DescribeGroupsResponse.DescribedGroup:
-    return context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]), 6)[0]
+    return context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]), 6)[0].complete()
 
 
 def classic(context: GroupContext, count: int, **more: object) -> list[ClassicConsumer]:

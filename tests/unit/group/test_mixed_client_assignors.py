@@ -58,7 +58,7 @@ def rejoin(member: ClassicConsumer) -> None:
 
 
 def described(context: ClientContext) -> DescribeGroupsResponse.DescribedGroup:
-    return context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]), 6)[0]
+    return context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]), 6)[0].complete()
 
 
 def refusal(context: ClientContext, *assignors: ClientAssignor) -> KafkaError:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from kcoord.coordinator.group.describe import ClassicDescription
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorized_operations import operations_on
@@ -33,21 +34,30 @@ def handle(broker: Broker, context: RequestContext, request: DescribeGroupsReque
             if group_id not in allowed
         ]
 
-    def failed(group_id: str, error: KafkaError) -> DescribedGroup:
-        return _failed(group_id, error, context.api_version)
+    def failed(group_id: str, error: KafkaError) -> ClassicDescription:
+        return ClassicDescription(_failed(group_id, error, context.api_version))
 
-    def respond(groups: list[DescribedGroup]) -> Reply[DescribeGroupsResponse]:
+    def respond(groups: list[ClassicDescription]) -> Reply[DescribeGroupsResponse]:
         if request.include_authorized_operations:
-            for group in groups:
+            for description in groups:
+                group = description.group
                 if group.error_code == 0:
                     group.authorized_operations = operations_on(context.rights, ResourceType.GROUP, group.group_id)
-        response = DescribeGroupsResponse(groups=refused + groups)
-        if sum(len(group.members) for group in groups) <= LARGE_RESPONSE_ITEMS:
-            return response
-        return broker.spawn(broker.made_in_thread(lambda: response, context.api_version))
+
+        def complete() -> DescribeGroupsResponse:
+            return DescribeGroupsResponse(groups=refused + [group.complete() for group in groups])
+
+        if sum(len(description.members) for description in groups) <= LARGE_RESPONSE_ITEMS:
+            return complete()
+        return broker.spawn(broker.made_in_thread(complete, context.api_version))
 
     answers = ask_each_shard(
-        broker, context, group_ids, GroupCoordinatorShard.describe_groups, lambda group: group.group_id, failed
+        broker,
+        context,
+        group_ids,
+        GroupCoordinatorShard.describe_groups,
+        lambda description: description.group.group_id,
+        failed,
     )
     return chain_reply(answers, respond)
 
