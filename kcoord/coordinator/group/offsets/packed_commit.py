@@ -13,7 +13,8 @@ replay of these records does. In any doubt `prepare` returns False, and the requ
 are found again if `layout` has changed. Permission is re-checked whenever the group or the metadata image has changed.
 
 A plan is used rarely, so its memory is usually not in the processor's cache, and a cache miss costs as much as ten
-steps of Python. Plans therefore share equal parts, and a plan with one partition has a special case.
+steps of Python. Plans therefore share equal parts, keep nothing of a commit after its replay, and have special cases
+for one partition and for rows that follow each other.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.group import Group, heartbeat_timer
 from kcoord.coordinator.group.offsets.committed_offsets import (
     CELL_BYTES,
+    CELL_END,
     TIME,
     TIME_BYTES,
     CommittedOffsets,
@@ -58,6 +60,8 @@ _NO_HEADERS: Final = b"\0"
 _PARTITION: Final = Struct(">i")
 _RECORD_PARTS: Final = 5
 """The parts of a record: start; key; partition and start of the value; offset and leader epoch; rest."""
+_KEY_PART: Final = 1
+_VALUE_START_PART: Final = 2
 _CELL_PART: Final = 3
 _REST_PART: Final = 4
 
@@ -72,6 +76,23 @@ def _record_starts(record_bytes: int, first_delta: int, count: int) -> tuple[byt
 @lru_cache(maxsize=4096)
 def _value_start(partition: int) -> bytes:
     return _PARTITION.pack(partition) + encode_varint(_VALUE_BYTES) + _VALUE_VERSION
+
+
+@lru_cache(maxsize=1024)
+def _record_parts(partitions: tuple[int, ...]) -> list[bytes]:
+    """Returns the parts of the records of these partitions, of which only the starts of the values are set."""
+    return [part for partition in partitions for part in (b"", b"", _value_start(partition), b"", b"")]
+
+
+@lru_cache(maxsize=1024)
+def _row_parts(partitions: tuple[int, ...]) -> list[bytes]:
+    """Returns the parts of the rows of these partitions, in which every second part is left for a cell."""
+    parts = [CELL_END]
+    for partition in partitions:
+        parts[-1] += _PARTITION.pack(partition)
+        parts += b"", CELL_END
+    parts[0] = parts[0].removeprefix(CELL_END)
+    return parts
 
 
 @lru_cache(maxsize=8192)
@@ -118,32 +139,34 @@ class TopicPlan:
 
     __slots__ = (
         "cells_at",
-        "is_only",
+        "key_start",
         "layout",
         "name",
         "partitions",
         "place",
         "record_bytes",
+        "record_parts",
         "record_rest",
         "row",
+        "row_parts",
         "times_at",
         "topic_id",
     )
 
-    def __init__(self, shape: TopicShape, *, is_only: bool) -> None:
+    def __init__(self, shape: TopicShape) -> None:
         self.name = shape.name
         self.topic_id = shape.topic_id
         self.partitions = tuple(shape.partitions)
         self.record_bytes = 0
         """The size of a record without its length, attributes, timestamp delta and offset delta."""
-        self.record_rest = b""
+        self.key_start = self.record_rest = b""
+        self.record_parts, self.row_parts = _record_parts(self.partitions), _row_parts(self.partitions)
         self.place: TopicOffsets | None = None
         self.layout = -1
+        self.row = -1
+        """The first row, if all rows follow each other in the order of the partitions. Otherwise -1."""
         self.cells_at: Sequence[int] = ()
         self.times_at: Sequence[int] = ()
-        self.is_only = is_only
-        """True if the plan has a single partition. Then `row` is used instead of `cells_at` and `times_at`."""
-        self.row = -1
 
     def find_rows(self, place: TopicOffsets) -> bool:
         """Looks up the rows; returns False if a partition has no row."""
@@ -151,12 +174,38 @@ class TopicPlan:
         if rows is None:
             return False
         self.place, self.layout = place, place.layout
-        if self.is_only:
+        if rows == list(range(rows[0], rows[0] + len(rows))):
             self.row = rows[0]
         else:
+            self.row = -1
             self.cells_at = array("I", (row * CELL_BYTES + _PARTITION.size for row in rows))
             self.times_at = array("I", (row * TIME_BYTES for row in rows))
         return True
+
+    def encode_records(self, starts: Sequence[bytes], cells: Sequence[bytes], before_rest: bytes) -> bytes:
+        count = len(starts)
+        parts = self.record_parts.copy()
+        parts[::_RECORD_PARTS] = starts
+        parts[_KEY_PART::_RECORD_PARTS] = [self.key_start] * count
+        parts[_CELL_PART::_RECORD_PARTS] = cells
+        parts[_REST_PART::_RECORD_PARTS] = [before_rest + self.record_rest] * count
+        return b"".join(parts)
+
+    def replay(self, values: Sequence[bytes], timestamp_ms: int) -> None:
+        """Writes offsets and leader epochs into the rows."""
+        place, row = self.place, self.row
+        assert place is not None and place.layout == self.layout, "G-10: rows moved since the commit was prepared"
+        cells, times = place.cells, place.times
+        if row >= 0:
+            after = row + len(values)
+            parts = self.row_parts.copy()
+            parts[1::2] = values
+            cells[row * CELL_BYTES : after * CELL_BYTES] = b"".join(parts)
+            times[row * TIME_BYTES : after * TIME_BYTES] = TIME.pack(timestamp_ms) * len(values)
+            return
+        for cell_at, time_at, value in zip(self.cells_at, self.times_at, values, strict=True):
+            _put_cell(cells, cell_at, value)
+            _put_time(times, time_at, timestamp_ms)
 
 
 class CommitPlan:
@@ -172,7 +221,6 @@ class CommitPlan:
         "_image",
         "_is_single",
         "_offsets",
-        "_parts",
         "_shape",
         "_timer_key",
         "_topics",
@@ -189,14 +237,12 @@ class CommitPlan:
         self._shape = shape
         self.count = sum(len(topic.partitions) for topic in shape.topics)
         self._is_single = self.count == len(shape.topics) == 1
-        self._topics = tuple([TopicPlan(topic, is_only=self._is_single) for topic in shape.topics])
+        self._topics = tuple([TopicPlan(topic) for topic in shape.topics])
         self.timer: Schedule | None = None
         self._timer_key: TimerKey | None = None
         self._image: MetadataImage | None = None
         self._group: Group | None = None
         self._group_version: object = None
-        self._parts: list[bytes] = []
-        """The parts of all records. If there is only one record: its key and the start of its value."""
         self._cells: Sequence[bytes] = ()
         self.timestamp_ms = 0
         self._offsets: CommittedOffsets | None = None
@@ -215,15 +261,11 @@ class CommitPlan:
         return True
 
     def _lay_out(self) -> None:
-        parts: list[bytes] = []
         for topic in self._topics:
             key = _KEY_TYPE + OffsetCommitKey(group=self.group_id, topic=topic.name).encode(0)
-            key_start = encode_varint(len(key)) + key[: -_PARTITION.size]
-            topic.record_bytes = len(key_start) + _PARTITION.size + 2 + _VALUE_BYTES
+            topic.key_start = shared(encode_varint(len(key)) + key[: -_PARTITION.size])
+            topic.record_bytes = len(topic.key_start) + _PARTITION.size + 2 + _VALUE_BYTES
             topic.record_rest = shared(_TOPIC_ID_TAG + topic.topic_id + _NO_HEADERS)
-            for partition in topic.partitions:
-                parts += b"", shared(key_start), _value_start(partition), b"", b""
-        self._parts = parts[1:_CELL_PART] if self._is_single else parts
 
     def prepare(
         self,
@@ -281,50 +323,43 @@ class CommitPlan:
 
     def encode_records(self, first_delta: int) -> bytes:
         """Returns the records of the prepared commit (`PackedRecords`)."""
-        before_rest = _BEFORE_TIMESTAMP + TIME.pack(self.timestamp_ms)
-        parts = self._parts
+        before_rest, cells = _BEFORE_TIMESTAMP + TIME.pack(self.timestamp_ms), self._cells
         if self._is_single:
             topic = self._topics[0]
             (start,) = _record_starts(topic.record_bytes, first_delta, 1)
-            return b"".join((start, *parts, self._cells[0], before_rest, topic.record_rest))
-        starts: list[bytes] = []
-        rests: list[bytes] = []
+            value_start = topic.record_parts[_VALUE_START_PART]
+            return b"".join((start, topic.key_start, value_start, cells[0], before_rest, topic.record_rest))
+        bodies, at = [], 0
         for topic in self._topics:
             count = len(topic.partitions)
-            starts += _record_starts(topic.record_bytes, first_delta, count)
-            rests += [before_rest + topic.record_rest] * count
-            first_delta += count
-        parts[::_RECORD_PARTS] = starts
-        parts[_CELL_PART::_RECORD_PARTS] = self._cells
-        parts[_REST_PART::_RECORD_PARTS] = rests
-        return b"".join(parts)
+            starts = _record_starts(topic.record_bytes, first_delta + at, count)
+            bodies.append(topic.encode_records(starts, cells[at : at + count], before_rest))
+            at += count
+        return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
     def replay(self) -> None:
         """Writes the prepared commit into the rows that `prepare` has found, or into new ones."""
+        cells, self._cells = self._cells, ()
         if self._offsets is not None:
-            self._put(self._offsets)
+            self._put(self._offsets, cells)
             return
-        timestamp_ms = self.timestamp_ms
         if self._is_single:
             topic = self._topics[0]
             place, row = topic.place, topic.row
             assert place is not None and place.layout == topic.layout, (
                 "G-9: the row moved since the commit was prepared"
             )
-            _put_cell(place.cells, row * CELL_BYTES + _PARTITION.size, self._cells[0])
-            _put_time(place.times, row * TIME_BYTES, timestamp_ms)
+            _put_cell(place.cells, row * CELL_BYTES + _PARTITION.size, cells[0])
+            _put_time(place.times, row * TIME_BYTES, self.timestamp_ms)
             return
-        values = iter(self._cells)
+        at = 0
         for topic in self._topics:
-            place = topic.place
-            assert place is not None and place.layout == topic.layout, "G-10: rows moved since the commit was prepared"
-            cells, times = place.cells, place.times
-            for cell_at, time_at, value in zip(topic.cells_at, topic.times_at, values, strict=False):
-                _put_cell(cells, cell_at, value)
-                _put_time(times, time_at, timestamp_ms)
+            after = at + len(topic.partitions)
+            topic.replay(cells[at:after], self.timestamp_ms)
+            at = after
 
-    def _put(self, offsets: CommittedOffsets) -> None:
-        values = iter(self._cells)
+    def _put(self, offsets: CommittedOffsets, cells: Sequence[bytes]) -> None:
+        values = iter(cells)
         for topic in self._topics:
             place = offsets.topic_for(self.group_id, topic.name)
             if not place.cells:
