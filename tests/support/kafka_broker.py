@@ -10,14 +10,13 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kcoord_protocol.uuid import uuid_to_string
-from tests.support.class_archives import archive_options, cache_folder
+from tests.support.class_archives import archive_options, cache_folder, only_one_makes
 from tests.support.java import QUICK_START
 from tests.support.kafka_jars import VERSION, KafkaJars
 from tests.support.ports import free_ports
@@ -26,6 +25,8 @@ from tests.support.waiting import wait_until
 
 START_SECONDS = 90.0
 STOP_SECONDS = 30.0
+_DUMP_SECONDS = 300.0
+"""Bounds the end of a broker that writes an archive of its classes."""
 _JAVA_OPTIONS = f"-Xms128m -Xmx384m {QUICK_START}"
 
 
@@ -63,12 +64,12 @@ class KafkaBroker:
         except (OSError, KafkaException):
             return False
 
-    def stop(self) -> None:
-        """Stops the broker with SIGTERM. Further calls do nothing."""
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Stops the broker with SIGTERM, and with SIGKILL after `seconds`. Further calls do nothing."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(STOP_SECONDS)
+                self._process.wait(seconds)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -99,7 +100,7 @@ def _archive_options(jars: KafkaJars) -> str:
 
     def dump(options: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            KafkaBroker(jars, Path(folder), java_options=f"{_JAVA_OPTIONS} {options}").stop()
+            KafkaBroker(jars, Path(folder), java_options=f"{_JAVA_OPTIONS} {options}").stop(_DUMP_SECONDS)
 
     return archive_options("kafka-broker", "java", QUICK_START, jars.class_path, dump)
 
@@ -107,10 +108,10 @@ def _archive_options(jars: KafkaJars) -> str:
 def _format(jars: KafkaJars, logs: Path) -> None:
     """Writes what `kafka-storage format` writes. The tool runs once for each version of Kafka, because it takes 2 s."""
     formatted = cache_folder() / f"kafka-{jars.version}-formatted"
-    if not formatted.exists():
-        with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-            _run_format(jars, Path(folder))
-            with suppress(OSError):  # Another process has written it meanwhile.
+    with only_one_makes(formatted.name):
+        if not formatted.exists():
+            with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+                _run_format(jars, Path(folder))
                 Path(folder, "logs").rename(formatted)
     shutil.copytree(formatted, logs, dirs_exist_ok=True)
     cluster_id, directory_id = (uuid_to_string(os.urandom(16)) for _ in range(2))

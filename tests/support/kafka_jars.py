@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import IO
 
 from kcoord.testing import start_broker
-from tests.support.class_archives import archive_options, cache_folder
+from tests.support.class_archives import archive_options, cache_folder, only_one_makes
 from tests.support.java import SHORT_LIVED
 from tests.support.shared import ROOT, missing, shared
 from tests.support.waiting import wait_until
@@ -58,13 +58,14 @@ def _class_path(name: str, pom: str) -> str:
             missing(f"{needed} is not installed")
     folder = cache_folder()
     cache = folder / f"{name}.classpath"
-    if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().strip().split(":"))):
-        pom_file = folder / f"{name}.xml"
-        pom_file.write_text(pom)
-        command = ["mvn", "-q", "-f", str(pom_file), "dependency:build-classpath"]
-        command += [f"-Dmdep.outputFile={cache}", "-Dmdep.includeScope=runtime"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
-        assert done.returncode == 0, done.stdout + done.stderr
+    with only_one_makes(cache.name):
+        if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().strip().split(":"))):
+            pom_file = folder / f"{name}.xml"
+            pom_file.write_text(pom)
+            command = ["mvn", "-q", "-f", str(pom_file), "dependency:build-classpath"]
+            command += [f"-Dmdep.outputFile={cache}", "-Dmdep.includeScope=runtime"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
+            assert done.returncode == 0, done.stdout + done.stderr
     return cache.read_text().strip()
 
 
