@@ -181,6 +181,7 @@ def _ingest(options: argparse.Namespace) -> int:
     run = LakeRun(options)
     if options.follow is None:
         run.copy_new_records()
+        run.update_silver()
     else:
         run.follow(options.follow)
     return 0

@@ -82,9 +82,9 @@ class LakeRun:
         return Lake(self._session, self._options.lake, Format(self._options.format), cluster)
 
     def copy_new_records(self) -> None:
-        """Copies the log up to its present end, with a sample of the brokers, and updates the silver tables.
+        """Copies the log up to its present end, with a sample of the brokers, and audit logs.
 
-        Copies audit logs too. Starts Spark, unless there is nothing to answer from.
+        Starts Spark, unless there is nothing to answer from.
         """
         self._copy_audit_logs()
         if self._ingest is None:
@@ -96,6 +96,9 @@ class LakeRun:
         self._add_sample()
         while (done := self._ingest.next()) is not None:
             self._report(done)
+
+    def update_silver(self) -> None:
+        """Updates the silver tables, if there are records."""
         if self.lake.note("records") is not None:
             self.jobs(self.lake).ensure_all(SILVER)
 
@@ -112,7 +115,7 @@ class LakeRun:
                     self._add_sample()
                     while not stop.is_set() and (done := ingest.next()) is not None:
                         self._report(done)
-                        self.jobs(self.lake).ensure_all(SILVER)
+                        self.update_silver()
                 except BrokerError as error:
                     if not error.is_retriable:
                         raise

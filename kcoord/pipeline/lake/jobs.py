@@ -23,7 +23,7 @@ makes the table and then writes its note. Inputs come first, and a run makes eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import Final
 
@@ -126,13 +126,17 @@ class Jobs:
     def ensure_all(self, names: Iterable[str]) -> None:
         """Updates the tables, after their inputs. Those that no job makes are left as they are."""
         pending = [name for name in _with_inputs(names) if name not in self._ready]
+        running: dict[Future[None], str] = {}
         with ThreadPoolExecutor(_THREADS if self._is_small else 1) as threads:
-            while pending:
-                ready = [name for name in pending if not _INPUTS[name].intersection(pending)]
-                for _ in threads.map(self._update, ready):
-                    pass  # an error of a table is raised here
-                pending = [name for name in pending if name not in ready]
-                self._ready.update(ready)
+            while pending or running:
+                # A table waits for its own inputs only, so that no thread is idle while a slow table is made.
+                missing = {*pending, *running.values()}
+                for name in [name for name in pending if not _INPUTS[name].intersection(missing)]:
+                    pending.remove(name)
+                    running[threads.submit(self._update, name)] = name
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    done.result()  # an error of a table is raised here
+                    self._ready.add(running.pop(done))
 
     def _update(self, name: str) -> None:
         if name == "commits":
