@@ -52,11 +52,8 @@ DEFAULT_CLUSTER: Final = "default"
 _CLUSTERS: Final = "clusters"
 """The file that a lake has if its tables have the column `cluster`."""
 _CLUSTER_ID: Final = "cluster_id"
-_MANY_ROWS: Final = frozenset({"records", "lag"})
-"""Tables that may grow beyond the memory of this process even in a small lake.
-
-A batch of records counts as part of the lake after it is written. `lag` has a row per key for each sample.
-"""
+_MOST_ROWS: Final = 200_000
+"""This process writes at most so many rows of `lag`, which has a row per key for each sample."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 """Names of clusters, which are parts of paths."""
 
@@ -252,11 +249,24 @@ class Lake:
         (`LakeTable.conform`). This process writes the few rows of a small lake itself. Spark would start about ten
         programs per table to set the modes of its files.
         """
-        if self._fits_one_task and name not in _MANY_ROWS:
-            self._replace_rows(name, frame.toArrow().cast(TABLES[name].arrow_schema), whole=whole)
+        rows = self._few_rows(name, frame) if self._fits_one_task else None
+        if rows is not None:
+            self._replace_rows(name, rows.cast(TABLES[name].arrow_schema), whole=whole)
             return
         self._frames.pop(name, None)
         self._store.replace(TABLES[name], frame, whole=whole)
+
+    def _few_rows(self, name: str, frame: DataFrame) -> pa.Table | None:
+        """Returns the rows to write into a table of a small lake, or None if they may not fit into this process.
+
+        A batch of records counts as part of the lake after it is written.
+        """
+        if name == "records":
+            return None
+        if name != "lag":
+            return frame.toArrow()
+        rows = frame.limit(_MOST_ROWS + 1).toArrow()
+        return rows if len(rows) <= _MOST_ROWS else None
 
     def stored_files(self, name: str) -> list[StoredFile]:
         return self._store.stored_files(TABLES[name])
