@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 from pyspark.find_spark_home import _find_spark_home
@@ -95,7 +96,15 @@ def check_java() -> None:
             "Spark needs Java 17 or newer, but `java` is neither in JAVA_HOME nor in PATH; "
             "install it (Debian: openjdk-17-jre-headless)"
         )
-    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = output.partition('"')[2].partition('"')[0].partition(".")[0]
+    version = _release_of(java).partition('"')[2].partition('"')[0].partition(".")[0]
     if version.isdigit() and int(version) < _OLDEST_JAVA:
         raise LakeError(f"Spark needs Java 17 or newer, but {java} has version {version}")
+
+
+def _release_of(java: str) -> str:
+    """Returns a text in which the version is the first thing in quotes. Starting Java to ask it takes much longer."""
+    try:
+        lines = (Path(java).resolve().parents[1] / "release").read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith("JAVA_VERSION="))
+    except (OSError, IndexError, StopIteration, UnicodeDecodeError):
+        return subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
