@@ -401,3 +401,10 @@ def test_range_orders_static_members_first_and_by_instance_id() -> None:
 @pytest.mark.parametrize("name", sorted(ASSIGNORS))
 def test_a_group_without_members(name: str) -> None:
     assert ASSIGNORS[name].assign({}, {topic(1): 3}) == {}
+
+
+def test_uniform_makes_the_partitions_of_whole_topics_once_per_size() -> None:
+    members = {"a": MemberSpec(None, None, [topic(1), topic(2), topic(3)], {})}
+    assigned = ASSIGNORS["uniform"].assign(members, {topic(1): 3, topic(2): 3, topic(3): 2})["a"]
+    assert assigned == {topic(1): {0, 1, 2}, topic(2): {0, 1, 2}, topic(3): {0, 1}}
+    assert assigned[topic(1)] is assigned[topic(2)]

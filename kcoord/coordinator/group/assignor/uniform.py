@@ -86,7 +86,7 @@ def topic_classes(subscriptions: Iterable[Subscription], partition_counts: Mappi
 class PartitionSpace:
     """The flat numbering of the partitions of some topics."""
 
-    __slots__ = ("base_of", "counts", "ends", "topic_ids", "total")
+    __slots__ = ("_whole", "base_of", "counts", "ends", "topic_ids", "total")
 
     def __init__(self, topic_ids: Iterable[bytes], partition_counts: Mapping[bytes, int]) -> None:
         self.topic_ids = sorted({topic_id for topic_id in topic_ids if topic_id in partition_counts})
@@ -99,6 +99,8 @@ class PartitionSpace:
             self.base_of[topic_id] = (self.total, count)
             self.total += count
             self.ends.append(self.total)
+        self._whole: dict[int, frozenset[int]] = {}
+        """Number of partitions -> all of them. Topics of the same size share the set."""
 
     def flatten(self, assigned: Claim) -> list[int]:
         """Returns the ascending flat numbers of the partitions in `assigned` that exist."""
@@ -121,11 +123,17 @@ class PartitionSpace:
             base = end - self.counts[topic]
             stop = size if flat[-1] < end else bisect_left(flat, end, start)
             first, last = flat[start] - base, flat[stop - 1] - base
-            assigned[self.topic_ids[topic]] = frozenset(
-                range(first, last + 1)
-                if last - first == stop - start - 1
-                else [number - base for number in flat[start:stop]]
-            )
+            count = stop - start
+            if count == self.counts[topic]:
+                # A group of one member gets all partitions in the turn of its first heartbeat.
+                partitions = self._whole.get(count)
+                if partitions is None:
+                    partitions = self._whole[count] = frozenset(range(count))
+            elif last - first == count - 1:
+                partitions = frozenset(range(first, last + 1))
+            else:
+                partitions = frozenset([number - base for number in flat[start:stop]])
+            assigned[self.topic_ids[topic]] = partitions
             start = stop
         return assigned
 
