@@ -257,9 +257,11 @@ def _partitions_with_epochs(
     topics = []
     for topic_id, epochs in sorted(assignment.items()):
         partitions = sorted(epochs)
+        # The partitions of a large assignment are usually in order. Then no lookups are necessary.
+        values = [*epochs.values()] if partitions == [*epochs] else [epochs[p] for p in partitions]
         topics.append(
             ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions(
-                topic_id=topic_id, partitions=partitions, assignment_epochs=[epochs[p] for p in partitions]
+                topic_id=topic_id, partitions=partitions, assignment_epochs=values
             )
         )
     return topics

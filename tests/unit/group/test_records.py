@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.group import ConsumerGroupMember
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -53,6 +54,14 @@ def test_the_time_when_a_group_became_empty_is_in_the_log(empty_since_ms: int, k
     assert isinstance(stored.value, ConsumerGroupMetadataValue)
     assert records.empty_since_from(stored.value) == kept
     assert not records.is_migration(stored.value)
+
+
+@pytest.mark.parametrize("assigned", [{1: 5, 16: 7}, {16: 7, 1: 5}])
+def test_partitions_are_in_order_in_the_record_of_a_member(assigned: dict[int, int]) -> None:
+    value = records.new_current_assignment_record("g", ConsumerGroupMember("m", assigned={TOPIC_ID: assigned})).value
+    assert isinstance(value, ConsumerGroupCurrentMemberAssignmentValue)
+    topic = value.assigned_partitions[0]
+    assert (topic.partitions, topic.assignment_epochs) == ([1, 16], [5, 7])
 
 
 def test_partitions_without_assignment_epochs_have_the_member_epoch() -> None:

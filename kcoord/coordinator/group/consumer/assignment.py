@@ -34,7 +34,7 @@ changed since. Each state of a topic is digested once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress
@@ -118,7 +118,7 @@ class CurrentAssignmentBuilder:
         member = self.member
         kept: dict[bytes, Mapping[int, int]] = {}
         revoked: dict[bytes, Mapping[int, int]] = {}
-        taken: dict[bytes, list[int]] = {}
+        taken: dict[bytes, Collection[int]] = {}
         unreleased = False
         for topic_id in sorted(member.assigned.keys() | self.target.keys()):
             target = self.target.get(topic_id, frozenset()) if topic_id in self.subscribed_topic_ids else frozenset()
@@ -127,11 +127,13 @@ class CurrentAssignmentBuilder:
                 kept[topic_id] = stay
             if leave := {p: epoch for p, epoch in assigned.items() if p not in target}:
                 revoked[topic_id] = leave
-            missing = free = sorted(target.difference(assigned) if assigned else target)
+            # `dict.fromkeys` reserves the space for a set at once, and for a list step by step.
+            missing: Collection[int] = target.difference(assigned) if assigned else target
+            free = missing
             if owners := self.owners_of(topic_id):
                 # The member has just revoked these, but the group still has it as their owner until the replay.
                 revoked_before = member.pending_revocation.get(topic_id, {})
-                free = [p for p in missing if p in revoked_before or p not in owners]
+                free = [p for p in sorted(missing) if p in revoked_before or p not in owners]
             unreleased = unreleased or len(free) < len(missing)
             if free:
                 taken[topic_id] = free

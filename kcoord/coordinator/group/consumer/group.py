@@ -589,7 +589,10 @@ class ConsumerGroup:
             if not owners:
                 self._owners.pop(topic_id, None)
         for member_id, topic_id, partitions in _owned_partitions(new):
-            self._owners.setdefault(topic_id, {}).update(dict.fromkeys(partitions, member_id))
+            theirs = dict.fromkeys(partitions, member_id)
+            owners = self._owners.setdefault(topic_id, theirs)
+            if owners is not theirs:
+                owners.update(theirs)
 
     # Questions of a heartbeat about the group with `changed`, a member whose records are not replayed yet.
 
