@@ -50,6 +50,8 @@ _QUICK: Final = {
     SHUFFLE_PARTITIONS: "1",
     # Sending a table to the tasks is a job of its own. Without it the one task of a small query joins the tables.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
+    # Spark looks for filters that follow from other filters, in each step of each plan. Here they would save few rows.
+    "spark.sql.constraintPropagation.enabled": "false",
     # The listeners of the web interface format the plan of every query, even without the web interface.
     "spark.sql.ui.explainMode": "simple",
     # With it, each call of a column's method sends its place in the Python code to the JVM.
