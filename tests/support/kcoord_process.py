@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kcoord.cli import main
+from tests.support.ports import free_ports
 from tests.support.private_network import enter_network, network_of_thread
 from tests.support.waiting import wait_until
 
@@ -155,8 +156,10 @@ class KcoordProcess:
 
     def spawn(self) -> int:
         """Starts the process without waiting. Returns the position in the log file at which its output begins."""
+        # A port that Linux chose could be that of another test's connection when the broker restarts.
+        first = self.port or free_ports(int(self.overrides.get("group.coordinator.threads", "1")))
         settings = {
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{first}",
             "log.dirs": str(self.data),
             **({"kcoord.worker.ports": ",".join(map(str, self.ports))} if len(self.ports) > 1 else {}),
             **self.overrides,
