@@ -145,12 +145,14 @@ class Driver:
         self._process.wait()
 
     def check(self) -> None:
-        assert self._process is not None and self._process.poll() is None, f"the driver ended; its log: {self.log}"
+        assert self._process is not None
+        assert self._process.poll() is None, f"the driver ended; the end of its log:\n{self.log.read_text()[-5000:]}"
 
     def stop(self) -> None:
         """Ends the job between two steps with SIGTERM, to which the driver's Python reacts."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # It ended by itself, which `check` has said.
+            os.killpg(self._process.pid, signal.SIGTERM)
         self._process.wait(_STOP_SECONDS)
 
 
