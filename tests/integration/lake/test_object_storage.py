@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ from tests.support.offsets_sample import Key, committed_offsets, described_offse
 from tests.support.spark import unless_too_busy
 
 SECRET = "se/cret"
-
+EXPECT_CONTINUE = "fs.s3a.connection.expect.continue"
+"""If true, each upload would wait for a response that the test server does not send."""
 
 SERVER = """
 import sys
@@ -108,6 +110,21 @@ def test_spark_without_the_file_system_is_rejected(spark: SparkSession, storage:
     assert SECRET not in str(rejected.value)
 
 
+def test_a_command_with_the_jars_of_the_guide_keeps_a_lake_on_object_storage(
+    storage: fs.S3FileSystem, options: str, tmp_path: Path
+) -> None:
+    """The command starts a JVM of its own, which gets the jars as the guide about clusters of Spark shows."""
+    job = ["current", "--log", unpack_sample(tmp_path), "--option", "logPartitions=1", "--lake", at("guide", options)]
+    settings = [f"spark.jars={','.join(s3_jars())}", f"spark.hadoop.{EXPECT_CONTINUE}=false"]
+    confs = [word for setting in settings for word in ("--conf", setting)]
+    command = [sys.executable, "-m", "kcoord", "lake", *job, *confs, "--json", "--limit", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout[done.stdout.index('{\n  "current_offsets"') :])["current_offsets"]
+    assert committed_offsets(rows) == described_offsets(1)
+    assert len(pq.read_table("bucket/guide/gold/current_offsets", filesystem=storage)) == len(rows) > 0
+
+
 @pytest.fixture(scope="module")
 def s3_spark(spark: SparkSession) -> SparkSession:
     """Gives the running JVM the jars that a user names in `spark.jars`, so these tests need no JVM of their own."""
@@ -118,8 +135,7 @@ def s3_spark(spark: SparkSession) -> SparkSession:
         loader.addURL(net.URI(Path(jar).as_uri()).toURL())
     # Hadoop remembers for each class loader which classes are missing.
     hadoop.setClassLoader(net.URLClassLoader(gateway.new_array(net.URL, 0), loader))
-    # The test server does not support `Expect: 100-continue`, so each upload would wait for a response to it.
-    spark.conf.set("fs.s3a.connection.expect.continue", "false")
+    spark.conf.set(EXPECT_CONTINUE, "false")
     return spark
 
 
