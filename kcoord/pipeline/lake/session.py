@@ -43,13 +43,19 @@ _QUICK: Final = {
     # fills Java's table of symbols and its first metaspace several times over.
     "spark.driver.extraJavaOptions": f"{ARROW_UNCHECKED} {_QUICK_JVM} -Xmn200m -XX:MetaspaceSize=256m "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
-    "-XX:+UnlockExperimentalVMOptions -XX:SymbolTableSize=262144",
+    "-XX:+UnlockExperimentalVMOptions -XX:SymbolTableSize=262144 "
+    # Java would generate a class for each method that is called by reflection more than 15 times.
+    "-Dsun.reflect.inflationThreshold=2147483647",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     SHUFFLE_PARTITIONS: "1",
     # Sending a table to the tasks is a job of its own. Without it the one task of a small query joins the tables.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.optimizer.disableHints": "true",  # F.broadcast is one
+    # Even with the settings above, Spark generates code for an aggregation in two steps, and for a sort with a limit.
+    "spark.sql.execution.combineAdjacentAggregation": "true",
+    "spark.sql.execution.topKSortFallbackThreshold": "0",
     # Spark looks for filters that follow from other filters, in each step of each plan. Here they would save few rows.
     "spark.sql.constraintPropagation.enabled": "false",
     # The listeners of the web interface format the plan of every query, even without the web interface.
