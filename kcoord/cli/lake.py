@@ -178,7 +178,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _ingest(options: argparse.Namespace) -> int:
     from kcoord.cli.lake_run import LakeRun
 
-    run = LakeRun(options)
+    run = LakeRun(options, json_progress=options.json)
     if options.follow is None:
         run.copy_new_records()
         run.update_silver()

@@ -41,10 +41,15 @@ _DESCRIBE_SECONDS: Final = 60.0
 
 
 class LakeRun:
-    """The lake of a command and the jobs over it. `source` is its log, if the command names one."""
+    """The lake of a command and the jobs over it. `source` is its log, if the command names one.
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    With `json_progress`, standard output gets a JSON line per batch that is copied. It is for `ingest` alone: other
+    commands print their answer there.
+    """
+
+    def __init__(self, options: argparse.Namespace, *, json_progress: bool = False) -> None:
         self._options = options
+        self._json_progress = json_progress
         self._starting: Future[SparkSession] | None = None
         self._began = time.monotonic()
         self._described_at = float("-inf")
@@ -180,7 +185,7 @@ class LakeRun:
         self._read_bytes += done.size_bytes
         seconds = max(time.monotonic() - self._began, 1e-3)
         progress = _progress(done, self._read_bytes / seconds)
-        if self._options.json:
+        if self._json_progress:
             print(json.dumps(progress), flush=True)
         else:
             print(progress_line(progress, done.total / seconds), file=sys.stderr)
