@@ -7,7 +7,7 @@ partitions of a topic on a file system in memory. The tests run the steps betwee
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kcoord.coordinator.transaction.work import WriteMarkers
@@ -42,6 +42,8 @@ class World:
         self.asked_to_commit: set[int] = set()
         self.acknowledged: set[int] = set()
         self.sequences: dict[int, int] = {}
+        self.unanswered: tuple[Producer, bool] | None = None
+        """The producer and the decision of an EndTxn whose response waits for the sync of the log."""
         self.producer = Producer(-1, -1)
         self.init()
 
@@ -105,18 +107,27 @@ class World:
     def end(self, committed: bool) -> None:
         if committed:
             self.asked_to_commit.add(self.number)
+        if self.send_end(self.producer, committed):
+            self.begin()
+
+    def send_end(self, producer: Producer, committed: bool) -> bool:
+        """Sends EndTxn; returns False if the coordinator rejects it."""
+        length = len(self.coordinator.log)
         try:
-            self.producer = self.coordinator.end(self.producer, committed=committed, version=self.version)
+            self.producer = self.coordinator.end(producer, committed=committed, version=self.version)
         except KafkaError as error:
             if error.error is Errors.PRODUCER_FENCED:
                 self.init()
-            return
-        self.begin()
+            return False
+        if len(self.coordinator.log) > length:
+            self.unanswered = producer, committed
+        return True
 
     # The broker.
 
     def sync(self) -> None:
         self.synced = len(self.coordinator.log)
+        self.unanswered = None
 
     def sync_end(self) -> None:
         """Makes the log durable, so that the response to EndTxn is sent."""
@@ -168,8 +179,11 @@ class World:
         self.synced = len(self.coordinator.log)
         self.cluster.crash()
         self.groups.restart()
+        unanswered, self.unanswered = self.unanswered, None
         if not self.coordinator.shard.hard_state():
             self.init()
+        elif unanswered is not None:  # A client that gets no response sends the request again.
+            self.send_end(*unanswered)
 
     def time_out(self) -> None:
         self.coordinator.elapse(TIMEOUT_MS)
@@ -217,6 +231,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from([4, 5]))
+@example([("write", 0), ("end", False), ("crash", 0), ("end", True), ("sync", 0)], 4)
 def test_a_transaction_is_committed_everywhere_or_nowhere(steps: list[tuple[str, int]], version: int) -> None:
     world = World(version)
     for kind, argument in steps:
