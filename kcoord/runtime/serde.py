@@ -382,26 +382,23 @@ class WriteBuffer:
     `add` and `pack` get the offset of their first record, and return whether they began a batch.
     """
 
-    __slots__ = ("_batches", "_compression", "_max_batch_bytes", "base_offset")
+    __slots__ = ("_compression", "_max_batch_bytes", "base_offset", "batches")
 
     def __init__(self, max_batch_bytes: int, compression: Compression) -> None:
         self.base_offset = 0
         self._max_batch_bytes = max_batch_bytes
         self._compression = compression
-        self._batches: list[OpenBatch | PackedBatch] = []
-
-    def __len__(self) -> int:
-        return len(self._batches)
+        self.batches: list[OpenBatch | PackedBatch] = []
 
     @property
     def next_offset(self) -> int:
         """The offset after the last record. The buffer is not empty."""
-        return self._batches[-1].next_offset
+        return self.batches[-1].next_offset
 
     def add(self, records: list[SerializedRecord], stamp: BatchStamp | None, next_offset: int, now_ms: int) -> bool:
         """Adds a result to the last batch if it fits there, otherwise to a new batch. True if it began a batch."""
         bound_bytes = size_bound_bytes(records)
-        batch = self._batches[-1] if self._batches else None
+        batch = self.batches[-1] if self.batches else None
         if isinstance(batch, OpenBatch) and batch.takes(stamp, bound_bytes, self._max_batch_bytes):
             batch.add(records, bound_bytes)
             return False
@@ -415,7 +412,7 @@ class WriteBuffer:
 
         Returns True if it began a batch, and None, without any change, if the result is larger than a batch may be.
         """
-        batches = self._batches
+        batches = self.batches
         batch = batches[-1] if batches else None
         if type(batch) is PackedBatch:
             body = packed.encode_records(batch.count)
@@ -431,23 +428,23 @@ class WriteBuffer:
 
     def add_batch(self, batch: OpenBatch | PackedBatch) -> None:
         """Adds a batch, whose first offset follows the last one of the buffer."""
-        if not self._batches:
+        if not self.batches:
             self.base_offset = batch.base_offset
         else:
             assert batch.base_offset == self.next_offset, (
                 f"R-15: a batch begins at offset {batch.base_offset}, but the one before it ends at {self.next_offset}"
             )
-        self._batches.append(batch)
+        self.batches.append(batch)
 
     def take(self) -> bytes:
         """Encodes and removes all batches."""
-        data = b"".join([batch.encode(self._compression) for batch in self._batches])
-        self._batches.clear()
+        data = b"".join([batch.encode(self._compression) for batch in self.batches])
+        self.batches.clear()
         return data
 
     def clear(self) -> None:
         """Drops all batches."""
-        self._batches.clear()
+        self.batches.clear()
 
 
 def java_string_hash(text: str) -> int:

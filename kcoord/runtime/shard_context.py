@@ -204,8 +204,8 @@ class ShardContext(Generic[M]):
 
         The machine's timers and tasks start. Returns False if `on_loaded` failed; the shard is FAILED then.
         """
-        assert not self._buffer, (
-            f"R-16: shard {self.shard_id} becomes active with {len(self._buffer)} unwritten batches"
+        assert not self._buffer.batches, (
+            f"R-16: shard {self.shard_id} becomes active with {len(self._buffer.batches)} unwritten batches"
         )
         self.move_to(ShardState.ACTIVE)
         self.machine = machine
@@ -520,7 +520,7 @@ class ShardContext(Generic[M]):
 
         A second batch begins when the first is full, or a result needs a batch of its own. Then lingering ends.
         """
-        if len(self._buffer) == 1:
+        if len(self._buffer.batches) == 1:
             if self._linger_ms > 0:
                 self.timers.schedule(_LINGER, now_ms + self._linger_ms)
             else:
@@ -537,7 +537,7 @@ class ShardContext(Generic[M]):
     def take_append(self) -> Append | None:
         """Returns the whole buffer as one append. Returns None if the buffer is empty or an append is in flight."""
         buffer = self._buffer
-        if not buffer or self._in_flight is not None:
+        if not buffer.batches or self._in_flight is not None:
             return None
         try:
             assert buffer.base_offset == self.durable_offset and buffer.next_offset == self.next_offset, (
@@ -547,7 +547,7 @@ class ShardContext(Generic[M]):
         except AssertionError as error:
             self.broken(error)
             return None
-        self._statistics.batches_appended += len(buffer)
+        self._statistics.batches_appended += len(buffer.batches)
         append = Append(self.shard_id, buffer.base_offset, self.next_offset, buffer.take())
         if self._provisional:
             append.provisional = {offset: batch.batch for offset, batch in self._provisional.items()}
@@ -571,7 +571,7 @@ class ShardContext(Generic[M]):
         self._deferred.release(offset, self._outbox.replies)
         while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
             self._start(self._deferred_tasks.popleft()[1])
-        if self._buffer and self.timers.deadline_ms(_LINGER) is None:
+        if self._buffer.batches and self.timers.deadline_ms(_LINGER) is None:
             self._outbox.writable.append(self.shard_id)
 
     def decided(self, append: Append, offset: int, error: KafkaError | None) -> None:

@@ -334,8 +334,12 @@ class ShardSet(ShardLoads[M]):
             failed, outbox.failed = outbox.failed, []
             for shard_id in failed:
                 self._on_failed(shard_id, now_ms)
-        appends = [self._shards[shard_id].take_append() for shard_id in outbox.writable]
-        ready = Ready(self.take_replies(), outbox.tasks, [append for append in appends if append is not None])
+        appends = []
+        for shard_id in outbox.writable:
+            append = self._shards[shard_id].take_append()
+            if append is not None:
+                appends.append(append)
+        ready = Ready(self.take_replies(), outbox.tasks, appends)
         outbox.tasks, outbox.writable = [], []
         if saves:
             ready.saves = saves

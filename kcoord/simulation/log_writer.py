@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kcoord.server.disk.log_writer import WriteJob, WriteResult, write_durably, write_what_does_not_wait
+from kcoord.server.disk.log_writer import WriteJob, write_durably, write_what_does_not_wait
 from kcoord.simulation.loop import SimulatedLoop
 from kcoord.simulation.machine import Machine
 from kcoord.storage.journal import Appended, DurableAppends, Journal
@@ -38,7 +39,7 @@ class SimulatedLogWriter:
         self,
         simulated: Machine,
         loop: SimulatedLoop,
-        deliver: Callable[[list[WriteResult]], None],
+        deliver: Callable[[list[WriteJob]], None],
         journal: Journal,
     ) -> None:
         self.measures: WriteMeasures | None = None
@@ -57,7 +58,7 @@ class SimulatedLogWriter:
         for job in jobs:
             self._trace.add("append", f"{job.key} {len(job.data)} {zlib.crc32(job.data)}")
         if self._early_replies:
-            self._loop.after(1, self._deliver, [WriteResult(job.key, None, len(job.data)) for job in jobs])
+            self._loop.after(1, self._deliver, [replace(job, error=None) for job in jobs])
         self._waiting += jobs
         if not self._under_way:
             self._begin_pass()
@@ -93,16 +94,17 @@ class SimulatedLogWriter:
             self._loop.after(self._delay_ms(), self._write_durably)
             return
         self._appends.note(appended)
-        self._finish([job.result() for job in self._under_way])
+        self._finish(self._under_way)
 
     def _write_durably(self) -> None:
-        self._finish(write_durably(self._under_way, self._appends))
+        write_durably(self._under_way, self._appends)
+        self._finish(self._under_way)
 
-    def _finish(self, results: list[WriteResult]) -> None:
-        for result in results:
-            self._trace.add("written", f"{result.key} {result.error}")
+    def _finish(self, jobs: list[WriteJob]) -> None:
+        for job in jobs:
+            self._trace.add("written", f"{job.key} {job.error}")
         if not self._early_replies:
-            self._deliver(results)
+            self._deliver(jobs)
         if self._appends.is_renewal_due:
             self._trace.add("renew", f"{self._appends.renew()}")
         self._begin_pass()

@@ -20,7 +20,7 @@ from kcoord.server.broker import Broker
 from kcoord.server.composition import compose, new_transaction_shard
 from kcoord.server.disk import cleanable_logs
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.disk.log_writer import Writer, WriteResult
+from kcoord.server.disk.log_writer import WriteJob, Writer
 from kcoord.server.environment import Environment
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.process import BrokerProcess
@@ -156,7 +156,7 @@ class SimulatedProcess(BrokerProcess):
         self.simulated.observer.violated(ViolationError("I-0 no unexpected error", f"out of step: {error}"))
 
     def _new_writer(
-        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[WriteResult]], None], journal: Journal
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[WriteJob]], None], journal: Journal
     ) -> Writer:
         self.writer = SimulatedLogWriter(self.simulated, self.loop, deliver, journal)
         return self.writer

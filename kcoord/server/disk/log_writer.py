@@ -8,15 +8,15 @@ the shard has run since its last append. The life of a job:
 
     submitted -> written    the batches are in the page cache of their log
     written -> journaled    a copy of the batches is in the journal (`kcoord.storage.journal`), in the page cache, too
-    journaled -> durable    the journal was synced: `deliver` gets a result without an error
-    any -> failed           `deliver` gets a result with the error, and the owner reloads the log
+    journaled -> durable    the journal was synced: `deliver` gets the job without an error
+    any -> failed           `deliver` gets the job with the error, and the owner reloads the log
 
 One pass runs at a time. It takes all jobs that were submitted during the last pass, so one sync of the journal
 serves the logs of many shards (group commit). Most passes need the event loop alone:
 
 * `submit` appends the batches of a job to its log, unless that has to wait for the disk or for a lock.
 * The pass writes the batches of all its jobs to the journal and starts the sync of the journal (`KernelSync`).
-* When the kernel reports the end of the sync, the results are delivered and the next pass begins.
+* When the kernel reports the end of the sync, the jobs are delivered and the next pass begins.
 
 The writer thread runs every pass that may block, from start to end:
 
@@ -32,13 +32,13 @@ What orders what:
 * The owner has at most one job per log in flight, so batches of one log never reorder. Logs have no order between
   them.
 * A log's lock keeps its cleaner and its `close` away while a job is written to it.
-* An acknowledgement waits for the result of its job. A result without an error comes only after a successful sync of
-  the journal or of the log. A failed sync never counts as done: the bytes are written or synced once more.
-* Results are delivered in the event loop, and before a renewal: the syncs of the logs delay no answer of the pass.
+* An acknowledgement waits for its job. A job without an error is delivered only after a successful sync of the
+  journal or of the log. A failed sync never counts as done: the bytes are written or synced once more.
+* Jobs are delivered in the event loop, and before a renewal: the syncs of the logs delay no answer of the pass.
 
 A crash of the process leaves everything that reached the page cache. A crash of the machine leaves what the last
 successful sync covered, and perhaps more: the next start copies from the journal what the ends of the logs lack, up to
-the first damaged frame. Jobs without a result may be in the log or not, also as a part of their batches.
+the first damaged frame. Jobs that were not delivered may be in the log or not, also as a part of their batches.
 
 Without a journal (`kcoord.log.flush.policy` other than `fsync`) there is no writer: `write` appends in the event loop,
 as far as the page cache.
@@ -193,20 +193,7 @@ class WriteJob:
     written: AppendInfo | None = None
     """The place of the batches in the log, once they are in the page cache."""
     error: OSError | None = None
-    """Why the append or its sync failed."""
-
-    def result(self) -> WriteResult:
-        """Returns the outcome. Called when nothing more is to be done for the job."""
-        return WriteResult(self.key, self.error, len(self.data))
-
-
-@dataclass(slots=True)
-class WriteResult:
-    """The outcome of a job. If `error` is None, the bytes are as durable as the flush policy promises."""
-
-    key: Hashable
-    error: OSError | None
-    size_bytes: int = 0
+    """Why the append or its sync failed. None in a finished job: it is as durable as the flush policy promises."""
 
 
 SYNC_THREADS: Final = 8
@@ -222,11 +209,10 @@ Until then the batches are not below the recovery point of their log.
 """
 
 
-def write(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> list[WriteResult]:
+def write(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
     """Appends all jobs to their logs, as far as the page cache. The kernel writes it to the disk when it chooses."""
     for job in jobs:
         _write(job, job.log.append, measures)
-    return [job.result() for job in jobs]
 
 
 def write_what_does_not_wait(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
@@ -238,9 +224,7 @@ def write_what_does_not_wait(jobs: list[WriteJob], measures: WriteMeasures | Non
         _write(job, job.log.append_at_once, measures)
 
 
-def write_durably(
-    jobs: list[WriteJob], appends: DurableAppends, measures: WriteMeasures | None = None
-) -> list[WriteResult]:
+def write_durably(jobs: list[WriteJob], appends: DurableAppends, measures: WriteMeasures | None = None) -> None:
     """Appends the jobs that were not appended yet, then makes all of them durable. Runs in the writer thread.
 
     Batches of a log whose write failed are not made durable; the owner reloads that log.
@@ -256,7 +240,6 @@ def write_durably(
     for job, error in zip(written, errors, strict=True):
         if error is not None:
             job.error = _as_os_error(job.key, error)
-    return [job.result() for job in jobs]
 
 
 def _write(job: WriteJob, append: Callable[..., AppendInfo | None], measures: WriteMeasures | None) -> None:
@@ -324,23 +307,23 @@ class Writer(Protocol):
     measures: WriteMeasures | None
 
     def submit(self, jobs: list[WriteJob]) -> None:
-        """Begins to write the jobs. Their results are delivered later."""
+        """Begins to write the jobs. They are delivered when nothing more is to be done for them."""
 
     def close(self, timeout_seconds: float) -> bool:
         """Ends the writer; returns True if everything that was submitted is durable."""
 
 
-NewWriter: TypeAlias = "Callable[[asyncio.AbstractEventLoop, Callable[[list[WriteResult]], None], Journal], Writer]"
+NewWriter: TypeAlias = "Callable[[asyncio.AbstractEventLoop, Callable[[list[WriteJob]], None], Journal], Writer]"
 
 
 class LogWriter:
-    """Writes and syncs for one event loop. `deliver` gets the results of each finished pass.
+    """Writes and syncs for one event loop. `deliver` gets the jobs of each finished pass.
 
     All methods are called in the event loop, except `_run` and `_work`: those run in the writer thread.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[WriteResult]], None], journal: Journal
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[WriteJob]], None], journal: Journal
     ) -> None:
         self.measures: WriteMeasures | None = None
         self._loop = loop
@@ -414,7 +397,7 @@ class LogWriter:
                 self.measures.flush.add((time.perf_counter() - began) * 1000)
             self._appends.note(appended)
             try:
-                self._finish([job.result() for job in jobs])
+                self._finish(jobs)
             finally:
                 self._end_pass()
 
@@ -440,9 +423,9 @@ class LogWriter:
         if not self._is_busy:
             self._begin_pass()
 
-    def _finish(self, results: list[WriteResult]) -> None:
-        if results:
-            self._deliver(results)
+    def _finish(self, jobs: list[WriteJob]) -> None:
+        if jobs:
+            self._deliver(jobs)
 
     # The thread.
 
@@ -456,9 +439,10 @@ class LogWriter:
             work()
 
     def _work(self, jobs: list[WriteJob]) -> None:
-        """Makes the jobs durable and hands their results to the event loop. Then renews the journal if that is due."""
-        results = write_durably(jobs, self._appends, self.measures) if jobs else []
-        self._call_in_loop(self._finish, results)
+        """Makes the jobs durable and hands them to the event loop. Then renews the journal if that is due."""
+        if jobs:
+            write_durably(jobs, self._appends, self.measures)
+        self._call_in_loop(self._finish, jobs)
         if self._is_old or self._appends.is_renewal_due:
             self._appends.renew()
             self._is_old = False

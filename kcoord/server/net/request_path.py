@@ -401,6 +401,8 @@ class RequestPath:
             if answer is not None:
                 if type(answer) is bytes and not self._exchanges:
                     self._output.append(answer)
+                elif type(answer) is DeferredResponse:
+                    self._exchanges.append(answer)
                 else:
                     self._send(frame, answer)
                 return

@@ -64,7 +64,7 @@ from kcoord.runtime.serde import partition_for
 from kcoord.runtime.shard_log import Append, Load, ShardLog
 from kcoord.runtime.shard_set import REPLIES_AT_ONCE, ShardSet
 from kcoord.runtime.waiting import DeferredReply, Ready
-from kcoord.server.disk.log_writer import LogWriter, NewWriter, WriteJob, WriteResult, write
+from kcoord.server.disk.log_writer import LogWriter, NewWriter, WriteJob, write
 from kcoord.server.environment import Environment
 from kcoord.server.replies import Reply, internal_operation_context
 from kcoord.storage.journal import Journal
@@ -303,8 +303,8 @@ class ShardService(ShardDriver[C]):
             self._when_loaded.append(future)
             await future
 
-    def collect(self, now_ms: int) -> None:
-        super().collect(now_ms)
+    def _collect_log_work(self, ready: Ready) -> None:
+        super()._collect_log_work(ready)
         if self._when_loaded and not self.shards.is_loading:
             waiting, self._when_loaded = self._when_loaded, []
             for future in waiting:
@@ -502,10 +502,12 @@ class Pump:
             self._writes_under_way += len(jobs)
             if self._writer is not None:
                 self._writer.submit(jobs)
-            elif sum(len(job.data) for job in jobs) > LARGE_WRITE_BYTES:
-                self._loop.call_soon(self._written, write(jobs, self._measures))
             else:
-                self._complete(write(jobs, self._measures), now_ms)
+                write(jobs, self._measures)
+                if sum([len(job.data) for job in jobs]) > LARGE_WRITE_BYTES:
+                    self._loop.call_soon(self._written, jobs)
+                else:
+                    self._complete(jobs, now_ms)
         self._arm_timer(now_ms)
 
     def _collect(self, now_ms: int) -> None:
@@ -517,18 +519,18 @@ class Pump:
                     # Appends that were collected before are still written; the next turn collects the rest.
                     _logger.exception("Collecting the ready work of the shards of %s failed", driver.shards.name)
 
-    def _written(self, results: list[WriteResult]) -> None:
+    def _written(self, jobs: list[WriteJob]) -> None:
         now_ms = self._now_ms()
-        self._complete(results, now_ms)
+        self._complete(jobs, now_ms)
         self._turn(now_ms)
 
-    def _complete(self, results: list[WriteResult], now_ms: int) -> None:
-        self._writes_under_way -= len(results)
-        for result in results:
-            name, shard_id = cast("tuple[str, int]", result.key)
+    def _complete(self, jobs: list[WriteJob], now_ms: int) -> None:
+        self._writes_under_way -= len(jobs)
+        for job in jobs:
+            name, shard_id = cast("tuple[str, int]", job.key)
             driver = self._drivers[name]
             try:
-                driver.written(shard_id, result.error, now_ms)
+                driver.written(shard_id, job.error, now_ms)
             except Exception:
                 _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
         for driver in self._all_drivers:

@@ -19,7 +19,6 @@ from kcoord.server.disk.log_writer import (
     LogWriter,
     SideBySide,
     WriteJob,
-    WriteResult,
     write_durably,
 )
 from kcoord.storage.file_system import RealFileSystem
@@ -86,8 +85,9 @@ def without_journal() -> DurableAppends:
 
 def test_one_sync_makes_all_logs_durable() -> None:
     first, second, disk = MemoryLog(), MemoryLog(), Disk()
-    results = write_durably([WriteJob("a", first, b"1", 0), WriteJob("b", second, b"2", 0)], durable(disk))
-    assert results == [WriteResult("a", None, 1), WriteResult("b", None, 1)]
+    jobs = [WriteJob("a", first, b"1", 0), WriteJob("b", second, b"2", 0)]
+    write_durably(jobs, durable(disk))
+    assert [job.error for job in jobs] == [None, None]
     assert first.events == [b"1", "names"]
     assert disk.syncs == 1
 
@@ -104,8 +104,9 @@ def test_all_logs_are_written_before_the_first_is_synced() -> None:
 def test_a_failed_append_is_reported_and_its_log_is_not_synced() -> None:
     good, bad = MemoryLog(), MemoryLog()
     bad.append_error = OSError(28, "No space left on device")
-    results = write_durably([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)], durable())
-    assert results == [WriteResult("bad", bad.append_error, 1), WriteResult("good", None, 1)]
+    jobs = [WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)]
+    write_durably(jobs, durable())
+    assert [job.error for job in jobs] == [bad.append_error, None]
     assert bad.events == []
     assert good.events == [b"2", "names"]
 
@@ -113,7 +114,9 @@ def test_a_failed_append_is_reported_and_its_log_is_not_synced() -> None:
 def test_a_failed_sync_is_an_error_of_the_write() -> None:
     log = MemoryLog()
     log.flush_error = OSError(5, "Input/output error")
-    assert write_durably([WriteJob("a", log, b"1", 0)], without_journal()) == [WriteResult("a", log.flush_error, 1)]
+    job = WriteJob("a", log, b"1", 0)
+    write_durably([job], without_journal())
+    assert job.error is log.flush_error
 
 
 class MeetingLog(MemoryLog):
@@ -139,11 +142,10 @@ def test_logs_are_synced_in_parallel_and_an_error_fails_only_its_log() -> None:
         jobs = [WriteJob(number, log, b"1", 0) for number, log in enumerate(logs)]
         disk = Disk()
         disk.error = OSError(5, "Input/output error")
-        results = write_durably([jobs[-1], *jobs[:-1]], DurableAppends(disk.journal, threads.flush))
+        write_durably([jobs[-1], *jobs[:-1]], DurableAppends(disk.journal, threads.flush))
     finally:
         threads.close()
-    assert [result.key for result in results] == [len(logs) - 1, *range(len(logs) - 1)]
-    errors = {result.key: result.error for result in results if result.error is not None}
+    errors = {job.key: job.error for job in jobs if job.error is not None}
     assert errors == {
         3: logs[3].flush_error,
         len(logs) - 2: logs[-2].flush_error,
@@ -155,20 +157,24 @@ def test_logs_are_synced_in_parallel_and_an_error_fails_only_its_log() -> None:
 def test_an_unexpected_exception_fails_the_jobs_of_its_log() -> None:
     log = MemoryLog()
     log.append_error = ZeroDivisionError("oops")
-    (result,) = write_durably([WriteJob("a", log, b"1", 0)], durable())
-    assert isinstance(result.error, OSError)
-    assert "ZeroDivisionError: oops" in str(result.error)
+    job = WriteJob("a", log, b"1", 0)
+    write_durably([job], durable())
+    assert isinstance(job.error, OSError)
+    assert "ZeroDivisionError: oops" in str(job.error)
 
 
 class Writer:
-    """A LogWriter and the results of its passes. `end` closes it when no pass runs."""
+    """A LogWriter and the jobs of its passes. `end` closes it when no pass runs."""
 
     def __init__(self, journal: Journal) -> None:
-        self.passes: list[list[WriteResult]] = []
+        self.passes: list[list[WriteJob]] = []
         self.writer = LogWriter(asyncio.get_running_loop(), self.passes.append, journal)
 
     async def until_passes(self, count: int) -> None:
         await until(lambda: len(self.passes) >= count)
+
+    def outcomes(self) -> list[list[tuple[object, OSError | None]]]:
+        return [[(job.key, job.error) for job in jobs] for jobs in self.passes]
 
     async def end(self) -> None:
         await until(lambda: not self.writer._is_busy)
@@ -195,7 +201,7 @@ async def test_one_pass_takes_all_jobs_that_wait(journal: Journal) -> None:
     for data in (b"1", b"2", b"3"):
         writer.writer.submit([WriteJob("a", log, data, 0)])
     await writer.until_passes(2)
-    assert [len(results) for results in writer.passes] == [1, 2]
+    assert [len(jobs) for jobs in writer.passes] == [1, 2]
     assert [event for event in log.events if event != "names"] == [b"1", b"2", b"3"]
     assert journal.size_bytes
     await writer.end()
@@ -220,7 +226,7 @@ async def test_an_exception_in_the_event_loop_fails_the_jobs_of_its_log(journal:
     await writer.until_passes(1)
     ((failed, succeeded),) = writer.passes
     assert isinstance(failed.error, OSError)
-    assert succeeded == WriteResult("good", None, 1)
+    assert (succeeded.key, succeeded.error) == ("good", None)
     await writer.end()
 
 
@@ -233,7 +239,7 @@ async def test_the_thread_syncs_if_the_kernel_refuses(tmp_path: Path, monkeypatc
     writer = Writer(Journal(RealFileSystem(), f"{tmp_path}/journal"))
     writer.writer.submit([WriteJob("a", log, b"1", 0)])
     await writer.until_passes(1)
-    assert writer.passes == [[WriteResult("a", None, 1)]]
+    assert writer.outcomes() == [[("a", None)]]
     assert writer.writer._kernel is None
     await writer.end()
 
@@ -251,7 +257,7 @@ async def test_after_a_failed_sync_of_the_journal_the_logs_are_synced(
     writer.writer._appends.note([Appended(first, AppendInfo(0, 0, 0, 0, 0, 1, False), b"0")])
     writer.writer.submit([WriteJob("b", second, b"1", 0)])
     await writer.until_passes(1)
-    assert writer.passes == [[WriteResult("b", None, 1)]]
+    assert writer.outcomes() == [[("b", None)]]
     assert first.events == ["sync"], "its batch was only in the torn journal"
     assert not journal.is_torn
     await writer.end()
@@ -296,7 +302,7 @@ async def test_the_logs_are_synced_when_the_journal_is_old(monkeypatch: pytest.M
     await until(lambda: "sync" in log.events)
     await writer.end()
     assert journal.size_bytes == 0
-    assert writer.passes == [[WriteResult("a", None, 1)]]
+    assert writer.outcomes() == [[("a", None)]]
 
 
 async def test_the_logs_are_synced_when_the_journal_is_large(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:

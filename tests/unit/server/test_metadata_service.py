@@ -13,7 +13,7 @@ from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topics import auto_create_request
 from kcoord.metrics.measures import WriteMeasures
-from kcoord.server.disk.log_writer import WriteJob, WriteResult, write
+from kcoord.server.disk.log_writer import WriteJob, write
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.replies import internal_operation_context
@@ -159,11 +159,11 @@ async def test_the_completion_of_a_large_write_has_a_turn_of_its_own(
 ) -> None:
     owner = Owner()
 
-    def noted(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> list[WriteResult]:
+    def noted(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
         assert sum(len(job.data) for job in jobs) > 100
         owner.events.append("written")
         asyncio.get_running_loop().call_soon(owner.events.append, "another callback")
-        return write(jobs, measures)
+        write(jobs, measures)
 
     monkeypatch.setattr(shard_service, "write", noted)
     monkeypatch.setattr(shard_service, "LARGE_WRITE_BYTES", least_bytes)
