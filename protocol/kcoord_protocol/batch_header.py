@@ -35,6 +35,8 @@ DELETE_HORIZON_BIT: Final = 0x40
 COMPRESSION_BITS: Final = 0x07
 
 HEADER: Final = Struct(">qiibIhiqqqhii")
+PLACE: Final = Struct(">qi4xb6xi8xq")
+"""The fields of a header that place a batch in a log: base offset, length, format, last offset delta, max timestamp."""
 _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
 _UINT32: Final = Struct(">I")
