@@ -328,7 +328,7 @@ class ShardSet(ShardLoads[M]):
 
     def poll(self, now_ms: int) -> Ready:
         """Fires the timers that are due, and returns all work for the owner."""
-        saves = self._fire_timers(now_ms) if self._timer_queue.may_be_due(now_ms) else ()
+        saves = self._fire_timers(now_ms) if self._timer_queue.first_ms <= now_ms else ()
         outbox = self._outbox
         if outbox.failed:
             failed, outbox.failed = outbox.failed, []
@@ -366,7 +366,7 @@ class ShardSet(ShardLoads[M]):
         outbox = self._outbox
         if outbox.writable or outbox.replies or outbox.tasks or outbox.failed:
             return True
-        if self._timer_queue.may_be_due(now_ms):
+        if self._timer_queue.first_ms <= now_ms:
             return True
         return self._may_have_log_work and (self._can_load() or self._has_released or bool(self._releasable()))
 
@@ -376,7 +376,7 @@ class ShardSet(ShardLoads[M]):
 
     def has_timer_before(self, deadline_ms: int) -> bool:
         """False if no timer is due before `deadline_ms`. True may be wrong, for a timer that was re-armed."""
-        return self._timer_queue.may_have_before(deadline_ms)
+        return self._timer_queue.first_ms < deadline_ms
 
     def _fire_timers(self, now_ms: int) -> list[Save]:
         """Fires timers that are due, and returns the snapshots that are complete.

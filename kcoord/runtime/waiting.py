@@ -28,6 +28,7 @@ from kcoord.runtime.shard_log import Append, Load, Release, Save
 from kcoord_protocol.errors import KafkaError
 
 _DISARMED: Final = -1
+_NEVER: Final = 1 << 63
 _SLACK: Final = 64
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _FIRST_REFUSAL_MS: Final = 1000
@@ -253,9 +254,14 @@ class Timer:
 class TimerQueue:
     """The armed timers of all shards of a runtime in one heap."""
 
-    __slots__ = ("_armed", "_heap", "_numbers")
+    __slots__ = ("_armed", "_heap", "_numbers", "first_ms")
 
     def __init__(self) -> None:
+        self.first_ms = _NEVER
+        """No timer is due before this time, that of the first heap entry. Its timer may have a later deadline now.
+
+        An attribute, because every turn of the event loop reads it several times.
+        """
         self._heap: list[tuple[int, int, Timer]] = []
         self._numbers = count()
         self._armed = 0
@@ -279,19 +285,12 @@ class TimerQueue:
         if len(self._heap) > 2 * self._armed + _SLACK:
             self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued_ms]
             heapify(self._heap)
+            self._note_first()
 
     def next_deadline_ms(self) -> int | None:
         """Returns the earliest deadline, or None if no timer is armed."""
         self._settle()
-        return self._heap[0][0] if self._heap else None
-
-    def may_be_due(self, now_ms: int) -> bool:
-        """False if no timer is due. True if the first heap entry is due, whose timer may have a later deadline now."""
-        return bool(self._heap) and self._heap[0][0] <= now_ms
-
-    def may_have_before(self, deadline_ms: int) -> bool:
-        """False if no timer is due before `deadline_ms`. True may be wrong, as for `may_be_due`."""
-        return bool(self._heap) and self._heap[0][0] < deadline_ms
+        return self.first_ms if self._heap else None
 
     def count_due(self, now_ms: int) -> int:
         """Returns the number of timers that are due, for metrics. Reads the whole heap."""
@@ -300,18 +299,24 @@ class TimerQueue:
 
     def pop_due(self, now_ms: int) -> Timer | None:
         """Removes and returns the first timer that is due. Returns None if no timer is due."""
-        if not self.may_be_due(now_ms):
+        if now_ms < self.first_ms:
             return None
         self._settle()
-        if not self.may_be_due(now_ms):
+        if now_ms < self.first_ms:
             return None
         timer = heappop(self._heap)[2]
         self._armed -= 1
+        self._note_first()
         return timer
+
+    def _note_first(self) -> None:
+        self.first_ms = self._heap[0][0] if self._heap else _NEVER
 
     def _push(self, timer: Timer) -> None:
         timer.queued_ms = timer.deadline_ms
         heappush(self._heap, (timer.deadline_ms, next(self._numbers), timer))
+        if timer.deadline_ms < self.first_ms:
+            self.first_ms = timer.deadline_ms
 
     def _settle(self) -> None:
         """Makes the first heap entry valid: drops void entries and pushes those of re-armed timers again."""
@@ -319,10 +324,11 @@ class TimerQueue:
         while heap:
             queued_ms, _, timer = heap[0]
             if queued_ms == timer.deadline_ms == timer.queued_ms:
-                return
+                break
             heappop(heap)
             if queued_ms == timer.queued_ms:
                 self._push(timer)
+        self._note_first()
 
 
 class ShardTimers:
