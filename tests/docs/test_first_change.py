@@ -13,8 +13,6 @@ from tests.docs.terminal import blocks_of
 from tests.support.shared import ROOT
 
 PAGE = ROOT / "docs" / "contributing" / "first-change.md"
-UNNEEDED = ("-p", "no:hypothesispytest", "-p", "no:xdist")
-"""Options that turn off plugins with a slow import."""
 SOURCES = ("docs", "kcoord", "protocol", "schemas", "tests", "pyproject.toml")
 
 
@@ -38,7 +36,7 @@ def test_first_change(tmp_path: Path) -> None:
     tests = ("tests/integration/test_raft_voters.py", "tests/unit/server/test_apis.py")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{tmp_path / 'protocol'}"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNNEEDED, *tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
