@@ -8,6 +8,7 @@ Long files start first.
 from __future__ import annotations
 
 from collections.abc import Generator
+from fcntl import LOCK_EX, flock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +29,21 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.user_properties += [(_CLIENT_RACE, race) for race in take_retries()]
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Lets one process at a time import a test module, so that the others read the byte code that it has written.
+
+    Otherwise all processes rewrite the assertions of all modules in the first run of a clone.
+    """
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as source:
+        flock(source, LOCK_EX)
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
