@@ -7,6 +7,7 @@ Long files start first.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator
 from fcntl import LOCK_EX, flock
 
@@ -29,6 +30,17 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.user_properties += [(_CLIENT_RACE, race) for race in take_retries()]
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the garbage collector away from what the collection makes: 480,000 objects that live until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
