@@ -67,9 +67,10 @@ def test_the_first_timestamp_of_a_segment_is_that_of_its_first_batch(fs: MemoryF
         batch(4),
         batch(5, 3) + batch(7),
         batch(5)[:16] + b"\1" + batch(5)[17:],
+        batch(5)[:23] + b"\xff" * 4 + batch(5)[27:],
         bytes(100),
     ],
-    ids=["empty", "torn", "header", "surplus", "back", "overlap", "magic", "zeros"],
+    ids=["empty", "torn", "header", "surplus", "back", "overlap", "magic", "delta", "zeros"],
 )
 def test_data_that_does_not_continue_the_log_is_not_appended(fs: MemoryFileSystem, data: bytes) -> None:
     log = filled_log(fs, batches(5))
