@@ -6,40 +6,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from tests.exactly_once.work import SOURCE
-from tests.support.class_archives import cache_folder
 from tests.support.java import SHORT_LIVED
-from tests.support.kafka_jars import streams_class_path
+from tests.support.kafka_jars import compiled, streams_class_path
 from tests.support.shared import ROOT
 
 _SOURCES: Final = Path(__file__).parent / "java"
 _COPY: Final = _SOURCES / "CopyApplication.java"
 _STREAMS: Final = _SOURCES / "StreamsApplication.java"
-_COMPILE_SECONDS: Final = 60
-
-
-def _compiled(source: Path) -> Path:
-    """Returns the folder with the classes of a source. It is compiled once, into a cache folder of the user."""
-    folder = cache_folder() / f"{source.stem}-{zlib.crc32(source.read_bytes()):08x}"
-    if not folder.exists():
-        written = folder.with_suffix(f".{os.getpid()}")
-        command = ["javac", "-cp", streams_class_path(), "-d", str(written), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
-        assert done.returncode == 0, done.stdout + done.stderr
-        # Another process may have compiled it meanwhile.
-        if not folder.exists():
-            written.rename(folder)
-    return folder
 
 
 def java(source: Path, *arguments: str) -> list[str]:
     """Returns the command that runs a Java program."""
-    class_path = f"{_compiled(source)}:{streams_class_path()}"
+    class_path = f"{compiled(source, streams_class_path())}:{streams_class_path()}"
     return ["java", "-Xmx192m", *SHORT_LIVED.split(), "-cp", class_path, source.stem, *arguments]
 
 

@@ -80,7 +80,7 @@ def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_recorded_topic_hashes_are_those_of_kafkas_class(jars: KafkaJars) -> None:
     source = ROOT / "tests" / "integration" / "clients" / "java" / "TopicHashes.java"
     recorded = ROOT / "tests" / "unit" / "group" / "kafka_topic_hashes.json"
-    printed = subprocess.run(jars.command(str(source)), capture_output=True, check=True, timeout=60).stdout
+    printed = subprocess.run(jars.program(source), capture_output=True, check=True, timeout=60).stdout
     assert json.loads(printed) == json.loads(recorded.read_bytes())
 
 
