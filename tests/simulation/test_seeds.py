@@ -174,11 +174,11 @@ def test_a_run_does_not_depend_on_the_order_of_sets(runs: Runs) -> None:
 def test_the_command_counts_and_exits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0:2", "--steps", "200"]) == 0
     assert capsys.readouterr().out.endswith("2 passed, 0 failed\n")
-    assert main(["--seed", "0", "--plant", "aborted-transaction-counts"]) == 1
+    assert main(["--seed", "0", "--plant", "reply-before-durable"]) == 1
     output = capsys.readouterr().out
     assert "again: kcoord simulate --seed 0" in output
     assert "trace hash: " in output
-    assert main(["--seed", "0", "--plant", "aborted-transaction-counts", "--json"]) == 1
+    assert main(["--seed", "0", "--plant", "reply-before-durable", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert f"trace hash: {said['trace_hash']}" in output
     (failure,) = said["failures"]
