@@ -7,6 +7,7 @@ All of them read one corpus of sound and broken bytes.
 from __future__ import annotations
 
 import struct
+from itertools import cycle, product
 from struct import unpack_from
 
 import pytest
@@ -191,20 +192,22 @@ def test_possible_batches_are_found_at_every_byte() -> None:
     whole = encode_batch([Record(b"k", b"v" * 70)], base_offset=5)
     # The last offset delta of an empty batch is -1.
     empty = encode_batch([], base_offset=5)
+    small = [whole, whole[:61], whole[:60], empty, b"\2" + whole, bytes(40) + whole + whole]
+    limits = [*product((-1, 0, 10_000), (0, 5, 6))]
+    # Each large one has one pair of limits, since a walk in Python takes long.
+    cases = [*product(small, limits), *zip(segments()[:60], cycle(limits), strict=False)]
     seen = 0
-    for data in [whole, whole[:61], whole[:60], empty, b"\2" + whole, bytes(40) + whole + whole, *segments()[:60]]:
-        for end in (len(data) - 1, len(data), len(data) + 10_000):
-            for offset in (0, 5, 6):
-                expected = [at for at in range(len(data) - 60) if may_begin(data, at, end, offset)]
-                places = [*possible_batches(data, 0, end, offset)]
-                assert [at for at, _, _ in places] == expected
-                assert [(data[at : at + 8], size) for at, size, _ in places] == [
-                    (struct.pack(">q", base_offset), 12 + unpack_from(">i", data, at + 8)[0])
-                    for at, _, base_offset in places
-                ]
-                assert [at for at, _, _ in possible_batches(data, 1, end, offset)] == [at for at in expected if at > 0]
-                seen += len(expected)
-    assert seen > 500
+    for data, (more, offset) in cases:
+        end = len(data) + more
+        expected = [at for at in range(len(data) - 60) if may_begin(data, at, end, offset)]
+        places = [*possible_batches(data, 0, end, offset)]
+        assert [at for at, _, _ in places] == expected
+        assert [(data[at : at + 8], size) for at, size, _ in places] == [
+            (struct.pack(">q", base_offset), 12 + unpack_from(">i", data, at + 8)[0]) for at, _, base_offset in places
+        ]
+        assert [at for at, _, _ in possible_batches(data, 1, end, offset)] == [at for at in expected if at > 0]
+        seen += len(expected)
+    assert seen > 100
 
 
 def may_begin(data: bytes, at: int, end: int, offset: int) -> bool:
