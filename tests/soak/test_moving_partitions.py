@@ -21,13 +21,13 @@ import pytest
 from kcoord.cli.workers import WorkersNotReached, set_fenced
 from kcoord_protocol.errors import DecodeError, Errors
 from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
-from kcoord_protocol.record_batch import decode_records, iter_headers
 from tests.integration.test_workers import (
     SHARDS,
     TIMEOUT_SECONDS,
     WORKERS,
     Writer,
     addresses,
+    copies_of,
     create,
     read_committed,
     settings,
@@ -114,20 +114,6 @@ class Disorder:
             return set_fenced(str(self._broker.data), node, fenced=False, timeout_seconds=10) is Errors.NONE
         except _REFUSED:
             return False
-
-
-def copies_of(folder: Path, topic: str) -> Counter[tuple[bytes | None, int]]:
-    """Returns how often the logs of a topic have each message from each epoch of its producer.
-
-    If a request is rejected because of the one before it, librdkafka continues with a new epoch. It sends everything
-    again then that has no response, and no broker can know what of it is in the log.
-    """
-    copies: Counter[tuple[bytes | None, int]] = Counter()
-    for file in folder.glob(f"{topic}-*/*.log"):
-        data = file.read_bytes()
-        for position, header in iter_headers(data):
-            copies.update((record.value, header.producer_epoch) for record in decode_records(data, position))
-    return copies
 
 
 @pytest.fixture
