@@ -218,7 +218,9 @@ class ProducerState:
         self.end_offset = facts.last_offset + 1
         if facts.producer_id == NO_PRODUCER_ID:
             return
-        entry = self.entries.setdefault(facts.producer_id, ProducerEntry(facts.producer_id))
+        entry = self.entries.get(facts.producer_id)
+        if entry is None:
+            entry = self.entries[facts.producer_id] = ProducerEntry(facts.producer_id)
         entry.enter_epoch(facts.producer_epoch)
         delta = facts.last_offset - facts.base_offset
         entry.batches.append(CachedBatch(facts.last_sequence, facts.last_offset, delta, facts.timestamp_ms))
