@@ -7,7 +7,9 @@ then.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 
@@ -21,3 +23,20 @@ def with_zeros(frame: DataFrame, *columns: str) -> DataFrame:
     for name in columns:
         frame = frame.withColumn(name, F.coalesce(name, F.lit(0)))
     return frame
+
+
+def with_latest(
+    rows: DataFrame, facts: DataFrame, key: Sequence[str], at: str, name: str, order: Sequence[str] = ()
+) -> DataFrame:
+    """Adds the struct `name`: the latest of the `facts` with the key of the row, at most at the `at` of the row.
+
+    It is null if there is none. Facts with the same `at` are in the order of the columns `order`, and precede rows with
+    that `at`. This sorts rows and facts of a key once. A join would compare each row with all facts of its key.
+    """
+    told = facts.select(*key, at, *order, F.struct("*").alias(name))
+    asked = rows.select(*key, at, F.struct("*").alias("row"))
+    sequence = Window.partitionBy(*key).orderBy(at, F.col("row").isNotNull(), *order)
+    until = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    both = told.unionByName(asked, allowMissingColumns=True)
+    both = both.withColumn(name, F.last(name, ignorenulls=True).over(until))
+    return both.where("row IS NOT NULL").select("row.*", name)
