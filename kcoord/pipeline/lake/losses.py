@@ -4,6 +4,9 @@
 A tombstone of kcoord has the principal in its header. The audit log has more: the client and its address, the requests
 that set offsets, and the deletions of topics. A request belongs to a change of the log if it is about the same place,
 and if the change came within `_NEAR_MS` of it; the nearest one counts.
+
+If a topic is deleted, each group that used it loses its offsets in the same second. `commits` can tell only if the
+tombstones of two groups are in the same copy of the log, so this table looks again, at all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
@@ -31,13 +34,22 @@ def build(commits: DataFrame, changes: DataFrame) -> DataFrame:
     source = source.when(F.col("action").isNotNull(), "audit").otherwise("inferred")
     rows = rows.where(F.col("is_tombstone") | F.col("is_rewind") | is_reset).withColumns(
         {
-            "action": F.when(F.col("is_tombstone"), F.col("reason")).otherwise(F.coalesce("action", F.lit("rewind"))),
+            "action": F.when(F.col("is_tombstone"), _reason()).otherwise(F.coalesce("action", F.lit("rewind"))),
             "reason_source": source,
             "records": F.col("new_offset") - F.col("lost_offset"),
             "principal": F.coalesce("tombstone_principal", "principal"),
         }
     )
     return TABLES["losses"].conform(rows)
+
+
+def _reason() -> Column:
+    """Returns the reason of a tombstone. A guess becomes `topic-delete` if other groups lost the topic too."""
+    is_guess = F.col("is_tombstone") & (F.col("reason_source") == "inferred") & (F.col("reason") == "offset-delete")
+    is_topic = F.col("is_tombstone") & F.col("reason").isin("offset-delete", "topic-delete")
+    together = Window.partitionBy("topic", F.date_trunc("second", "timestamp"))
+    groups = F.size(F.collect_set(F.when(is_topic, F.col("group"))).over(together))
+    return F.when(is_guess & (groups > 1), "topic-delete").otherwise(F.col("reason"))
 
 
 def _with_lost_offsets(commits: DataFrame) -> DataFrame:
