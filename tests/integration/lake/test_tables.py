@@ -19,6 +19,8 @@ from kcoord.pipeline.lake import storage
 from kcoord.pipeline.lake.asof import snapshot
 from kcoord.pipeline.lake.builders import WHOLE
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
+from kcoord.pipeline.lake.report import data
+from kcoord.pipeline.lake.report.markup import left_out, status, tiles
 from kcoord.pipeline.lake.report.page import write_report
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
@@ -64,6 +66,8 @@ def test_commits_have_the_reason_and_the_principal_of_a_removal(lake: Lake) -> N
     removed = rows(lake.read("commits"), "group topic reason reason_source tombstone_principal", "is_tombstone")
     assert removed == [
         ("again", "orders", "group-delete", "inferred", None),
+        ("early", "gone", "offset-delete", "inferred", None),
+        ("early2", "gone", "offset-delete", "inferred", None),
         ("od", "orders", "offset-delete", "inferred", None),
         ("od", "orders", "offset-delete", "recorded", "User:eve"),
         ("old", "orders", "expired", "inferred", None),
@@ -144,6 +148,7 @@ def test_current_offsets_are_the_newest_commits_without_removed_offsets(lake: La
     assert offsets == [
         ("again", "orders", 0, 7),
         ("classic", "orders", 0, 3),
+        ("flow", "orders", 0, 4),
         ("g", "orders", 0, 10),
         ("g", "orders", 1, 20),
         ("late", "grow", 2, 350),
@@ -223,6 +228,7 @@ def test_expiry_follows_kip_211(lake: Lake) -> None:
     assert expiry == [
         ("again", "orders", "protected", None),
         ("classic", "orders", "empty", 30.0 + RETENTION_S),
+        ("flow", "orders", "unknown", None),
         ("g", "orders", "protected", None),
         ("g", "orders", "protected", None),
         ("late", "grow", "protected", None),
@@ -260,6 +266,8 @@ def test_losses_have_who_removed_or_reset_offsets(lake: Lake) -> None:
     columns = "group topic partition action lost_offset new_offset records reason_source principal client_id"
     assert rows(lake.read("losses"), columns) == [
         ("again", "orders", 0, "group-delete", 5, None, None, "audit", "User:admin", "tool"),
+        ("early", "gone", 0, "topic-delete", 1, None, None, "inferred", None, None),
+        ("early2", "gone", 0, "topic-delete", 1, None, None, "inferred", None, None),
         ("od", "orders", 0, "offset-delete", 1, None, None, "inferred", None, None),
         ("od", "orders", 1, "offset-delete", 1, None, None, "recorded", "User:eve", None),
         ("old", "orders", 1, "expired", 4, None, None, "inferred", None, None),
@@ -349,6 +357,23 @@ def test_the_report_has_every_section(page: Path) -> None:
     assert "User:admin (tool at 10.0.0.7)" in text and ">-50<" in text
     # The page loads no other file.
     assert "<script src" not in text and '<link rel="stylesheet"' not in text
+
+
+def test_the_report_counts_what_it_does_not_list(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = data.collect(lake, moment(120))
+    assert left_out(whole.groups) == ""
+    monkeypatch.setattr(data, "MAX_ROWS", 1)
+    cut = data.collect(lake, moment(120))
+    assert len(whole.groups) > len(cut.groups) == 1 and cut.groups["group"][0] == "watch"  # the largest lag
+    assert f"{len(whole.groups) - 1} more are not shown" in status(cut)
+    assert tiles(cut) == tiles(whole)
+    bad = {row["group"] for row in lake.read("status").where("group_status = 'ERR'").collect()}
+    for fact in (
+        f"<b>{len(bad)}</b><span>groups in error",
+        "<b>2</b><span>rebalance storms",
+        "<b>600</b><span>records lost",
+    ):
+        assert fact in tiles(cut)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

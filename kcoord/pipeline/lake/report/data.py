@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import pandas as pd
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.groups import group_states
@@ -22,12 +22,16 @@ MAX_GROUPS: Final = 30
 MAX_EPOCHS: Final = 4000
 MAX_SPELLS: Final = 4000
 MAX_ROWS: Final = 500
+_DAY_MS: Final = 24 * 3600 * 1000
 _THREADS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """The data of the page, as pandas frames. Times are UTC. Ages are relative to `now`."""
+    """The data of the page, as pandas frames. Times are UTC. Ages are relative to `now`.
+
+    A frame that is limited has columns `all_...`. They count the rows before the limit, and are alike in all rows.
+    """
 
     now: datetime
     first: datetime | None
@@ -63,8 +67,17 @@ def _first(lake: Lake) -> datetime | None:
     return None if oldest_ms is None else datetime.fromtimestamp(int(oldest_ms) / 1000, UTC)
 
 
+def _over_all(aggregate: Column) -> Column:
+    """Returns the aggregate of all rows of a query, before its limit."""
+    return aggregate.over(Window.partitionBy(F.lit(0)))
+
+
+def _counted(frame: DataFrame) -> DataFrame:
+    return frame.withColumn("all_rows", _over_all(F.count("*")))
+
+
 def _groups(lake: Lake) -> DataFrame:
-    """Returns every group that has members or offsets, with its worst status and its lag."""
+    """Returns the groups that have members or offsets, with worst status and lag. The worst groups come first."""
     states = group_states(lake.read("group_epochs"), lake.read("members"))
     offsets = (
         lake.read("current_offsets")
@@ -77,7 +90,15 @@ def _groups(lake: Lake) -> DataFrame:
         .agg(F.first("group_status").alias("group_status"), F.sum("lag").alias("lag"))
     )
     named = states.select("group", "kind", "state", "epoch", "members", "protocol", "incarnation")
-    return named.join(offsets, "group", "outer").join(verdicts, "group", "left").orderBy("group").limit(MAX_ROWS)
+    groups = _counted(named.join(offsets, "group", "outer").join(verdicts, "group", "left")).withColumns(
+        {
+            "all_members": _over_all(F.sum("members")),
+            "all_errors": _over_all(F.count_if(F.col("group_status") == "ERR")),
+            "all_lag": _over_all(F.sum("lag")),
+        }
+    )
+    severity = F.expr("array_position(array('OK', 'WARN', 'ERR'), group_status)")
+    return groups.orderBy(severity.desc_nulls_last(), F.col("lag").desc_nulls_last(), "group").limit(MAX_ROWS)
 
 
 def _status(lake: Lake) -> DataFrame:
@@ -137,10 +158,13 @@ def _spells(lake: Lake) -> DataFrame:
 
 
 def _expiry(lake: Lake) -> DataFrame:
-    expiry = lake.read("expiry")
+    """Returns what expires, the earliest first."""
+    expiry = lake.read("expiry").where("expires_at IS NOT NULL")
+    is_due = F.col("expires_in_ms") <= _DAY_MS
     return (
         expiry.groupBy("group", "basis", "expires_at")
         .agg(F.count("*").alias("offsets"), F.min("expires_in_ms").alias("expires_in_ms"))
+        .withColumn("all_due", _over_all(F.sum(F.when(is_due, F.col("offsets")).otherwise(0))))
         .orderBy("expires_at", "group")
         .limit(4 * MAX_ROWS)
     )
@@ -164,13 +188,15 @@ def _churn(lake: Lake) -> DataFrame:
 
 
 def _audit(lake: Lake) -> DataFrame:
-    audit = lake.read("audit_1327")
+    is_loss = F.col("verdict").isin("skipped", "at-risk")
+    audit = _counted(lake.read("audit_1327")).withColumn(
+        "all_lost", _over_all(F.sum(F.when(is_loss, F.col("records")).otherwise(0)))
+    )
     return audit.orderBy(F.col("records").desc(), "group", "topic", "partition").limit(MAX_ROWS)
 
 
 def _orphans(lake: Lake) -> DataFrame:
-    orphans = lake.read("orphans")
-    return orphans.orderBy("group", "topic", "partition").limit(MAX_ROWS)
+    return _counted(lake.read("orphans")).orderBy("group", "topic", "partition").limit(MAX_ROWS)
 
 
 def _losses(lake: Lake) -> DataFrame:
@@ -179,7 +205,7 @@ def _losses(lake: Lake) -> DataFrame:
     second = F.date_trunc("second", "timestamp").alias("timestamp")
     grouped = lake.read("losses").groupBy("group", "topic", "action", second, *who)
     sums = F.count("*").alias("partitions"), F.sum("records").alias("records"), F.sum("lost_offset").alias("lost")
-    return grouped.agg(*sums).orderBy(F.col("timestamp").desc(), "group", "topic").limit(MAX_ROWS)
+    return _counted(grouped.agg(*sums)).orderBy(F.col("timestamp").desc(), "group", "topic").limit(MAX_ROWS)
 
 
 def _denials(lake: Lake) -> DataFrame:
@@ -187,11 +213,11 @@ def _denials(lake: Lake) -> DataFrame:
     what = ["principal", "request", "operation", "resource_type", "resource"]
     grouped = lake.read("denials").groupBy(*what)
     times = F.count("*").alias("times"), F.max("timestamp").alias("timestamp"), F.max("host").alias("host")
-    return grouped.agg(*times).orderBy(F.col("times").desc(), *what).limit(MAX_ROWS)
+    return _counted(grouped.agg(*times)).orderBy(F.col("times").desc(), *what).limit(MAX_ROWS)
 
 
 def _storms(lake: Lake) -> DataFrame:
-    return lake.read("storms").orderBy(F.col("epochs").desc()).limit(MAX_ROWS)
+    return _counted(lake.read("storms")).orderBy(F.col("epochs").desc()).limit(MAX_ROWS)
 
 
 _QUERIES: Final[dict[str, Callable[[Lake], DataFrame]]] = {

@@ -226,7 +226,7 @@ def ownership(data: ReportData) -> dict[str, go.Figure]:
 
 def expiry_calendar(data: ReportData) -> go.Figure | None:
     """Draws the number of offsets that expire, by group and time. Overdue offsets are in the first column."""
-    due = data.expiry[data.expiry["expires_at"].notna()] if len(data.expiry) else data.expiry
+    due = data.expiry
     if due.empty:
         return None
     now = pd.Timestamp(data.now.replace(tzinfo=None))

@@ -12,7 +12,6 @@ import pandas as pd
 from kcoord.pipeline.lake.report.data import ReportData
 
 NOTHING = "-"
-_HOUR_MS = 3_600_000
 _TIME = "%b %d %H:%M:%S"
 
 
@@ -83,20 +82,30 @@ def _content(cell: Cell, row: pd.Series) -> str:
     return f"<code>{escape(text)}</code>" if cell.style == "command" else escape(text)
 
 
+def total(rows: pd.DataFrame, name: str) -> int:
+    """Returns a count of all rows, of which `rows` are the first ones."""
+    return int(rows[name].fillna(0).iloc[0]) if len(rows) else 0
+
+
+def left_out(rows: pd.DataFrame) -> str:
+    """Says how many rows are not shown."""
+    rest = total(rows, "all_rows") - len(rows)
+    return empty(f"{number(rest)} more are not shown.") if rest else ""
+
+
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
 def tiles(data: ReportData) -> str:
-    groups, soon = data.groups, data.expiry
-    bad = int((groups["group_status"] == "ERR").sum()) if len(groups) else 0
-    due = int(soon.loc[soon["expires_in_ms"] <= 24 * _HOUR_MS, "offsets"].sum()) if len(soon) else 0
-    lost = int(data.audit.loc[data.audit["verdict"].isin(["skipped", "at-risk"]), "records"].sum())
+    groups = data.groups
+    bad, due = total(groups, "all_errors"), total(data.expiry, "all_due")
+    storms, lost = total(data.storms, "all_rows"), total(data.audit, "all_lost")
     facts = (
-        ("groups", number(len(groups)), ""),
-        ("members", number(groups["members"].sum() if len(groups) else 0), ""),
+        ("groups", number(total(groups, "all_rows")), ""),
+        ("members", number(total(groups, "all_members")), ""),
         ("groups in error", number(bad), "err" if bad else "ok"),
-        ("records behind", number(groups["lag"].sum()) if groups["lag"].notna().any() else NOTHING, ""),
-        ("rebalance storms", number(len(data.storms)), "warn" if len(data.storms) else "ok"),
+        ("records behind", number(total(groups, "all_lag")) if groups["all_lag"].notna().any() else NOTHING, ""),
+        ("rebalance storms", number(storms), "warn" if storms else "ok"),
         ("offsets expire in a day", number(due), "warn" if due else "ok"),
         ("records lost or at risk", number(lost), "err" if lost else "ok"),
     )
@@ -106,14 +115,12 @@ def tiles(data: ReportData) -> str:
 def status(data: ReportData) -> str:
     if data.groups.empty:
         return empty("There are no groups.")
-    order = data.groups["group_status"].map({"ERR": 0, "WARN": 1, "OK": 2}).fillna(3)
-    rows = data.groups.assign(order=order).sort_values(["order", "lag", "group"], ascending=[True, False, True])
     heads = ("Group", "Status", "Type", "State", "Members", "Partitions", "Lag", "Last commit")
     styles = {"Members": "n", "Partitions": "n", "Lag": "n"}
     head = "".join(f'<span class="{styles.get(title, "")}">{title}</span>' for title in heads)
     by_group = dict(iter(data.status.groupby("group"))) if len(data.status) else {}
-    lists = "".join(_group(row, by_group.get(row["group"])) for _, row in rows.iterrows())
-    return f'<div class="groups"><div class="row head">{head}</div>{lists}</div>'
+    lists = "".join(_group(row, by_group.get(row["group"])) for _, row in data.groups.iterrows())
+    return f'<div class="groups"><div class="row head">{head}</div>{lists}</div>{left_out(data.groups)}'
 
 
 def _count(value: object, singular: str, plural: str) -> str:
@@ -176,7 +183,7 @@ def churn(data: ReportData) -> str:
 
 
 def next_to_expire(data: ReportData) -> str:
-    due = data.expiry[data.expiry["expires_at"].notna()].head(8) if len(data.expiry) else data.expiry
+    due = data.expiry.head(8)
     if due.empty:
         return ""
     cells = (
@@ -210,7 +217,7 @@ def audit(data: ReportData) -> str:
         Cell("First assigned", lambda row: moment(row["first_assigned"])),
         Cell("First commit at", lambda row: number(row["first_committed_offset"]), "n"),
     )
-    return table(data.audit, cells)
+    return table(data.audit, cells) + left_out(data.audit)
 
 
 _ACTIONS = {
@@ -236,7 +243,7 @@ def losses(data: ReportData) -> str:
         Cell("By", _who),
         Cell("Known from", lambda row: str(row["reason_source"])),
     )
-    return table(data.losses, cells)
+    return table(data.losses, cells) + left_out(data.losses)
 
 
 def denials(data: ReportData) -> str:
@@ -250,7 +257,7 @@ def denials(data: ReportData) -> str:
         Cell("Last", lambda row: moment(row["timestamp"])),
         Cell("From", lambda row: str(row["host"])),
     )
-    return table(data.denials, cells)
+    return table(data.denials, cells) + left_out(data.denials)
 
 
 def _who(row: pd.Series) -> str:
@@ -273,7 +280,7 @@ def orphans(data: ReportData) -> str:
         Cell("Why", lambda row: str(row["reason"])),
         Cell("To delete them", _delete_command, "command"),
     )
-    return table(grouped, cells)
+    return table(grouped, cells) + left_out(data.orphans)
 
 
 def _numbers(partitions: Iterable[int]) -> str:
