@@ -7,6 +7,7 @@
 | empty, never had members (simple consumer) | the commit |
 | with members, the topic is not subscribed | the commit |
 | with members, the topic is subscribed, or the subscriptions are unknown | nothing: they do not expire |
+| streams group | unknown, since its members are not read |
 
 If a client before KIP-211 set an expire time, it replaces the retention.
 """
@@ -35,7 +36,7 @@ def build_expiry(
         F.col("commit_timestamp")
     )
     due = F.when(F.col("basis") == "own", F.col("expire_timestamp")).when(
-        F.col("basis") != "protected", F.timestamp_millis(F.unix_millis(begins) + settings.retention_ms)
+        ~F.col("basis").isin("protected", "unknown"), F.timestamp_millis(F.unix_millis(begins) + settings.retention_ms)
     )
     rows = rows.withColumn("expires_at", due)
     left = F.unix_millis("expires_at") - F.unix_millis(F.lit(now))
@@ -57,7 +58,8 @@ def _basis(settings: LakeSettings) -> Column:
     is_simple = F.col("kind").isNull() | ((F.col("kind") == "classic") & (F.coalesce("protocol_type", F.lit("")) == ""))
     by_commit = F.lit(settings.expiry_policy is ExpiryPolicy.KAFKA) & (F.col("kind") == "consumer")
     return (
-        F.when(F.col("has_members") & F.coalesce("is_wanted", F.lit(True)), "protected")
+        F.when(F.col("kind") == "streams", "unknown")
+        .when(F.col("has_members") & F.coalesce("is_wanted", F.lit(True)), "protected")
         .when(F.col("expire_timestamp").isNotNull(), "own")
         .when(F.col("has_members"), "unsubscribed")
         .when(is_simple, "simple")

@@ -8,6 +8,8 @@ show it. The reason is the first that holds:
 * `leave`: a member has a tombstone. A fenced member looks the same.
 * `subscription`: the record of a member has changed.
 * `metadata`: no member record was written, so the topics changed.
+
+The values of streams groups (KIP-1071) are not read, so their rows say only that there is such a group.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
-from kcoord.pipeline.lake.members import CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH
+from kcoord.pipeline.lake.members import CLASSIC_GROUP, GROUP_EPOCH, MEMBER, STREAMS_GROUP, TARGET_EPOCH
 from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(records: DataFrame) -> DataFrame:
     """Makes the table from the group records of some log partitions."""
-    kinds = (CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH)
+    kinds = (CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH, STREAMS_GROUP)
     rows = with_incarnation(records.where(F.col("record_type").isin(*kinds)), group_ends(records))
     rows = _with_member_changes(rows).where(f"record_type != {MEMBER}")
     rows = rows.withColumn("kind", _kind()).withColumn("epoch", _epoch())
@@ -96,7 +98,7 @@ def _with_times(rows: DataFrame) -> DataFrame:
 
 
 def _kind() -> Column:
-    names = {CLASSIC_GROUP: "classic", GROUP_EPOCH: "consumer", TARGET_EPOCH: "target"}
+    names = {CLASSIC_GROUP: "classic", GROUP_EPOCH: "consumer", TARGET_EPOCH: "target", STREAMS_GROUP: "streams"}
     kind = F.lit(None).cast("string")
     for record_type, name in names.items():
         kind = F.when(F.col("record_type") == record_type, name).otherwise(kind)

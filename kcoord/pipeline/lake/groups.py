@@ -28,7 +28,7 @@ def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None 
     """Returns one row per existing group.
 
     The columns are group, incarnation, kind, epoch, members, protocol_type, protocol, empty_since, creation_timestamp,
-    state (`Empty` or `Stable`).
+    state (`Empty` or `Stable`; `Unknown` for a streams group, whose members are not read).
     """
     rows = epochs.where("`kind` != 'target'")
     if moment is not None:
@@ -44,7 +44,8 @@ def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None 
         .agg(F.count_distinct("member_id").cast("int").alias("members"))
     )
     states = with_zeros(there.join(counts, ["group", "incarnation", "kind"], "left"), "members")
-    return states.withColumn("state", F.when(F.col("members") > 0, "Stable").otherwise("Empty"))
+    state = F.when(F.col("kind") == "streams", "Unknown").when(F.col("members") > 0, "Stable").otherwise("Empty")
+    return states.withColumn("state", state)
 
 
 def subscriptions(members: DataFrame, regexes: DataFrame) -> DataFrame:

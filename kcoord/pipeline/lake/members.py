@@ -23,6 +23,7 @@ TARGET_EPOCH: Final = 6
 TARGET_ASSIGNMENT: Final = 7
 CURRENT_ASSIGNMENT: Final = 8
 REGULAR_EXPRESSION: Final = 16
+STREAMS_GROUP: Final = 17
 
 _SAID = ("instance_id", "rack_id", "client_id", "client_host", "subscribed_topics", "subscribed_regex")
 _PLACE = ("log_partition", "group", "incarnation")

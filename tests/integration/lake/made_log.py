@@ -129,6 +129,9 @@ class MadeLog:
         }
         return self._add(2, group, at, value_json=to_json(value))
 
+    def streams_group(self, group: str, at: float) -> int:
+        return self._add(17, group, at)
+
     def group_end(self, group: str, at: float, record_type: int = 3, *, group_end: bool = True) -> int:
         return self._add(record_type, group, at, is_tombstone=True, group_end=group_end)
 

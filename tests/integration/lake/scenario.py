@@ -52,6 +52,8 @@ def first_half() -> tuple[MadeLog, MadeLog]:
     log.generation("classic", 1, {"a": [0, 1]}, 10)
     log.generation("worker", 1, {"w": []}, 10, topics=None, protocol_type="connect")
     log.commit("worker", 0, 2, 10, topic="side")
+    log.streams_group("flow", 10)
+    log.commit("flow", 0, 4, 10)
     log.member("again", "x", 10)
     log.epoch("again", 1, 10)
     log.commit("again", 0, 5, 10)
@@ -60,6 +62,8 @@ def first_half() -> tuple[MadeLog, MadeLog]:
     log.commit("again", 0, None, 12)
     log.group_end("again", 12)
     log.generation("moved", 4, {"a": [0]}, 12)
+    log.commit("early", 0, 1, 11, topic="gone")
+    log.commit("early", 0, None, 12, topic="gone")
     for at, partition, offset in WATCHED:
         if at <= 12:
             other.commit("watch", partition, offset, at, topic="st")
@@ -68,6 +72,8 @@ def first_half() -> tuple[MadeLog, MadeLog]:
 
 def second_half(log: MadeLog, other: MadeLog) -> None:
     """Continues the same logs, up to second 118."""
+    other.commit("early2", 0, 1, 11, topic="gone")
+    other.commit("early2", 0, None, 12.5, topic="gone")
     log.member("again", "y", 15)
     log.epoch("again", 1, 15)
     log.commit("again", 0, 7, 16)
