@@ -30,21 +30,24 @@ PYTHON_TYPES = {
 
 HEAD = """# Configuration
 
-For operators. All keys with types, defaults and allowed values, and how to set them.
+For operators. After reading it you can set every key, and you know its type, its default and the allowed values.
 
-`kcoord serve [server.properties] [--override key=value ...]`. Sources, the later one wins: defaults, the properties
-file, environment variables (`KCOORD_` and the key in capitals with `_` for `.`: `KCOORD_LOG_DIRS`), `--override`.
-Keys, types, defaults and ranges are Kafka's; keys that begin with `kcoord.` are kcoord's own. The broker does not start
-with a bad value, and prints the key, the value and the allowed values. Keys of Kafka that have no effect here
-(replication, KRaft quorums ...) are checked, described, and named in one log line, so that any `server.properties`
-loads; the last section lists them. Three settings are rejected instead, since kcoord lacks the protection that they
-promise: an `authorizer.class.name` other than Kafka's StandardAuthorizer, a SASL mechanism that is not offered, and a
-`principal.builder.class` other than Kafka's own.
+`kcoord serve [server.properties] [--override key=value ...]` reads these sources; a later one overrides an earlier one:
+the defaults, the properties file, environment variables (`KCOORD_` and the key in capitals with `_` for `.`, such as
+`KCOORD_LOG_DIRS`), and `--override`. Keys, types, defaults and ranges are Kafka's; keys that begin with `kcoord.` are
+kcoord's own. With a bad value the broker does not start, and prints the key, the value and the allowed values. Some
+keys of Kafka have no effect here (replication, KRaft quorums ...). The broker checks them, describes them, and names
+them in one log line, so that any `server.properties` loads. The last section lists these keys.
+
+The broker also does not start with a setting that promises something that kcoord does not have: a SASL mechanism that
+is not offered, or a plug-in class other than Kafka's own, such as `authorizer.class.name`, `principal.builder.class` or
+`ssl.engine.factory.class`.
 
 *Dynamic* keys can be changed while the broker runs (`kafka-configs --alter --entity-type brokers`), and take effect at
-once; other broker keys are rejected there. Keys for one listener (`listener.name.NAME.KEY`) are kept and described, but
-have no effect, in the file and with `--alter`. *Inert* topic keys are stored and described, but have no effect here.
-`make generate` writes this file.
+once. The broker rejects such a change of any other broker key. Keys for one listener (`listener.name.NAME.KEY`) have an
+effect if KEY begins with `ssl.` or `sasl.`, or is `connections.max.reauth.ms`. Other keys for one listener are kept and
+described, but have no effect. *Inert* topic keys are stored and described, but have no effect here. `make generate`
+writes this file.
 """
 
 
