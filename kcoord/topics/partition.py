@@ -7,7 +7,8 @@ The life of the log:
 
 * *Unopened*: nothing is read before the first use. `open` loads the log and its state.
 * *Opening*: if there is much to read, another thread does it (`log_opening`). Requests fail with
-  NOT_LEADER_OR_FOLLOWER, so that clients retry; parked fetches stay parked. The next use takes the log.
+  NOT_LEADER_OR_FOLLOWER, so that clients retry; parked fetches stay parked. Produce and ListOffsets wait a while before
+  they fail. The next use takes the log.
 * *Open*: appends, reads, deletions. A failed sync, or a failed write whose bytes cannot be removed, fails the log, and
   so does an append that finds a broken invariant.
   `fail` then abandons it, and the partition is unopened again: the next use opens the log with recovery.
@@ -238,6 +239,17 @@ class Partition:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
         self._open = opened
         return opened
+
+    def opening(self, now_ms: int) -> Opening[OpenLog] | None:
+        """Begins to open the log if it is not open. Returns the opening if another thread does it, else None."""
+        try:
+            self.open(now_ms)
+        except LogBeingOpenedError:
+            return self._opening
+        except KafkaError:
+            # The next use of the log raises the same error.
+            pass
+        return None
 
     def make_folder(self) -> None:
         """Makes the folder of the partition if it does not exist. Raises OSError if that fails."""

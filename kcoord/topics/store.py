@@ -45,7 +45,7 @@ from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.housekeeping import Housekeeping
 from kcoord.topics.internal_partition import InternalProducers
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
-from kcoord.topics.log_opening import Background, NewLock, Openings
+from kcoord.topics.log_opening import Background, NewLock, Opening, Openings
 from kcoord.topics.offset_queries import FoundOffset
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
@@ -362,6 +362,11 @@ class TopicStore:
         if result.added_bytes:
             self.fetches.on_append(topic, partition, result.added_bytes)
         return result
+
+    def opening(self, topic: str, partition: int, now_ms: int) -> Opening[OpenLog] | None:
+        """Begins to open a log if it is not open. Returns the opening if another thread does it, else None."""
+        served = self._partitions.get((topic, partition))
+        return None if served is None or served.opened is not None else served.opening(now_ms)
 
     def is_in_transaction(self, topic: str, partition: int, producer: Producer, now_ms: int) -> bool:
         """Returns whether the producer has an open transaction in a partition. Also True if it does not exist here."""

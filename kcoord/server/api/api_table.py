@@ -82,6 +82,7 @@ class Client:
         "facts",
         "form",
         "has_begun",
+        "holds",
         "is_token_authenticated",
         "principal",
         "remote_host",
@@ -96,6 +97,8 @@ class Client:
         self.principal = ANONYMOUS
         self.is_token_authenticated = False
         self.has_begun = False
+        self.holds = False
+        """Set by a handler that returns a future: the client's later requests are not handled before that is done."""
         self.begins_with_api_versions = False
         self.facts: ClientFacts | None = None
         self.throttle: Callable[[int], None] = ignore_throttle

@@ -13,8 +13,9 @@ connection of the server drives one, and so can a simulation or a test. The cont
   returned a future, or a fast path waits until its records are durable. The driver then calls `take_output()` soon, and
   `process()` after that, because requests may have waited for a free place in the queue.
 * A muted path works on no further request. It is muted while the driver pauses it (`pause`), while the client is
-  throttled, while MAX_IN_FLIGHT_REQUESTS are unanswered, while `needs_turn`, and after `stop()`. The path keeps bytes
-  that it receives meanwhile, so a driver that bounds memory stops reading while `is_muted`.
+  throttled, while a request holds those that follow (`Client.holds`), while MAX_IN_FLIGHT_REQUESTS are unanswered,
+  while `needs_turn`, and after `stop()`. The path keeps bytes that it receives meanwhile, so a driver that bounds
+  memory stops reading while `is_muted`.
 * `needs_turn` means that more requests wait than one turn may process. The driver serves its other connections first
   and then calls `next_turn()`.
 * A client above its quota is throttled (KIP-219). Its response leaves at once, and the path is muted until
@@ -155,7 +156,8 @@ class RequestPath:
         self.client.principal = settings.principal
         self.client.throttle = self._throttle
         self._most_exchanges = MAX_IN_FLIGHT_REQUESTS
-        """Number of unanswered requests at which the path is muted; 0 while the client is throttled."""
+        """Number of unanswered requests at which the path is muted; 0 while the client is throttled or held."""
+        self._is_throttled = False
         self._throttle_ms = 0
         self.is_muted = False
         self.is_stopped = False
@@ -223,7 +225,7 @@ class RequestPath:
             return
         now_ms = self._broker.now_ms()
         left = FRAMES_PER_TURN
-        # Only exchanges and a throttle can mute the path inside the loop; a refusal empties `frames`.
+        # Only exchanges, a held client and a throttle can mute the path inside the loop; a refusal empties `frames`.
         while frames and left and len(exchanges) < self._most_exchanges:
             self._enter(frames.popleft(), now_ms)
             left -= 1
@@ -249,12 +251,20 @@ class RequestPath:
         return throttle_ms
 
     def end_throttle(self) -> None:
-        self._most_exchanges = MAX_IN_FLIGHT_REQUESTS
-        self._mute_or_unmute()
+        self._is_throttled = False
+        self._limit_exchanges()
 
     def _throttle(self, throttle_ms: int) -> None:
         self._throttle_ms = max(self._throttle_ms, throttle_ms)
-        self._most_exchanges = 0
+        self._is_throttled = True
+        self._limit_exchanges()
+
+    def _end_hold(self, _: asyncio.Future[object]) -> None:
+        self.client.holds = False
+        self._limit_exchanges()
+
+    def _limit_exchanges(self) -> None:
+        self._most_exchanges = 0 if self._is_throttled or self.client.holds else MAX_IN_FLIGHT_REQUESTS
         self._mute_or_unmute()
 
     def _mute_or_unmute(self) -> None:
@@ -468,6 +478,9 @@ class RequestPath:
             # The frame may be large, and the response does not need it.
             exchange.frame = b""
             self._exchanges.append(exchange)
+            if self.client.holds:
+                self._limit_exchanges()
+                response.add_done_callback(self._end_hold)
             response.add_done_callback(partial(self._settled, exchange, use))
         else:
             if use is not None:

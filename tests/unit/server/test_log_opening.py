@@ -9,14 +9,25 @@ import threading
 import pytest
 
 from kcoord.server.api.handlers import list_offsets
+from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.topics import log_opening
 from kcoord.topics.log_opening import Opening
+from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, FetchRequest, ListOffsetsRequest, ProduceRequest
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
+from kcoord_protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+    ProduceRequest,
+    ProduceResponse,
+)
 from tests.unit.server.harness import TOPICS, Harness, topic_id
 from tests.unit.topics.helpers import batch_of
 
 PATIENCE_SECONDS = 30
+PRODUCER_ID = 7
+VERSION = 12
 TOPIC, OTHER = list(TOPICS)[:2]
 LARGE = ["x" * 1_000] * 100
 
@@ -41,15 +52,58 @@ def hold_openings(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return may_end
 
 
-def produce(topic: str, *values: str) -> ProduceRequest:
-    partition = ProduceRequest.PartitionProduceData(index=0, records=batch_of(*values))
+def produce(topic: str, *values: str, sequence: int | None = None, timeout_ms: int = 10) -> ProduceRequest:
+    producer = (-1, -1, -1) if sequence is None else (PRODUCER_ID, 0, sequence)
+    partition = ProduceRequest.PartitionProduceData(index=0, records=batch_of(*values, producer=producer))
     data = ProduceRequest.TopicProduceData(name=topic, topic_id=topic_id(topic), partition_data=[partition])
-    return ProduceRequest(acks=-1, timeout_ms=1_000, topic_data=[data])
+    return ProduceRequest(acks=-1, timeout_ms=timeout_ms, topic_data=[data])
 
 
 async def error_of(harness: Harness, topic: str) -> int:
     answer = await harness.call(produce(topic, "more"), 12)
     return int(answer.responses[0].partition_responses[0].error_code)
+
+
+async def restarted_with(*topics: str) -> Harness:
+    """Returns a broker that was killed after an idempotent producer had written a large batch to each topic."""
+    first = await Harness().open()
+    first.broker.begin()
+    for topic in topics:
+        await first.call(produce(topic, *LARGE, sequence=0), VERSION)
+    harness = await first.restarted().open()
+    harness.broker.begin()
+    return harness
+
+
+class Pipeline:
+    """The connection of an idempotent producer that sends requests before it has the responses to earlier ones."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._answered = asyncio.Event()
+        self.path = RequestPath(PathSettings.of(harness.broker, "PLAINTEXT"), self._answered.set)
+        self._reader = FrameReader(1 << 20)
+
+    def send(self, request: ProduceRequest) -> None:
+        self.path.receive(encode_request(ApiKey.PRODUCE, VERSION, 1, "client", request.encode(VERSION)))
+
+    async def responses(self, count: int) -> list[list[tuple[int, int]]]:
+        """Returns (error, base offset) of the topics of each request, in the order of the requests."""
+        frames = self._reader.feed(self.path.take_output())
+        while len(frames) < count:
+            await asyncio.wait_for(self._answered.wait(), PATIENCE_SECONDS)
+            self._answered.clear()
+            frames += self._reader.feed(self.path.take_output())
+            self.path.process()
+            frames += self._reader.feed(self.path.take_output())
+        return [
+            [
+                (topic.partition_responses[0].error_code, topic.partition_responses[0].base_offset)
+                for topic in ProduceResponse.decode(
+                    frame[decode_response_header(frame, ApiKey.PRODUCE, VERSION)[1] :], VERSION
+                ).responses
+            ]
+            for frame in frames
+        ]
 
 
 async def test_other_requests_are_served_while_a_log_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,4 +168,64 @@ async def test_list_offsets_waits_for_a_limited_time(monkeypatch: pytest.MonkeyP
     finally:
         may_end.set()
     assert answer.topics[0].partitions[0].error_code == Errors.NOT_LEADER_OR_FOLLOWER
+    harness.folder.close(harness.now, clean=True)
+
+
+async def test_pipelined_batches_wait_for_a_log_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is open before the second batch arrives, and the event loop does not know it yet."""
+    harness = await restarted_with(TOPIC)
+    may_end, has_ended = hold_openings(monkeypatch), threading.Event()
+    run = Opening.run
+
+    def observed_run(opening: Opening[object]) -> None:
+        run(opening)
+        if opening.has_ended:
+            has_ended.set()
+
+    monkeypatch.setattr(Opening, "run", observed_run)
+    pipeline = Pipeline(harness)
+    pipeline.send(produce(TOPIC, "first", sequence=100, timeout_ms=30_000))
+    may_end.set()
+    assert has_ended.wait(PATIENCE_SECONDS)
+    pipeline.send(produce(TOPIC, "second", sequence=101, timeout_ms=30_000))
+    assert await pipeline.responses(2) == [[(Errors.NONE, 100)], [(Errors.NONE, 101)]]
+    harness.folder.close(harness.now, clean=True)
+
+
+async def test_a_request_of_several_logs_is_appended_when_all_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await restarted_with(TOPIC, OTHER)
+    may_end = hold_openings(monkeypatch)
+    both = produce(TOPIC, "first", sequence=100, timeout_ms=30_000)
+    both.topic_data += produce(OTHER, "first", sequence=100).topic_data
+    pipeline = Pipeline(harness)
+    pipeline.send(both)
+    pipeline.send(produce(OTHER, "second", sequence=101, timeout_ms=30_000))
+    may_end.set()
+    assert await pipeline.responses(2) == [[(Errors.NONE, 100), (Errors.NONE, 100)], [(Errors.NONE, 101)]]
+    harness.folder.close(harness.now, clean=True)
+
+
+async def test_a_producer_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await restarted_with(TOPIC)
+    may_end = hold_openings(monkeypatch)
+    pipeline = Pipeline(harness)
+    try:
+        pipeline.send(produce(TOPIC, "first", sequence=100, timeout_ms=10))
+        assert await pipeline.responses(1) == [[(Errors.NOT_LEADER_OR_FOLLOWER, -1)]]
+    finally:
+        may_end.set()
+    harness.folder.close(harness.now, clean=True)
+
+
+async def test_a_request_without_response_holds_the_connection_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await restarted_with(TOPIC)
+    may_end = hold_openings(monkeypatch)
+    unanswered = produce(TOPIC, "first", sequence=100, timeout_ms=30_000)
+    unanswered.acks = 0
+    pipeline = Pipeline(harness)
+    pipeline.send(unanswered)
+    pipeline.send(produce(TOPIC, "second", sequence=101, timeout_ms=30_000))
+    assert pipeline.path.queued == 1
+    may_end.set()
+    assert await pipeline.responses(1) == [[(Errors.NONE, 101)]]
     harness.folder.close(harness.now, clean=True)

@@ -538,6 +538,30 @@ def test_a_throttled_path_answers_at_once_and_keeps_later_requests() -> None:
     assert bare.path.is_muted
 
 
+async def test_a_request_can_hold_those_that_follow() -> None:
+    answer: asyncio.Future[ListGroupsResponse] = asyncio.get_running_loop().create_future()
+
+    def handle() -> object:
+        if bare.handled > 1:
+            return ListGroupsResponse()
+        bare.path.client.holds = True
+        return answer
+
+    bare = Bare(handle)
+    bare.receive(1, 2)
+    assert (bare.handled, bare.path.is_muted, bare.path.queued, bare.take()) == (1, True, 1, [])
+    bare.path.client.throttle(700)
+    bare.path.end_throttle()
+    assert (bare.take(), bare.path.is_muted) == ([], True), "a throttle that ends does not end the hold"
+    bare.path.client.throttle(700)
+    answer.set_result(ListGroupsResponse())
+    await asyncio.sleep(0)
+    assert (bare.answered, bare.take(), bare.path.is_muted) == (1, [1], True), "nor the other way round"
+    bare.path.end_throttle()
+    bare.path.process()
+    assert (bare.handled, bare.take(), bare.path.is_muted) == (2, [2], False)
+
+
 def test_requests_beyond_a_turn_wait_for_the_next_one() -> None:
     bare = Bare()
     bare.receive(*range(FRAMES_PER_TURN + 1))

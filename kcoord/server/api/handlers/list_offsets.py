@@ -12,6 +12,7 @@ import asyncio
 from typing import Final
 
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.opening_logs import ends_before
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
 from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
@@ -43,19 +44,13 @@ async def _answer_later(
     broker: Broker, context: RequestContext, request: ListOffsetsRequest, error: LogBeingOpenedError
 ) -> ListOffsetsResponse:
     """Waits for logs that another thread opens. After the longest wait the whole request fails with the error."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + LONGEST_WAIT_SECONDS
-    while True:
-        ended = asyncio.Event()
-        error.opening.observers.append(ended.set)
-        try:
-            await asyncio.wait_for(ended.wait(), end - loop.time())
-        except TimeoutError:
-            raise error from None
+    end = asyncio.get_running_loop().time() + LONGEST_WAIT_SECONDS
+    while await ends_before(error.opening, end):
         try:
             return _answer(broker, context, request)
         except LogBeingOpenedError as next_error:
             error = next_error
+    raise error
 
 
 def _answer(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:

@@ -3,20 +3,28 @@
 
 There is one replica, so the append satisfies every value of `acks`. With acks=0 there is no response. If a partition
 fails then, the broker closes the connection, so that the client notices.
+
+If a log of the request is still being opened, the whole request waits, and later requests of the connection wait behind
+it. Otherwise the first of several pipelined batches would fail, and the next one, when the log is open, would fail
+with OUT_OF_ORDER_SEQUENCE_NUMBER. Then librdkafka continues with a new producer epoch, and duplicates of batches of the
+old epoch are not recognised. In Kafka all logs are open before the broker accepts requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Final
 
 from kcoord.server.api.api_table import CloseConnection, RequestContext
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.leader_hint import leader_endpoint
+from kcoord.server.api.opening_logs import ends_before
 from kcoord.server.api.transactional_produce import Batch, Outcome, transactional_batch
 from kcoord.server.broker import Broker
 from kcoord.server.quota_use import throttle_of_produce
 from kcoord.server.replies import Reply, map_reply
+from kcoord.topics.log_opening import Opening
 from kcoord.topics.store import ACKS_ALL, VALID_ACKS
 from kcoord.topics.validation import RecordsRejectedError, single_batch
 from kcoord_protocol.acls import AclOperation, ResourceType
@@ -30,6 +38,11 @@ VERSIONS = range(0, 14)
 """Versions below 3 are listed for old clients that reject a broker without them, but not served, as in Kafka 4."""
 _TOPIC_IDS_SINCE_VERSION: Final = 13
 _LEADER_HINTS_SINCE_VERSION: Final = 10
+
+LONGEST_WAIT_SECONDS: Final = 20.0
+"""Opening a log of 2,000,000 batches takes 10 s. Clients wait 30 s for a response by default, and a client that waits
+less has a shorter timeout in its request.
+"""
 
 _NO_LEADER_HINT: Final = ProduceResponse.LeaderIdAndEpoch()
 _WITHOUT_START_OFFSET: Final = (
@@ -78,6 +91,49 @@ def _handle(
         names = [name for topic in request.topic_data if (name := _name_of(broker, context, topic)) is not None]
         writable = context.rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names)
         batches = [batch for batch in batches if batch.topic in writable]
+    opening = _opening(broker, context, request, writable)
+    if opening is None:
+        return _append(broker, context, request, batches, writable)
+    if context.client is not None:
+        context.client.holds = True
+    return broker.spawn(_append_later(broker, context, request, batches, writable, opening))
+
+
+def _opening(
+    broker: Broker, context: RequestContext, request: ProduceRequest, writable: set[str] | None
+) -> Opening[object] | None:
+    """Begins to open the logs of the request. Returns an opening that has not ended, None if there is none."""
+    opening: Opening[object] | None = None
+    for topic in request.topic_data:
+        name = _name_of(broker, context, topic)
+        if name is None or (writable is not None and name not in writable):
+            continue
+        for partition in topic.partition_data:
+            opening = broker.topics.opening(name, partition.index, context.now_ms) or opening
+    return opening
+
+
+async def _append_later(
+    broker: Broker,
+    context: RequestContext,
+    request: ProduceRequest,
+    batches: list[Batch],
+    writable: set[str] | None,
+    opening: Opening[object] | None,
+) -> ProduceResponse | CloseConnection | None:
+    """Waits for the logs. After the longest wait, the partitions whose log is not open fail."""
+    end = asyncio.get_running_loop().time() + min(request.timeout_ms / 1000, LONGEST_WAIT_SECONDS)
+    while opening is not None and await ends_before(opening, end):
+        context.now_ms = broker.now_ms()
+        opening = _opening(broker, context, request, writable)
+    reply = _append(broker, context, request, batches, writable)
+    return await reply if asyncio.isfuture(reply) else reply
+
+
+def _append(
+    broker: Broker, context: RequestContext, request: ProduceRequest, batches: list[Batch], writable: set[str] | None
+) -> Reply[ProduceResponse | CloseConnection | None]:
+    """Appends the batches. The coordinator of their transaction agrees first, if they have one."""
     if not batches or request.transactional_id is None:
         return _produce_all(broker, context, request, {}, writable)
     reply = broker.transactional_produce.run(
