@@ -26,7 +26,7 @@ from kcoord.cli.session import (
 )
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.config import AdminConfig
-from kcoord.client.errors import TimeoutException
+from kcoord.client.errors import TimeoutException, is_retriable
 from kcoord_protocol.errors import Errors, KafkaError
 
 READY, GROUP_STABLE, TOPIC = "ready", "group-stable", "topic"
@@ -123,7 +123,7 @@ async def _until(admin: AdminClient, look: Look, options: argparse.Namespace, en
             missing = missing or error_text(error)
         except KafkaError as error:
             missing = error_text(error)
-            if not error.error.retriable:
+            if not is_retriable(error):
                 return missing
         await asyncio.sleep(min(_LOOK_SECONDS, max(end - time.monotonic(), 0)))
     return f"{missing or 'the timeout was too short for a request'}, after {options.timeout} ms"

@@ -33,6 +33,7 @@ from kcoord.client.errors import DisconnectException, TimeoutException
 from kcoord.client.results import error_of
 from kcoord.client.security import Security
 from kcoord.client.tasks import spawn
+from kcoord.client.tls_failures import handshake_failure
 from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, Errors, FramingError, KafkaError
@@ -91,6 +92,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._correlation_id = 0
         self._failure: DisconnectException | TimeoutException | None = None
+        self.lost_by: Exception | None = None
+        """The error with which the transport lost the connection."""
         self._writable = asyncio.Event()
         self._closed = asyncio.Event()
         self._session: _Session | None = None
@@ -112,6 +115,7 @@ class Connection(asyncio.Protocol):
             self._take(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost_by = exc
         self._fail(DisconnectException(f"{self.address} closed the connection{f': {exc}' if exc else ''}"))
         self._closed.set()
 
@@ -376,6 +380,7 @@ async def open_connection(
     """Opens a connection, negotiates the versions and authenticates.
 
     `connect_timeout_ms` bounds the connection setup with TLS; `request_timeout_ms` bounds each request after it.
+    Raises KafkaError: SslAuthenticationException if the TLS handshake fails.
     """
     address = f"{host}:{port}"
     loop = asyncio.get_running_loop()
@@ -391,9 +396,15 @@ async def open_connection(
     except TimeoutError:
         raise TimeoutException(f"no connection to {address} within {connect_timeout_ms} ms") from None
     except OSError as error:
+        rejection = handshake_failure(address, error)
+        if rejection is not None:
+            raise rejection from error
         raise DisconnectException(f"no connection to {address}: {str(error) or type(error).__name__}") from error
     try:
-        await connection.negotiate(expected)
+        try:
+            await connection.negotiate(expected)
+        except DisconnectException as error:
+            raise handshake_failure(address, connection.lost_by) or error from None
         if security is not None:
             await connection.authenticate(security)
     except BaseException:

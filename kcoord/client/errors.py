@@ -22,6 +22,13 @@ class DisconnectException(KafkaError):
         super().__init__(Errors.NETWORK_EXCEPTION, message)
 
 
+class SslAuthenticationException(DisconnectException):
+    """The TLS handshake failed: one side does not accept the other's certificate, or they have no version in common.
+
+    Unlike its error code, this is not retriable.
+    """
+
+
 class TimeoutException(KafkaError, TimeoutError):
     """The timeout of a call passed. If there was a failure before, the last one is the cause."""
 
@@ -55,7 +62,7 @@ class UnknownTopicException(KafkaError):
 
 def is_retriable(error: KafkaError) -> bool:
     """Whether the same request may succeed later."""
-    if isinstance(error, UnknownTopicException):
+    if isinstance(error, UnknownTopicException | SslAuthenticationException):
         return False
     return error.error.retriable or isinstance(error, StaleMemberEpochException)
 

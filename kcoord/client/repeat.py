@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from kcoord.client.cluster import Cluster, Deadline
+from kcoord.client.errors import SslAuthenticationException
 from kcoord_protocol.errors import Errors, KafkaError
 
 K = TypeVar("K")
@@ -76,4 +77,6 @@ async def _attempt(
 
 
 def _is_repeated(outcome: object) -> bool:
+    if isinstance(outcome, SslAuthenticationException):
+        return False
     return isinstance(outcome, KafkaError) and outcome.error in _REPEATED

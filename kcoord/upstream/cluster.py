@@ -28,7 +28,7 @@ from typing import Final
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import CommonConfig
 from kcoord.client.connection import Connection, ExpectedBroker, open_connection
-from kcoord.client.errors import ClientException
+from kcoord.client.errors import ClientException, TimeoutException
 from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, security_of
 from kcoord.client.types import Node
 from kcoord.config import BrokerConfig
@@ -110,7 +110,7 @@ class UpstreamCluster:
         try:
             response = await self._first_metadata()
         except (KafkaError, ClientException) as error:
-            reason = error.__cause__ or error
+            reason = error.__cause__ if isinstance(error, TimeoutException) else error
             raise StartError(f"{UPSTREAM_KEY}={self._servers}: the cluster cannot be reached: {reason}") from None
         self.cluster_id = response.cluster_id or ""
         if not self.cluster_id:

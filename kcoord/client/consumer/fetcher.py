@@ -35,6 +35,7 @@ from kcoord.client.consumer.fetched import AbortedProducer, FetchedRecords
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
 from kcoord.client.consumer.subscription import PartitionState, SubscriptionState
+from kcoord.client.errors import is_retriable
 from kcoord.client.results import error_of
 from kcoord.client.signal import Signal
 from kcoord.client.tasks import spawn, stop
@@ -223,7 +224,7 @@ class Fetcher:
             session.failed(error.error)
             _log.debug("fetch from broker %d: %s", leader, error)
             self._failures[leader] = self._failures.get(leader, 0) + 1
-            if error.error.retriable:
+            if is_retriable(error):
                 self._updater.request(names={partition.topic for partition in fetches})
             else:
                 self._failure = error

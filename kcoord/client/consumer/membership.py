@@ -54,6 +54,7 @@ from kcoord.client.consumer.member_state import (
     StepKind,
 )
 from kcoord.client.creation_time import UNKNOWN_TIME_MS, group_creation_time_ms
+from kcoord.client.errors import is_retriable
 from kcoord.client.types import TopicIdPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
@@ -341,7 +342,7 @@ class Membership:
             # and the member stays.
             self._reported.append(error)
             self._not_before_ms = now_ms + self._heartbeat_interval_ms
-        elif not code.retriable and code not in (Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH):
+        elif not is_retriable(error) and code not in (Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH):
             self._fail(error)
 
     def _fence(self) -> None:

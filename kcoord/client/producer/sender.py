@@ -29,7 +29,7 @@ from kcoord.client.api_versions import ApiVersions
 from kcoord.client.backoff import Backoff
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import ProducerConfig
-from kcoord.client.errors import DisconnectException, TimeoutException
+from kcoord.client.errors import DisconnectException, TimeoutException, is_retriable
 from kcoord.client.producer.batches import Accumulator, ProducerBatch, Sequences
 from kcoord.client.producer.transactions import LAST_V1_PRODUCE, Transactions
 from kcoord.client.results import error_of
@@ -265,7 +265,7 @@ class Sender:
 
     def _failed(self, batch: Batch, error: KafkaError) -> None:
         """Retries the batch later, or fails its records."""
-        if error.error.retriable or (error.error in _SEQUENCE_LOST and self._transactions is None):
+        if is_retriable(error) or (error.error in _SEQUENCE_LOST and self._transactions is None):
             if error.error is not Errors.REQUEST_TIMED_OUT:
                 self._cluster.metadata.topics.pop(batch.partition.topic, None)
             if error.error in _SEQUENCE_LOST and not self._renumber(batch, error):

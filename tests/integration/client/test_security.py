@@ -187,7 +187,7 @@ async def test_an_untrusted_certificate_is_rejected() -> None:
 
     front = SecureFront()
     async with behind(front):
-        with pytest.raises(KafkaError, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(KafkaError, match="SSL handshake failed"):
             async with AdminClient(
                 bootstrap_servers=f"127.0.0.1:{front.port}", security=Strict(), default_api_timeout_ms=4000
             ) as admin:

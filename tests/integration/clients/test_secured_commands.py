@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,32 @@ def test_health_over_tls(commands: Commands, capsys: pytest.CaptureFixture[str])
     assert main(["health", "--bootstrap-server", commands.broker.address]) == 1
     commands.trust(Authority("Other").write_pem(commands.broker.folder / "other.pem"))
     assert commands.run("health", "--json") == 1
-    assert "CERTIFICATE_VERIFY_FAILED" in json.loads(capsys.readouterr().out)["reason"]
+    assert "SSL handshake failed" in json.loads(capsys.readouterr().out)["reason"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "topics --list",
+        "groups explain --group g",
+        "consumer-groups --describe --group g",
+        "groups expiry",
+        "wait --for ready",
+        "consume t",
+        "produce t",
+    ],
+)
+def test_a_certificate_that_is_not_trusted_ends_a_command_at_once(
+    commands: Commands, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.trust(Authority("Other").write_pem(commands.broker.folder / "other.pem"))
+    with commands.file.open("a") as file:
+        file.write("default.api.timeout.ms=3600000\n")
+    monkeypatch.setattr("sys.stdin", StringIO("value\n"))
+    assert commands.run(*command.split()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{commands.broker.address}: SSL handshake failed: the broker's certificate is not accepted: " in line
+    assert line.endswith(" (ssl.truststore.location)")
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
@@ -53,6 +54,8 @@ class FakeBroker:
         self._server: asyncio.Server | None = None
         self._failure: AssertionError | None = None
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
+        """Set before `open` for a broker with TLS."""
 
     @property
     def address(self) -> str:
@@ -63,7 +66,7 @@ class FakeBroker:
         return self
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def __aexit__(self, *_: object) -> None:
