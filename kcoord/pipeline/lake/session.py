@@ -65,6 +65,8 @@ _QUICK: Final = {
 }
 """Settings of a local session whose work takes seconds."""
 _OLDEST_JAVA: Final = 17
+_LOOKED_UP: Final = {"functions", "org.apache.spark.sql.functions", "PythonUtils"}
+"""The names by which PySpark looks up the classes whose methods make columns."""
 
 
 def get_session(
@@ -92,7 +94,31 @@ def get_session(
             settings |= _QUICK if is_small else {}
     for key, value in {**settings, **(config or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    _keep_functions(session)
+    return session
+
+
+class _JavaFunctions:
+    """The static methods of a class in Java, each looked up once."""
+
+    def __init__(self, java_class: object) -> None:
+        self._java_class = java_class
+
+    def __getattr__(self, name: str) -> object:
+        function = getattr(self._java_class, name)
+        setattr(self, name, function)
+        return function
+
+
+def _keep_functions(session: SparkSession) -> None:
+    """Keeps the functions in Java that PySpark looks up for each column and each list of columns.
+
+    Py4J asks Java for them again each time. For a name without a package, Java looks for classes in all its jars.
+    """
+    jvm = session.sparkContext._jvm
+    for name in _LOOKED_UP - vars(jvm).keys():
+        setattr(jvm, name, _JavaFunctions(getattr(jvm, name)))
 
 
 def check_java() -> None:

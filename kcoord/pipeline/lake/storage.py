@@ -231,7 +231,8 @@ class Lake:
                 frame = self.no_rows(name)
             if self._fits_one_task:
                 frame = frame.coalesce(1)
-            cached = self._frames[name] = version, frame.select(*(f"`{column.name}`" for column in table.columns))
+            # `select` would make an object in Java for each name, by several calls.
+            cached = self._frames[name] = version, frame.selectExpr(*(f"`{column.name}`" for column in table.columns))
         return cached[1]
 
     def no_rows(self, name: str) -> DataFrame:
