@@ -51,12 +51,13 @@ def topic_names(commits: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def _group_records(inputs: Inputs) -> DataFrame:
-    return with_values(inputs["records"].where("`kind` = 'group'"))
+    """Returns the records of groups, with their values and incarnations."""
+    records = inputs["records"].where("`kind` = 'group'")
+    return with_incarnation(with_values(records), group_ends(records))
 
 
 def _convergence(inputs: Inputs, settings: LakeSettings, now: datetime) -> DataFrame:
-    records = _group_records(inputs)
-    return rebalances.build_convergence(inputs["group_epochs"], with_incarnation(records, group_ends(records)))
+    return rebalances.build_convergence(inputs["group_epochs"], _group_records(inputs))
 
 
 BY_LOG_PARTITION: Final = {

@@ -17,16 +17,14 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
 from kcoord.pipeline.lake.members import CLASSIC_GROUP, GROUP_EPOCH, MEMBER, STREAMS_GROUP, TARGET_EPOCH
 from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(records: DataFrame) -> DataFrame:
-    """Makes the table from the group records of some log partitions."""
+    """Makes the table from the group records of some log partitions, with their incarnations."""
     kinds = (CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH, STREAMS_GROUP)
-    rows = with_incarnation(records.where(F.col("record_type").isin(*kinds)), group_ends(records))
-    rows = _with_member_changes(rows).where(f"record_type != {MEMBER}")
+    rows = _with_member_changes(records.where(F.col("record_type").isin(*kinds))).where(f"record_type != {MEMBER}")
     rows = rows.withColumn("kind", _kind()).withColumn("epoch", _epoch())
     rows = _with_classic_changes(rows)
     order = Window.partitionBy("group", "incarnation", "kind").orderBy("log_offset")

@@ -12,7 +12,6 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
 from kcoord.pipeline.lake.spells import spells, with_next
 from kcoord.pipeline.lake.tables import TABLES
 
@@ -31,7 +30,7 @@ _PLACE = ("log_partition", "group", "incarnation")
 
 def build_members(records: DataFrame) -> DataFrame:
     said = [*_SAID, "server_assignor"]
-    own = with_next(_of_type(records, MEMBER), ["group", "member_id"]).where("NOT is_tombstone")
+    own = with_next(records.where(f"record_type = {MEMBER}"), ["group", "member_id"]).where("NOT is_tombstone")
     own = own.select(*_state(), F.lit("consumer").alias("kind"), "member_id", *(f"member.{name}" for name in said))
     classic = _classic_members(records).select(
         *_state(),
@@ -50,7 +49,7 @@ def build_members(records: DataFrame) -> DataFrame:
 
 def build_assignments(records: DataFrame, topic_names: DataFrame) -> DataFrame:
     """Makes the table. `topic_names` has `topic_id` and `topic` of the topics whose names are known."""
-    states = _target_states(records).unionByName(_current_states(records)).unionByName(_classic_states(records))
+    states = _member_states(records).unionByName(_classic_states(records))
     exploded = states.select(
         *_state(), "kind", "member_id", "is_revoking", "epoch", F.explode("partitions").alias("place")
     ).select("*", "place.topic", "place.topic_id", "place.partition")
@@ -71,45 +70,27 @@ def build_regexes(records: DataFrame) -> DataFrame:
     return TABLES["regexes"].conform(newest.where("NOT newest.is_tombstone").select("*", "newest.*"))
 
 
-def _of_type(records: DataFrame, record_type: int) -> DataFrame:
-    return with_incarnation(records.where(f"record_type = {record_type}"), group_ends(records))
-
-
 def _state() -> tuple[str, ...]:
     return (*_PLACE, "n", "timestamp", "log_offset", "next_timestamp", "next_offset")
 
 
 def _classic_members(records: DataFrame) -> DataFrame:
-    generations = with_next(_of_type(records, CLASSIC_GROUP), ["group"]).where("NOT is_tombstone")
+    generations = with_next(records.where(f"record_type = {CLASSIC_GROUP}"), ["group"]).where("NOT is_tombstone")
     return generations.select("*", F.explode("classic_group.members").alias("classic_member"))
 
 
-def _target_states(records: DataFrame) -> DataFrame:
-    rows = with_next(_of_type(records, TARGET_ASSIGNMENT), ["group", "member_id"])
-    return rows.select(
-        *_state(),
-        F.lit("target").alias("kind"),
-        "member_id",
-        F.lit(False).alias("is_revoking"),
-        F.lit(None).cast("int").alias("epoch"),
-        F.col("target_assignment").alias("partitions"),
-    )
-
-
-def _current_states(records: DataFrame) -> DataFrame:
-    rows = with_next(_of_type(records, CURRENT_ASSIGNMENT), ["group", "member_id"])
-    parts = [
-        rows.select(
-            *_state(),
-            F.lit("current").alias("kind"),
-            "member_id",
-            F.lit(is_revoking).alias("is_revoking"),
-            F.col("current_assignment.member_epoch").alias("epoch"),
-            F.col(f"current_assignment.{field}").alias("partitions"),
-        )
-        for field, is_revoking in (("assigned", False), ("pending_revocation", True))
-    ]
-    return parts[0].unionByName(parts[1])
+def _member_states(records: DataFrame) -> DataFrame:
+    """Returns the target assignments of the members of KIP-848 groups, and both parts of their current ones."""
+    types = f"record_type IN ({TARGET_ASSIGNMENT}, {CURRENT_ASSIGNMENT})"
+    rows = with_next(records.where(types), ["record_type", "group", "member_id"])
+    # The value of the other type is null, and `build_assignments` makes no rows from it.
+    states = """stack(
+        3,
+        'target', false, CAST(null AS int), target_assignment,
+        'current', false, current_assignment.member_epoch, current_assignment.assigned,
+        'current', true, current_assignment.member_epoch, current_assignment.pending_revocation
+    ) AS (kind, is_revoking, epoch, partitions)"""
+    return rows.selectExpr(*_state(), "member_id", states)
 
 
 def _classic_states(records: DataFrame) -> DataFrame:
