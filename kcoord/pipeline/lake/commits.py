@@ -34,12 +34,9 @@ def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Lake
     place = ["log_partition", "log_offset"]
     rows = rows.join(F.broadcast(reasons), place, "left")
     recorded = F.col("tombstone_reason").isNotNull() | ~F.col("is_tombstone")
-    return TABLES["commits"].conform(
-        rows.withColumn(
-            "reason",
-            F.when(~F.col("is_tombstone"), "commit").otherwise(F.coalesce("tombstone_reason", "inferred_reason")),
-        ).withColumn("reason_source", F.when(recorded, "recorded").otherwise("inferred"))
-    )
+    reason = F.when(~F.col("is_tombstone"), "commit").otherwise(F.coalesce("tombstone_reason", "inferred_reason"))
+    source = F.when(recorded, "recorded").otherwise("inferred")
+    return TABLES["commits"].conform(rows.withColumns({"reason": reason, "reason_source": source}))
 
 
 def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings: LakeSettings) -> DataFrame:

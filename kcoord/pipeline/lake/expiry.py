@@ -50,8 +50,12 @@ def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regex
     """
     states = group_states(epochs, members)
     rows = current.join(states, "group", "left").join(subscriptions(members, regexes), "group", "left")
-    rows = rows.withColumn("has_members", F.coalesce(F.col("members") > 0, F.lit(False)))
-    return rows.withColumn("is_wanted", ~F.col("is_known") | F.array_contains("topics", F.col("topic")))
+    return rows.withColumns(
+        {
+            "has_members": F.coalesce(F.col("members") > 0, F.lit(False)),
+            "is_wanted": ~F.col("is_known") | F.array_contains("topics", F.col("topic")),
+        }
+    )
 
 
 def _basis(settings: LakeSettings) -> Column:

@@ -20,9 +20,7 @@ def unique(frame: DataFrame, *columns: str) -> DataFrame:
 
 def with_zeros(frame: DataFrame, *columns: str) -> DataFrame:
     """Replaces null by 0 in the columns."""
-    for name in columns:
-        frame = frame.withColumn(name, F.coalesce(name, F.lit(0)))
-    return frame
+    return frame.withColumns({name: F.coalesce(name, F.lit(0)) for name in columns})
 
 
 def with_latest(

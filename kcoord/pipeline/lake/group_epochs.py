@@ -25,19 +25,20 @@ def build(records: DataFrame) -> DataFrame:
     """Makes the table from the group records of some log partitions, with their incarnations."""
     kinds = (CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH, STREAMS_GROUP)
     rows = _with_member_changes(records.where(F.col("record_type").isin(*kinds))).where(f"record_type != {MEMBER}")
-    rows = rows.withColumn("kind", _kind()).withColumn("epoch", _epoch())
-    rows = _with_classic_changes(rows)
+    rows = _with_classic_changes(rows.withColumns({"kind": _kind(), "epoch": _epoch()}))
     order = Window.partitionBy("group", "incarnation", "kind").orderBy("log_offset")
-    since = F.expr("unix_millis(timestamp)") - F.expr("unix_millis(previous_timestamp)")
-    rows = rows.withColumn("previous_timestamp", F.lag("timestamp").over(order)).withColumn("since_previous_ms", since)
-    rows = _with_times(rows)
+    moment = F.unix_millis("timestamp")
+    rows = _with_times(rows.withColumn("since_previous_ms", moment - F.lag(moment).over(order)))
     recorded = F.coalesce(F.col("consumer_group.epoch_reason"), F.col("tombstone_reason"))
-    return TABLES["group_epochs"].conform(
-        rows.select("*", "classic_group.protocol_type", "classic_group.protocol", "classic_group.state_timestamp")
-        .withColumn("reason", F.coalesce(recorded, _reason()))
-        .withColumn("reason_source", F.when(recorded.isNotNull(), "recorded").when(_reason().isNotNull(), "inferred"))
-        .withColumn("group_end", F.coalesce("group_end", F.lit(False)))
+    rows = rows.withColumns(
+        {
+            "reason": F.coalesce(recorded, _reason()),
+            "reason_source": F.when(recorded.isNotNull(), "recorded").when(_reason().isNotNull(), "inferred"),
+            "group_end": F.coalesce("group_end", F.lit(False)),
+        }
     )
+    classic = ("classic_group.protocol_type", "classic_group.protocol", "classic_group.state_timestamp")
+    return TABLES["group_epochs"].conform(rows.select("*", *classic))
 
 
 def _with_member_changes(rows: DataFrame) -> DataFrame:
@@ -47,21 +48,21 @@ def _with_member_changes(rows: DataFrame) -> DataFrame:
     was_there = F.coalesce(~F.lag("is_tombstone").over(by_member), F.lit(False))
     rows = rows.withColumn("was_there", is_member & was_there)
     is_there = is_member & ~F.col("is_tombstone")
-    rows = (
-        rows.withColumn("is_join", is_there & ~F.col("was_there"))
-        .withColumn("is_leave", is_member & F.col("is_tombstone") & F.col("was_there"))
-        .withColumn("is_change", is_there & F.col("was_there"))
+    rows = rows.withColumns(
+        {
+            "is_join": is_there & ~F.col("was_there"),
+            "is_leave": is_member & F.col("is_tombstone") & F.col("was_there"),
+            "is_change": is_there & F.col("was_there"),
+        }
     )
     order = Window.partitionBy("group", "incarnation").orderBy("log_offset")
     delta = F.col("is_join").cast("int") - F.col("is_leave").cast("int")
     is_epoch = (F.col("record_type") == GROUP_EPOCH).cast("int")
-    rows = rows.withColumn("member_count", F.sum(delta).over(order)).withColumn(
-        "segment", F.sum(is_epoch).over(order) - is_epoch
+    rows = rows.withColumns(
+        {"member_count": F.sum(delta).over(order), "segment": F.sum(is_epoch).over(order) - is_epoch}
     )
     segment = Window.partitionBy("group", "incarnation", "segment")
-    for name in ("join", "leave", "change"):
-        rows = rows.withColumn(f"saw_{name}", F.max(f"is_{name}").over(segment))
-    return rows
+    return rows.withColumns({f"saw_{name}": F.max(f"is_{name}").over(segment) for name in ("join", "leave", "change")})
 
 
 def _with_classic_changes(rows: DataFrame) -> DataFrame:
@@ -72,10 +73,12 @@ def _with_classic_changes(rows: DataFrame) -> DataFrame:
     before = F.coalesce(F.lag("ids").over(order), F.array().cast("array<string>"))
     rows = rows.withColumn("ids_before", before)
     is_classic = F.col("kind") == "classic"
-    return (
-        rows.withColumn("came", F.size(F.array_except("ids", "ids_before")) > 0)
-        .withColumn("went", F.size(F.array_except("ids_before", "ids")) > 0)
-        .withColumn("members", F.when(is_classic, F.size("ids")).otherwise(F.col("member_count")))
+    return rows.withColumns(
+        {
+            "came": F.size(F.array_except("ids", "ids_before")) > 0,
+            "went": F.size(F.array_except("ids_before", "ids")) > 0,
+            "members": F.when(is_classic, F.size("ids")).otherwise(F.col("member_count")),
+        }
     )
 
 
@@ -86,8 +89,8 @@ def _with_times(rows: DataFrame) -> DataFrame:
     recorded = F.max("consumer_group.creation_timestamp").over(life)
     is_state = ~F.col("is_tombstone") & (F.col("kind") != "target")
     with_members = F.max(F.when(is_state & (F.col("members") > 0), F.col("log_offset"))).over(until)
-    rows = rows.withColumn("creation_timestamp", F.coalesce(recorded, F.min("timestamp").over(life)))
-    rows = rows.withColumn("busy_offset", with_members)
+    created = F.coalesce(recorded, F.min("timestamp").over(life))
+    rows = rows.withColumns({"creation_timestamp": created, "busy_offset": with_members})
     # The group is empty since the first row after the last row with members.
     stretch = Window.partitionBy("group", "incarnation", "busy_offset")
     seen = F.min(F.when(is_state & (F.col("members") == 0), F.col("timestamp"))).over(stretch)

@@ -59,9 +59,6 @@ def subscriptions(members: DataFrame, regexes: DataFrame) -> DataFrame:
     none = F.array().cast("array<string>")
     topics = F.array_union(F.coalesce("subscribed_topics", none), F.coalesce("matched", none))
     is_known = F.col("subscribed_topics").isNotNull() | F.col("subscribed_regex").isNotNull()
-    return (
-        said.withColumn("own", topics)
-        .withColumn("said", is_known)
-        .groupBy("group")
-        .agg(F.array_distinct(F.flatten(F.collect_list("own"))).alias("topics"), F.min("said").alias("is_known"))
+    return said.groupBy("group").agg(
+        F.array_distinct(F.flatten(F.collect_list(topics))).alias("topics"), F.min(is_known).alias("is_known")
     )

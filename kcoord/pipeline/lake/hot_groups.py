@@ -29,5 +29,5 @@ def build(commits: DataFrame) -> DataFrame:
     all_commits = F.sum("commits").over(Window.partitionBy("hour"))
     share = F.when(all_commits > 0, F.col("commits") / all_commits).otherwise(0.0)
     return TABLES["hot_groups"].conform(
-        rows.withColumn("commits_per_s", F.col("commits") / SECONDS_PER_HOUR).withColumn("share", share)
+        rows.withColumns({"commits_per_s": F.col("commits") / SECONDS_PER_HOUR, "share": share})
     )

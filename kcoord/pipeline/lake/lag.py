@@ -30,11 +30,14 @@ def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
     passed = F.expr("line.t0 + (committed_offset - line.e0) * (line.t1 - line.t0) / (line.e1 - line.e0)")
     seconds = (F.unix_millis("timestamp") - F.coalesce(passed, F.col("first_ms"))) / 1000.0
     lag = F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0))
-    rows = rows.withColumn("lag", lag)
-    behind = F.col("lag") > 0
+    behind = lag > 0
     return TABLES["lag"].conform(
-        rows.withColumn("seconds_behind", F.when(behind, seconds).otherwise(0.0)).withColumn(
-            "is_lower_bound", behind & passed.isNull()
+        rows.withColumns(
+            {
+                "lag": lag,
+                "seconds_behind": F.when(behind, seconds).otherwise(0.0),
+                "is_lower_bound": behind & passed.isNull(),
+            }
         )
     )
 

@@ -64,17 +64,19 @@ def build_convergence(epochs: DataFrame, records: DataFrame) -> DataFrame:
     reached = reached.groupBy(*life, "epoch").agg(
         F.count_distinct("member_id").cast("int").alias("members_reached"), F.max("reached_timestamp").alias("last")
     )
-    rows = rows.join(reached, [*life, "epoch"], "left").withColumn(
-        "members_reached", F.coalesce("members_reached", F.lit(0))
-    )
+    rows = with_zeros(rows.join(reached, [*life, "epoch"], "left"), "members_reached")
     is_converged = F.col("members_reached") >= F.col("members")
     began = F.unix_millis("timestamp")
     took = F.when(F.col("members") == 0, 0).otherwise(F.greatest(F.unix_millis("last") - began, F.lit(0)))
+    target = F.greatest(F.unix_millis("target_timestamp") - began, F.lit(0))
     return TABLES["convergence"].conform(
-        rows.withColumn("target_ms", F.greatest(F.unix_millis("target_timestamp") - began, F.lit(0)))
-        .withColumn("target_ms", F.when(F.col("target_timestamp").isNotNull(), F.col("target_ms")))
-        .withColumn("is_converged", is_converged)
-        .withColumn("convergence_ms", F.when(is_converged, took))
+        rows.withColumns(
+            {
+                "target_ms": F.when(F.col("target_timestamp").isNotNull(), target),
+                "is_converged": is_converged,
+                "convergence_ms": F.when(is_converged, took),
+            }
+        )
     )
 
 

@@ -18,10 +18,12 @@ def with_next(states: DataFrame, sequence: Sequence[str | Column]) -> DataFrame:
     These are null for the last state.
     """
     order = Window.partitionBy(*sequence).orderBy("log_offset")
-    return (
-        states.withColumn("n", F.row_number().over(order))
-        .withColumn("next_timestamp", F.lead("timestamp").over(order))
-        .withColumn("next_offset", F.lead("log_offset").over(order))
+    return states.withColumns(
+        {
+            "n": F.row_number().over(order),
+            "next_timestamp": F.lead("timestamp").over(order),
+            "next_offset": F.lead("log_offset").over(order),
+        }
     )
 
 

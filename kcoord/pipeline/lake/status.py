@@ -32,8 +32,12 @@ def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime
     recent = with_end_at(recent, ends, "commit_timestamp", "end_then")
     recent = recent.withColumn("lag_then", F.greatest(F.col("end_then") - F.col("committed_offset"), F.lit(0)))
     order = Window.partitionBy(*KEY).orderBy("log_offset")
-    recent = recent.withColumn("went_back", F.col("committed_offset") < F.lag("committed_offset").over(order))
-    recent = recent.withColumn("shrank", F.col("lag_then") < F.lag("lag_then").over(order))
+    recent = recent.withColumns(
+        {
+            "went_back": F.col("committed_offset") < F.lag("committed_offset").over(order),
+            "shrank": F.col("lag_then") < F.lag("lag_then").over(order),
+        }
+    )
     facts = recent.groupBy(*KEY).agg(
         F.min("lag_then").alias("least_lag"),
         F.max("lag_then").alias("most_lag"),
@@ -46,8 +50,8 @@ def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime
         F.count("*").cast("int").alias("commits"),
     )
     facts = facts.join(newest(ends).select(*TOPIC_PARTITION, "end_offset"), list(TOPIC_PARTITION), "left")
-    facts = facts.withColumn("lag", F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0)))
-    facts = facts.withColumn("lag", F.when(F.col("end_offset").isNotNull(), F.col("lag")))
+    lag = F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0))
+    facts = facts.withColumn("lag", F.when(F.col("end_offset").isNotNull(), lag))
     rows = facts.withColumn("status", _status(now))
     severity = F.when(F.col("status") == "OK", 0).when(F.col("status") == "WARN", 1).otherwise(2)
     worst = F.max(severity).over(Window.partitionBy("group"))
