@@ -7,8 +7,10 @@ kcoord writes the reason of a tombstone as a record header. Kafka writes none; t
 |---|---|
 | `expired` | the last commit of the key is older than the retention, or past its own expire time |
 | `group-delete` | the group ends within a second |
-| `topic-delete` | another group loses offsets of the topic in the same second |
 | `offset-delete` | none of these |
+
+A reason depends on no later record but the end of the group, so it is the same however the log was copied. `losses`
+looks at all groups, and can tell that a topic was deleted.
 """
 
 from __future__ import annotations
@@ -42,10 +44,6 @@ def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Lake
 def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings: LakeSettings) -> DataFrame:
     """Returns the `inferred_reason` of each tombstone in `rows` without a recorded reason."""
     tombstones = rows.where("is_tombstone AND tombstone_reason IS NULL")
-    second = F.date_trunc("second", "timestamp")
-    groups_per_second = tombstones.groupBy("topic", second.alias("second")).agg(
-        F.count_distinct("group").alias("groups")
-    )
     ends = records.where("`kind` = 'group' AND group_end").select(
         "group", F.col("log_offset").alias("end_offset"), F.col("timestamp").alias("end_timestamp")
     )
@@ -53,12 +51,8 @@ def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings:
         "end_offset > log_offset AND abs(unix_millis(end_timestamp) - unix_millis(timestamp)) <= 1000"
     )
     near_end = unique(near_end, "group", "log_offset").withColumn("is_group_end", F.lit(True))
-    aged = _last_commit(rows, tombstones, history).withColumn("second", second)
-    return (
-        aged.join(groups_per_second, ["topic", "second"], "left")
-        .join(near_end, ["group", "log_offset"], "left")
-        .select("log_partition", "log_offset", _reason(settings).alias("inferred_reason"))
-    )
+    aged = _last_commit(rows, tombstones, history).join(near_end, ["group", "log_offset"], "left")
+    return aged.select("log_partition", "log_offset", _reason(settings).alias("inferred_reason"))
 
 
 def _reason(settings: LakeSettings) -> Column:
@@ -67,7 +61,6 @@ def _reason(settings: LakeSettings) -> Column:
         F.when(F.expr("timestamp >= last_expire"), "expired")
         .when(age_ms >= settings.retention_ms, "expired")
         .when(F.col("is_group_end"), "group-delete")
-        .when(F.col("groups") > 1, "topic-delete")
         .otherwise("offset-delete")
     )
 

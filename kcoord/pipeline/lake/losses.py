@@ -5,8 +5,8 @@ A tombstone of kcoord has the principal in its header. The audit log has more: t
 that set offsets, and the deletions of topics. A request belongs to a change of the log if it is about the same place,
 and if the change came within `_NEAR_MS` of it; the nearest one counts.
 
-If a topic is deleted, each group that used it loses its offsets in the same second. `commits` can tell only if the
-tombstones of two groups are in the same copy of the log, so this table looks again, at all of them.
+If a topic is deleted, each group that used it loses its offsets in the same second. So an `offset-delete` that was
+inferred is a `topic-delete` here if another group lost offsets of the topic in that second.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ def build(commits: DataFrame, changes: DataFrame) -> DataFrame:
 
 
 def _reason() -> Column:
-    """Returns the reason of a tombstone. A guess becomes `topic-delete` if other groups lost the topic too."""
-    is_guess = F.col("is_tombstone") & (F.col("reason_source") == "inferred") & (F.col("reason") == "offset-delete")
-    is_topic = F.col("is_tombstone") & F.col("reason").isin("offset-delete", "topic-delete")
+    """Returns the reason of a tombstone."""
+    is_guess = (F.col("reason_source") == "inferred") & (F.col("reason") == "offset-delete")
     together = Window.partitionBy("topic", F.date_trunc("second", "timestamp"))
-    groups = F.size(F.collect_set(F.when(is_topic, F.col("group"))).over(together))
+    groups = F.size(F.collect_set(F.when(F.col("is_tombstone") & is_guess, F.col("group"))).over(together))
     return F.when(is_guess & (groups > 1), "topic-delete").otherwise(F.col("reason"))
 
 

@@ -71,8 +71,8 @@ def test_commits_have_the_reason_and_the_principal_of_a_removal(lake: Lake) -> N
         ("od", "orders", "offset-delete", "inferred", None),
         ("od", "orders", "offset-delete", "recorded", "User:eve"),
         ("old", "orders", "expired", "inferred", None),
-        ("td1", "doomed", "topic-delete", "inferred", None),
-        ("td2", "doomed", "topic-delete", "inferred", None),
+        ("td1", "doomed", "offset-delete", "inferred", None),
+        ("td2", "doomed", "offset-delete", "inferred", None),
     ]
 
 
