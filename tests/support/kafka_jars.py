@@ -10,13 +10,16 @@ import subprocess
 import threading
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
 from kcoord.testing import start_broker
+from tests.support import kafka_tools
 from tests.support.class_archives import archive_options, cache_folder, only_one_makes
 from tests.support.java import SHORT_LIVED
+from tests.support.kafka_tools import KafkaTools
 from tests.support.shared import ROOT, missing, shared
 from tests.support.waiting import wait_until
 
@@ -136,17 +139,29 @@ class KafkaJars:
         check: bool = True,
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
-        """Runs a Kafka tool with system properties, and returns its output."""
-        options = [f"-D{key}={value}" for key, value in properties.items()]
-        done = subprocess.run(
-            self.command(*options, TOOLS[name], *arguments),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=TOOL_SECONDS,
-        )
+        """Runs a Kafka tool and returns its output.
+
+        A tool with standard input or system properties gets a JVM of its own, and so does a console client, which
+        leaves work to the end of its JVM. The others share one.
+        """
+        if stdin or properties or name.startswith("console-"):
+            options = [f"-D{key}={value}" for key, value in properties.items()]
+            done = subprocess.run(
+                self.command(*options, TOOLS[name], *arguments),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=TOOL_SECONDS,
+            )
+        else:
+            done = _tools().run(TOOLS[name], *arguments)
         assert done.returncode == 0 or not check, f"{name} {arguments}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
+
+
+@cache
+def _tools() -> KafkaTools:
+    return KafkaTools(KafkaJars().program(kafka_tools.SOURCE), TOOL_SECONDS)
 
 
 class JavaMember:
