@@ -13,6 +13,7 @@ import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 _SECONDS = 60
@@ -41,8 +42,7 @@ def archive_options(name: str, java: str, options: str, class_path: str, dump: C
     Java, its options and the class path decide whether another archive is needed. If there is none, `dump` gets the
     options of a JVM that writes it at its end.
     """
-    version = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_SECONDS).stderr
-    facts = zlib.crc32("\n".join((version, options, class_path)).encode())
+    facts = zlib.crc32("\n".join((_version(java), options, class_path)).encode())
     archive = cache_folder() / f"{name}-{facts:08x}.jsa"
     with only_one_makes(archive.name):
         if not archive.exists():
@@ -51,3 +51,8 @@ def archive_options(name: str, java: str, options: str, class_path: str, dump: C
             assert written.exists(), f"{java} has not written {written}"
             written.replace(archive)
     return f"-XX:SharedArchiveFile={archive} -Xlog:disable"
+
+
+@cache
+def _version(java: str) -> str:
+    return subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_SECONDS).stderr
