@@ -11,9 +11,11 @@ imported only when they are needed.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from kcoord import __version__
 
@@ -47,12 +49,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if argv and argv[0] in COMMANDS:
-        command = importlib.import_module(f"kcoord.cli.{argv[0].replace('-', '_')}")
-        code = command.main(argv[1:])
+        code = _command(argv[0]).main(argv[1:])
         assert isinstance(code, int)
         return code
     _parser().parse_args(argv)
     return 2
+
+
+def _command(name: str) -> ModuleType:
+    """Imports the module of a command, without the garbage collector: all that imports make is kept."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(f"kcoord.cli.{name.replace('-', '_')}")
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def _parser() -> argparse.ArgumentParser:
