@@ -216,7 +216,7 @@ class ProducerState:
     def replay_data(self, facts: BatchFacts) -> None:
         """Adds a data batch that is in the log."""
         self.end_offset = facts.last_offset + 1
-        if facts.producer_id == NO_PRODUCER_ID:
+        if facts.producer_id < 0:
             return
         entry = self.entries.get(facts.producer_id)
         if entry is None:

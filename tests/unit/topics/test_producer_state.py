@@ -113,6 +113,13 @@ def test_a_transaction_holds_the_stable_offset_until_its_marker() -> None:
     state.check_coordinator_epoch(PRODUCER, 3)
 
 
+@pytest.mark.parametrize("producer_id", [-1, -5])
+def test_a_batch_of_no_producer_opens_no_transaction(producer_id: int) -> None:
+    state = ProducerState()
+    state.replay_data(facts(0, offset=10, transactional=True)._replace(producer_id=producer_id))
+    assert (state.entries, state.first_unstable_offset, state.end_offset) == ({}, None, 11)
+
+
 def test_aborted_transactions_are_found_by_range() -> None:
     state = ProducerState()
     for first in (10, 20, 30):

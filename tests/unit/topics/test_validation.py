@@ -118,11 +118,35 @@ def test_checksum() -> None:
 
 @pytest.mark.parametrize(
     ("position", "layout", "value"),
-    [(0, ">q", 1), (23, ">i", 5), (23, ">i", -2), (57, ">i", 0), (57, ">i", 3), (43, ">q", 4), (21, ">h", 5)],
-    ids=["base offset", "last delta", "negative delta", "no records", "count", "id without sequence", "codec"],
+    [
+        (0, ">q", 1),
+        (23, ">i", 5),
+        (23, ">i", -2),
+        (57, ">i", 0),
+        (57, ">i", 3),
+        (43, ">q", 4),
+        (21, ">h", 5),
+        (21, ">h", 16),
+    ],
+    ids=[
+        "base offset",
+        "last delta",
+        "negative delta",
+        "no records",
+        "count",
+        "id without sequence",
+        "codec",
+        "transaction without id",
+    ],
 )
 def test_impossible_headers(position: int, layout: str, value: int) -> None:
     assert refusal(with_header(batch_of("a", "b"), position, layout, value)).error is Errors.INVALID_RECORD
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_producer_id_below_that_of_no_producer_is_rejected(is_transactional: bool) -> None:
+    batch = batch_of("a", producer=(-5, 0, 0), is_transactional=is_transactional)
+    assert refusal(batch).error is Errors.INVALID_RECORD
 
 
 def test_control_records_of_clients_are_rejected() -> None:
