@@ -83,7 +83,7 @@ def load(log: Log, files: PartitionFiles, now_ms: int, check: Check = go_on) -> 
 def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> None:
     log, producers = opened.log, opened.producers
     producers.aborted = files.load_aborted(log.end_offset)
-    snapshot = files.load_snapshot(log.end_offset)
+    snapshot = files.load_snapshot(log.start_offset, log.end_offset)
     if snapshot is not None:
         opened.snapshot_offset, entries = snapshot
         producers.restore(entries, opened.snapshot_offset)

@@ -100,13 +100,14 @@ class PartitionFiles:
         offsets = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
         return sorted(int(offset) for offset in offsets if offset.isdigit())
 
-    def load_snapshot(self, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
+    def load_snapshot(self, start_offset: int, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
         """Returns the newest usable snapshot and its offset, None if there is none.
 
-        Removes snapshots beyond the end of the log: the log has lost the batches that they cover.
+        Removes snapshots outside of the log, as Kafka does. The log has lost the batches before a snapshot beyond its
+        end. It no longer has the batches after a snapshot before its start, which may have ended transactions.
         """
         for offset in reversed(self.offsets_with(SNAPSHOT_SUFFIX)):
-            if offset > end_offset:
+            if not start_offset < offset <= end_offset:
                 self._remove(offset, SNAPSHOT_SUFFIX)
                 continue
             try:
@@ -152,8 +153,8 @@ class PartitionFiles:
             file.close()
 
     def remove_below(self, start_offset: int) -> None:
-        """Removes snapshots and transaction indexes of deleted segments; keeps the newest snapshot in any case."""
-        for offset in self.offsets_with(SNAPSHOT_SUFFIX)[:-1]:
+        """Removes snapshots and transaction indexes of deleted segments."""
+        for offset in self.offsets_with(SNAPSHOT_SUFFIX):
             if offset < start_offset:
                 self._remove(offset, SNAPSHOT_SUFFIX)
         for base_offset, following in pairwise(self.offsets_with(TRANSACTION_INDEX_SUFFIX)):

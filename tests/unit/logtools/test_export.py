@@ -212,7 +212,7 @@ def test_producers_and_their_open_transactions_are_in_a_snapshot() -> None:
     log.append(transactional_batch(7), now_ms=NOW_MS)
     log_dir.close()
     export(fs)
-    snapshot = PartitionFiles(fs, f"{TARGET}/orders-0").load_snapshot(1)
+    snapshot = PartitionFiles(fs, f"{TARGET}/orders-0").load_snapshot(0, 1)
     assert snapshot is not None
     offset, (producer,) = snapshot
     assert (offset, producer.producer_id, producer.current_transaction_first_offset) == (1, 7, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transaction index after the cleaner, or a new start offset, has removed parts of the log."""
+"""Transaction indexes and producer snapshots after the cleaner, or a new start offset, has removed parts of the log."""
 
 from __future__ import annotations
 
@@ -41,3 +41,13 @@ def test_transactions_whose_markers_the_cleaner_removes_are_dropped() -> None:
     for forget in (files.forget_aborted, producers.forget_aborted):
         forget({60, 180, 7})
     assert producers.aborted == files.load_aborted(END) == [transaction(50)]
+
+
+def test_snapshots_outside_of_the_log_are_removed() -> None:
+    files = files_with()
+    for offset in (4, 5, 6, 14, 15, 16):
+        files.store_snapshot(offset, [])
+    assert files.load_snapshot(5, 15) == (15, [])
+    assert files.load_snapshot(5, 14) == (14, [])
+    assert files.load_snapshot(6, 13) is None
+    assert files.offsets_with(".snapshot") == []

@@ -10,7 +10,7 @@ from kcoord.topics.partition import Marker, Verified
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.record_batch import decode_entries, iter_headers
-from tests.unit.topics.helpers import TOPIC, Cluster, batch_of
+from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
 from tests.unit.topics.test_fetch import Client
 from tests.unit.topics.test_partition import error_of, read, values
 
@@ -222,3 +222,34 @@ def test_transactions_survive_rolled_segments(reopened: bool) -> None:
     assert len([name for name in cluster.files() if name.endswith(".log")]) == 2
     cluster.crash()
     assert aborted(cluster, 2) == [(9, 0), (10, 1)]
+
+
+@pytest.mark.parametrize("ending", ["crash", "restart"])
+def test_a_snapshot_before_the_start_of_the_log_is_not_used(ending: str) -> None:
+    configs = {"internal.segment.bytes": "300", "retention.ms": "1000"}
+    cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: configs}))
+    cluster.tick(0)
+    write(cluster, P, 0, "a" * 100)
+    cluster.append(batch_of("b" * 100, producer=(8, 0, 0)))
+    end(cluster, after(P), committed=True)
+    cluster.append(batch_of("c", producer=(8, 0, 1)))
+    assert [name for name in cluster.files() if name.endswith(".snapshot")]
+    cluster.tick(3_600_000)
+    getattr(cluster, ending)()
+    result = read(cluster, 4, committed=True)
+    assert (result.log_start_offset, result.last_stable_offset, result.high_watermark) == (4, 4, 4)
+    assert cluster.append(batch_of("d", producer=(8, 0, 2))).base_offset == 4, "the producer begins anew"
+
+
+def test_deleted_records_void_the_snapshots_before_them() -> None:
+    cluster = Cluster()
+    write(cluster, P, 0, "a")
+    cluster.restart()
+    end(cluster, after(P), committed=True)
+    cluster.append(batch_of("b"))
+    cluster.store.delete_records(TOPIC, 0, 2, cluster.now_ms)
+    assert not [name for name in cluster.files() if name.endswith(".snapshot")]
+    cluster.store.note_deleted()
+    cluster.store.keep_deleted()
+    cluster.crash()
+    assert values(read(cluster, 2, committed=True).records) == ["b"]
