@@ -46,9 +46,12 @@ class OpenLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the end of the log if no transaction is open."""
+        """The first offset of the oldest open transaction, or the end of the log if no transaction is open.
+
+        Not below the start of the log: DeleteRecords may delete records of an open transaction.
+        """
         unstable = self.producers.first_unstable_offset
-        return self.log.end_offset if unstable is None else unstable
+        return self.log.end_offset if unstable is None else max(unstable, self.log.start_offset)
 
     def segment_base_of(self, offset: int) -> int:
         """Returns the base offset of the segment that holds `offset`."""

@@ -241,6 +241,24 @@ def test_a_snapshot_before_the_start_of_the_log_is_not_used(ending: str) -> None
     assert cluster.append(batch_of("d", producer=(8, 0, 2))).base_offset == 4, "the producer begins anew"
 
 
+def test_the_stable_offset_is_not_below_the_start_of_the_log() -> None:
+    cluster = Cluster()
+    write(cluster, P, 0, "a")
+    for value in "bc":
+        cluster.append(batch_of(value))
+    cluster.store.delete_records(TOPIC, 0, 2, cluster.now_ms)
+    latest = cluster.store.find_offset(
+        TOPIC, 0, -1, current_leader_epoch=-1, read_committed=True, now_ms=cluster.now_ms
+    )
+    assert latest.offset == 2
+    result = read(cluster, 2, committed=True)
+    assert (result.records, result.last_stable_offset, result.log_start_offset) == (b"", 2, 2)
+    cluster.append(batch_of("d"))
+    write(cluster, Q, 0, "e")
+    end(cluster, after(P), committed=True)
+    assert values(read(cluster, 2, committed=True).records) == ["c", "d"]
+
+
 def test_deleted_records_void_the_snapshots_before_them() -> None:
     cluster = Cluster()
     write(cluster, P, 0, "a")
