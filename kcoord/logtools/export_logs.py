@@ -198,7 +198,7 @@ class LogExport:
         files.create(topic_id)
         opened = open_log.load(log, files, self._now_ms)
         # After a clean shutdown Kafka restores producers and their open transactions from a snapshot alone.
-        files.store_snapshot(log.end_offset, list(opened.producers.entries.values()))
+        open_log.store_snapshot(opened, files, log.end_offset)
         self.report.copied_partitions += 1
 
     def _restore_lost_groups(self, log: Log, folder: str) -> None:

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a partition while its log is open, and how `load` rebuilds it.
 
-`load` reads the small files of the folder first: leader epochs, transaction index, newest producer snapshot. It then
-replays the batches after the snapshot. The log decides: whatever the files lack or contradict is taken from it.
+`load` reads the small files of the folder first: leader epochs, newest producer snapshot, and the transaction index up
+to the offset of that snapshot. It then replays the batches after the snapshot. The log decides: whatever the files lack
+or contradict is taken from it.
+
+A snapshot makes the load skip the transaction markers before it. So `store_snapshot` first writes the transactions that
+they aborted to the index. Nothing else writes to the index, so a failed write cannot leave a gap in it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from kcoord.runtime.verification import Verifications
 from kcoord.storage.errors import is_disk_full
@@ -17,7 +22,7 @@ from kcoord.storage.recovery import Check, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
-from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
+from kcoord.topics.producer_state import BatchFacts, ProducerState
 from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.record_batch import decode_entries
@@ -85,17 +90,25 @@ def load(log: Log, files: PartitionFiles, now_ms: int, check: Check = go_on) -> 
 
 def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> None:
     log, producers = opened.log, opened.producers
-    producers.aborted = files.load_aborted(log.end_offset)
     snapshot = files.load_snapshot(log.start_offset, log.end_offset)
     if snapshot is not None:
         opened.snapshot_offset, entries = snapshot
         producers.restore(entries, opened.snapshot_offset)
-    for header, data in log.batches(max(opened.snapshot_offset, log.start_offset)):
+    first_offset = max(opened.snapshot_offset, log.start_offset)
+    producers.aborted = files.load_aborted(first_offset)
+    for header, data in log.batches(first_offset):
         check(len(data))
-        aborted = replay(producers, header, data)
-        if aborted is not None:
-            files.append_aborted(opened.segment_base_of(aborted.last_offset), aborted)
+        replay(producers, header, data)
     producers.advance_start(log.start_offset)
+
+
+def store_snapshot(opened: OpenLog, files: PartitionFiles, offset: int) -> None:
+    """Stores the producer state as of `offset`, up to which batches were replayed. Raises OSError if that fails."""
+    not_indexed = opened.producers.aborted_from(max(opened.snapshot_offset, opened.log.start_offset))
+    for base_offset, aborted in groupby(not_indexed, lambda aborted: opened.segment_base_of(aborted.last_offset)):
+        files.store_aborted(base_offset, list(aborted))
+    files.store_snapshot(offset, list(opened.producers.entries.values()))
+    opened.snapshot_offset = offset
 
 
 def _load_epochs(opened: OpenLog, check: Check) -> bool:
@@ -127,16 +140,14 @@ def facts_of(header: BatchHeader) -> BatchFacts:
     )
 
 
-def replay(producers: ProducerState, header: BatchHeader, data: bytes) -> AbortedTransaction | None:
-    """Adds a stored batch to the producer state; returns the transaction that it aborts, None if it was known."""
+def replay(producers: ProducerState, header: BatchHeader, data: bytes) -> None:
+    """Adds a stored batch to the producer state."""
     facts = facts_of(header)
     if not header.is_control:
         producers.replay_data(facts)
-        return None
-    aborted = None
+        return
     for _, key, value in decode_entries(data):
         kind = decode_control_key(key)
         if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
             is_commit = kind is ControlRecordType.COMMIT
-            aborted = producers.replay_marker(facts, decode_end_txn_marker(value), committed=is_commit)
-    return aborted
+            producers.replay_marker(facts, decode_end_txn_marker(value), committed=is_commit)

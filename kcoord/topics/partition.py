@@ -41,7 +41,7 @@ from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
 from kcoord.topics.log_opening import LogBeingOpenedError, Opening, Openings
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay
+from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay, store_snapshot
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
@@ -420,12 +420,10 @@ class Partition:
         )
 
     def _replay_marker(self, opened: OpenLog, header: BatchHeader, data: bytes) -> None:
-        aborted = replay(opened.producers, header, data)
+        replay(opened.producers, header, data)
         assert header.producer_id not in opened.producers.open_transactions, (
             f"P-4: the transaction of producer {header.producer_id} is open after its marker"
         )
-        if aborted is not None:
-            self.files.append_aborted(opened.segment_base_of(aborted.last_offset), aborted)
 
     def active_producers(self, now_ms: int) -> list[ProducerEntry]:
         """Returns the state of every producer of this partition (KIP-664)."""
@@ -490,8 +488,7 @@ class Partition:
         if opened.snapshot_offset >= offset:
             return
         try:
-            self.files.store_snapshot(offset, list(opened.producers.entries.values()))
-            opened.snapshot_offset = offset
+            store_snapshot(opened, self.files, offset)
         except OSError as error:
             _logger.warning(
                 "Writing the producer snapshot of %s-%d at offset %d failed: %s", self.topic, self.index, offset, error

@@ -120,10 +120,7 @@ class PartitionFiles:
         self._replace(file_name(offset, SNAPSHOT_SUFFIX), encode_snapshot(entries))
 
     def load_aborted(self, end_offset: int) -> list[AbortedTransaction]:
-        """Returns the aborted transactions of the log.
-
-        Removes entries whose marker is beyond the end of the log, and torn entries, from the indexes.
-        """
+        """Returns the aborted transactions of the indexes whose markers are before `end_offset`; removes all others."""
         transactions: list[AbortedTransaction] = []
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
@@ -133,7 +130,15 @@ class PartitionFiles:
             if rest != data:
                 self._replace(name, rest)
             transactions += kept
-        return transactions
+        # If the cleaner has merged two segments, the index of the first one may have entries after those of the second.
+        return sorted(transactions, key=lambda transaction: transaction.last_offset)
+
+    def store_aborted(self, base_offset: int, transactions: list[AbortedTransaction]) -> None:
+        """Adds transactions to the index of the segment at `base_offset`. Does not add them twice."""
+        name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
+        indexed = decode_aborted(read_file(self.fs, self._path(name))) if self.fs.exists(self._path(name)) else []
+        kept = [transaction for transaction in indexed if transaction.last_offset < transactions[0].last_offset]
+        self._replace(name, b"".join(map(encode_aborted, kept + transactions)))
 
     def forget_aborted(self, marker_offsets: set[int]) -> None:
         """Removes the transactions with these marker offsets from the indexes."""
@@ -143,14 +148,6 @@ class PartitionFiles:
             kept = [transaction for transaction in transactions if transaction.last_offset not in marker_offsets]
             if len(kept) < len(transactions):
                 self._replace(name, b"".join(map(encode_aborted, kept)))
-
-    def append_aborted(self, base_offset: int, transaction: AbortedTransaction) -> None:
-        """Appends an entry to the transaction index of the segment at `base_offset`."""
-        file = self.fs.open_append(self._path(file_name(base_offset, TRANSACTION_INDEX_SUFFIX)))
-        try:
-            write_all(file, encode_aborted(transaction))
-        finally:
-            file.close()
 
     def remove_below(self, start_offset: int) -> None:
         """Removes snapshots and transaction indexes of deleted segments."""

@@ -202,14 +202,17 @@ class ProducerState:
 
     def aborted_between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Returns the aborted transactions with records or marker in [first_offset, end_offset)."""
-        start = bisect_left(self.aborted, first_offset, key=lambda transaction: transaction.last_offset)
         transactions = []
-        for transaction in self.aborted[start:]:
+        for transaction in self.aborted_from(first_offset):
             if transaction.first_offset < end_offset:
                 transactions.append(transaction)
             if transaction.last_stable_offset >= end_offset:
                 break
         return transactions
+
+    def aborted_from(self, offset: int) -> list[AbortedTransaction]:
+        """Returns the aborted transactions whose markers are at or after `offset`."""
+        return self.aborted[bisect_left(self.aborted, offset, key=lambda transaction: transaction.last_offset) :]
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -231,11 +234,8 @@ class ProducerState:
             entry.current_transaction_first_offset = facts.base_offset
             self.open_transactions[facts.producer_id] = facts.base_offset
 
-    def replay_marker(self, facts: BatchFacts, coordinator_epoch: int, *, committed: bool) -> AbortedTransaction | None:
-        """Adds a transaction marker that is in the log.
-
-        Returns the aborted transaction, None if it committed, was not open, or is known from the transaction index.
-        """
+    def replay_marker(self, facts: BatchFacts, coordinator_epoch: int, *, committed: bool) -> None:
+        """Adds a transaction marker that is in the log."""
         self.end_offset = facts.last_offset + 1
         entry = self.entries.setdefault(facts.producer_id, ProducerEntry(facts.producer_id))
         entry.enter_epoch(facts.producer_epoch)
@@ -245,14 +245,10 @@ class ProducerState:
         entry.current_transaction_first_offset = None
         self.open_transactions.pop(facts.producer_id, None)
         if first_offset is None or committed:
-            return None
+            return
         unstable = self.first_unstable_offset
         stable = facts.last_offset + 1 if unstable is None else min(unstable, facts.last_offset + 1)
-        aborted = AbortedTransaction(facts.producer_id, first_offset, facts.last_offset, stable)
-        if self.aborted and aborted.last_offset <= self.aborted[-1].last_offset:
-            return None
-        self.aborted.append(aborted)
-        return aborted
+        self.aborted.append(AbortedTransaction(facts.producer_id, first_offset, facts.last_offset, stable))
 
     def restore(self, entries: list[ProducerEntry], end_offset: int) -> None:
         """Replaces the producers by those of a snapshot that was taken at `end_offset`."""
@@ -284,5 +280,4 @@ class ProducerState:
 
     def advance_start(self, start_offset: int) -> None:
         """Drops aborted transactions that ended before the start of the log."""
-        position = bisect_left(self.aborted, start_offset, key=lambda transaction: transaction.last_offset)
-        del self.aborted[:position]
+        self.aborted = self.aborted_from(start_offset)

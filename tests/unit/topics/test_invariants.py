@@ -8,7 +8,7 @@ import pytest
 from kcoord.runtime.result import Producer
 from kcoord.storage.log import Log
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
-from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
+from kcoord.topics.producer_state import BatchFacts, ProducerState
 from kcoord.topics.validation import stamp_batch
 from kcoord_protocol.errors import Errors, KafkaError
 from tests.unit.topics.helpers import Cluster, batch_of
@@ -70,12 +70,9 @@ def test_a_marker_ends_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     write(cluster, PRODUCER, 0, "a")
     replay = ProducerState.replay_marker
 
-    def stay_open(
-        state: ProducerState, facts: BatchFacts, coordinator_epoch: int, *, committed: bool
-    ) -> AbortedTransaction | None:
-        aborted = replay(state, facts, coordinator_epoch, committed=committed)
+    def stay_open(state: ProducerState, facts: BatchFacts, coordinator_epoch: int, *, committed: bool) -> None:
+        replay(state, facts, coordinator_epoch, committed=committed)
         state.open_transactions[facts.producer_id] = 0
-        return aborted
 
     with monkeypatch.context() as patch:
         patch.setattr(ProducerState, "replay_marker", stay_open)

@@ -105,8 +105,8 @@ def test_a_transaction_holds_the_stable_offset_until_its_marker() -> None:
     state = state_after(facts(0, offset=10, transactional=True), facts(1, offset=11, transactional=True))
     assert (state.first_unstable_offset, len(state.open_transactions)) == (10, 1)
     assert refusal(state, facts(2, offset=12)) is Errors.INVALID_TXN_STATE
-    assert state.replay_marker(facts(-1, offset=12), 3, committed=True) is None
-    assert not state.open_transactions
+    state.replay_marker(facts(-1, offset=12), 3, committed=True)
+    assert (state.open_transactions, state.aborted) == ({}, [])
     with pytest.raises(KafkaError) as caught:
         state.check_coordinator_epoch(PRODUCER, 2)
     assert caught.value.error is Errors.TRANSACTION_COORDINATOR_FENCED
@@ -130,14 +130,6 @@ def test_aborted_transactions_are_found_by_range() -> None:
     assert [transaction.first_offset for transaction in state.aborted_between(25, 31)] == [20, 30]
     state.advance_start(16)
     assert [transaction.first_offset for transaction in state.aborted_between(0, 100)] == [20, 30]
-
-
-def test_a_replayed_marker_adds_no_second_aborted_transaction() -> None:
-    state = ProducerState()
-    state.aborted = [AbortedTransaction(PRODUCER, 10, 12, 13)]
-    state.replay_data(facts(0, offset=10, transactional=True))
-    assert state.replay_marker(facts(-1, offset=12), 0, committed=False) is None
-    assert len(state.aborted) == 1
 
 
 def test_snapshot_round_trip() -> None:

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transaction indexes and producer snapshots after the cleaner, or a new start offset, has removed parts of the log."""
+"""Transaction indexes and producer snapshots: failed writes, and what stays when parts of the log are removed."""
 
 from __future__ import annotations
 
-from kcoord.storage.memory_file_system import MemoryFileSystem
+import errno
+
+import pytest
+
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import AbortedTransaction, ProducerState
+from tests.unit.topics.helpers import Cluster
+from tests.unit.topics.test_transactions import P, Q, aborted, after, end, write
 
 END = 1000
 
@@ -20,7 +26,7 @@ def files_with(*entries: tuple[int, int]) -> PartitionFiles:
     file_system.make_dirs("t-0")
     files = PartitionFiles(file_system, "t-0")
     for base_offset, last_offset in entries:
-        files.append_aborted(base_offset, transaction(last_offset))
+        files.store_aborted(base_offset, [transaction(last_offset)])
     return files
 
 
@@ -51,3 +57,44 @@ def test_snapshots_outside_of_the_log_are_removed() -> None:
     assert files.load_snapshot(5, 14) == (14, [])
     assert files.load_snapshot(6, 13) is None
     assert files.offsets_with(".snapshot") == []
+
+
+def test_transactions_are_indexed_once_and_in_order() -> None:
+    files = files_with((100, 110))
+    for _ in range(2):
+        files.store_aborted(100, [transaction(120), transaction(130)])
+        files.store_aborted(0, [transaction(50), transaction(140)])
+    assert [transaction.last_offset for transaction in files.load_aborted(END)] == [50, 110, 120, 130, 140]
+
+
+def no_index(operation: Operation) -> OSError | None:
+    return OSError(errno.ENOSPC, "no space") if ".txnindex" in operation.path else None
+
+
+@pytest.mark.parametrize("ending", ["crash", "restart"])
+def test_a_marker_needs_no_space_for_the_index(ending: str) -> None:
+    cluster = Cluster()
+    write(cluster, P, 0, "a")
+    cluster.fs.fault = no_index
+    end(cluster, after(P), committed=False)
+    cluster.fs.fault = lambda operation: None
+    write(cluster, Q, 0, "b")
+    end(cluster, after(Q), committed=False)
+    for _ in range(2):
+        assert aborted(cluster) == [(9, 0), (10, 2)]
+        getattr(cluster, ending)()
+
+
+def test_no_snapshot_is_stored_while_the_index_cannot_be_written() -> None:
+    cluster = Cluster()
+    write(cluster, P, 0, "a")
+    end(cluster, after(P), committed=False)
+    cluster.fs.fault = no_index
+    cluster.stop()
+    assert not [name for name in cluster.files() if name.endswith(".snapshot")]
+    cluster.fs.fault = lambda operation: None
+    cluster.start()
+    assert aborted(cluster) == [(9, 0)]
+    cluster.restart()
+    assert {f"{0:020d}.txnindex", f"{2:020d}.snapshot"} < set(cluster.files())
+    assert aborted(cluster) == [(9, 0)]
