@@ -9,7 +9,7 @@ from typing import Final
 
 from kcoord.storage.checkpoints import read_leader_epochs, read_topic_id
 from kcoord.storage.errors import MalformedCheckpointError
-from kcoord.storage.file_system import FileSystem, join, read_file, write_all
+from kcoord.storage.file_system import FileSystem, join, read_file, write_all, write_file_atomically
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
 from kcoord.topics.producer_files import (
     SNAPSHOT_SUFFIX,
@@ -33,7 +33,8 @@ _logger = logging.getLogger(__name__)
 class PartitionFiles:
     """partition.metadata, leader-epoch-checkpoint, producer snapshots and transaction indexes, in Kafka's formats.
 
-    All of them are redundant, so they are not synced: the log holds the same facts, and the metadata log the topic id.
+    The log holds the same facts, and the metadata log the topic id, so most of the files are not synced. Only the
+    transaction indexes are: a snapshot makes the load skip the batches from which it could make their entries again.
     """
 
     __slots__ = ("directory", "fs")
@@ -103,13 +104,23 @@ class PartitionFiles:
     def load_snapshot(self, start_offset: int, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
         """Returns the newest usable snapshot and its offset, None if there is none.
 
-        Removes snapshots outside of the log, as Kafka does. The log has lost the batches before a snapshot beyond its
-        end. It no longer has the batches after a snapshot before its start, which may have ended transactions.
+        Removes snapshots that must not be used:
+
+        * beyond the end of the log: the log has lost the batches that they cover
+        * at or before its start, as Kafka: the batches after them, which may have ended transactions, are deleted
+        * all, if a transaction index is damaged: its entries have to be made again from the log
         """
-        for offset in reversed(self.offsets_with(SNAPSHOT_SUFFIX)):
-            if not start_offset < offset <= end_offset:
-                self._remove(offset, SNAPSHOT_SUFFIX)
-                continue
+        is_indexed = self._are_indexes_sound()
+        usable: list[int] = []
+        removed: list[int] = []
+        for offset in self.offsets_with(SNAPSHOT_SUFFIX):
+            (usable if is_indexed and start_offset < offset <= end_offset else removed).append(offset)
+        for offset in removed:
+            self._remove(offset, SNAPSHOT_SUFFIX)
+        if removed and (removed[-1] > end_offset or not is_indexed):
+            # A power loss must not bring them back, since they would fit the log once it has grown.
+            self.fs.sync_dir(self.directory)
+        for offset in reversed(usable):
             try:
                 return offset, decode_snapshot(read_file(self.fs, self._path(file_name(offset, SNAPSHOT_SUFFIX))))
             except InvalidSnapshotError as error:
@@ -118,6 +129,15 @@ class PartitionFiles:
 
     def store_snapshot(self, offset: int, entries: list[ProducerEntry]) -> None:
         self._replace(file_name(offset, SNAPSHOT_SUFFIX), encode_snapshot(entries))
+
+    def _are_indexes_sound(self) -> bool:
+        for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
+            name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
+            data = read_file(self.fs, self._path(name))
+            if b"".join(map(encode_aborted, decode_aborted(data))) != data:
+                _logger.warning("%s: %s is damaged: rebuilding the producer state from the log", self.directory, name)
+                return False
+        return True
 
     def load_aborted(self, end_offset: int) -> list[AbortedTransaction]:
         """Returns the aborted transactions of the indexes whose markers are before `end_offset`; removes all others."""
@@ -128,26 +148,26 @@ class PartitionFiles:
             kept = [transaction for transaction in decode_aborted(data) if transaction.last_offset < end_offset]
             rest = b"".join(map(encode_aborted, kept))
             if rest != data:
-                self._replace(name, rest)
+                write_file_atomically(self.fs, self._path(name), rest)
             transactions += kept
         # If the cleaner has merged two segments, the index of the first one may have entries after those of the second.
         return sorted(transactions, key=lambda transaction: transaction.last_offset)
 
     def store_aborted(self, base_offset: int, transactions: list[AbortedTransaction]) -> None:
-        """Adds transactions to the index of the segment at `base_offset`. Does not add them twice."""
+        """Adds transactions to the index of the segment at `base_offset`, durably. Does not add them twice."""
         name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
         indexed = decode_aborted(read_file(self.fs, self._path(name))) if self.fs.exists(self._path(name)) else []
         kept = [transaction for transaction in indexed if transaction.last_offset < transactions[0].last_offset]
-        self._replace(name, b"".join(map(encode_aborted, kept + transactions)))
+        write_file_atomically(self.fs, self._path(name), b"".join(map(encode_aborted, kept + transactions)))
 
     def forget_aborted(self, marker_offsets: set[int]) -> None:
-        """Removes the transactions with these marker offsets from the indexes."""
+        """Removes the transactions with these marker offsets from the indexes, durably."""
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
             transactions = decode_aborted(read_file(self.fs, self._path(name)))
             kept = [transaction for transaction in transactions if transaction.last_offset not in marker_offsets]
             if len(kept) < len(transactions):
-                self._replace(name, b"".join(map(encode_aborted, kept)))
+                write_file_atomically(self.fs, self._path(name), b"".join(map(encode_aborted, kept)))
 
     def remove_below(self, start_offset: int) -> None:
         """Removes snapshots and transaction indexes of deleted segments."""

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import AbortedTransaction, ProducerState
-from tests.unit.topics.helpers import Cluster
+from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
 from tests.unit.topics.test_transactions import P, Q, aborted, after, end, write
 
 END = 1000
@@ -98,3 +99,58 @@ def test_no_snapshot_is_stored_while_the_index_cannot_be_written() -> None:
     cluster.restart()
     assert {f"{0:020d}.txnindex", f"{2:020d}.snapshot"} < set(cluster.files())
     assert aborted(cluster) == [(9, 0)]
+
+
+def lose_index(kind: str, path: str, pending: int) -> int:
+    """Decides about a power loss: all bytes of transaction indexes that were not synced are lost, and nothing else."""
+    return 0 if kind == "zeros" or path.endswith(".txnindex") else pending
+
+
+def test_d10_a_snapshot_does_not_outlive_the_index_that_it_relies_on() -> None:
+    cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: {"internal.segment.bytes": "300"}}))
+    write(cluster, P, 0, "a" * 100)
+    end(cluster, after(P), committed=False)
+    cluster.append(batch_of("b" * 100))
+    assert f"{2:020d}.snapshot" in cluster.files()
+    for _ in range(2):
+        cluster.fs.crash(lose_index)
+        cluster.start()
+        assert aborted(cluster) == [(9, 0)]
+
+
+def test_d10_transactions_that_were_cleaned_away_do_not_come_back() -> None:
+    files = files_with((0, 50), (0, 60))
+    assert isinstance(files.fs, MemoryFileSystem)
+    files.fs.sync_dir("")
+    files.forget_aborted({60})
+    files.fs.crash(lose_index)
+    assert files.load_aborted(END) == [transaction(50)]
+    files.load_aborted(40)
+    files.fs.crash(lose_index)
+    assert files.load_aborted(END) == []
+
+
+def test_d10_a_snapshot_beyond_the_end_of_the_log_does_not_come_back() -> None:
+    files = files_with()
+    assert isinstance(files.fs, MemoryFileSystem)
+    files.store_snapshot(16, [])
+    files.fs.sync_dir("")
+    files.fs.sync_dir("t-0")
+    assert files.load_snapshot(0, 15) is None
+    files.fs.crash()
+    assert files.offsets_with(".snapshot") == []
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-3], lambda d: d + d[:1], lambda d: b"\x00\x07" + d[2:]])
+def test_d10_a_damaged_index_is_made_again_from_the_log(damage: Callable[[bytes], bytes]) -> None:
+    cluster = Cluster()
+    for producer, sequence in ((P, 0), (Q, 0)):
+        write(cluster, producer, sequence, "a")
+        end(cluster, after(producer), committed=False)
+        cluster.restart()
+    cluster.stop()
+    cluster.fs.damage(f"data/{TOPIC}-0/{0:020d}.txnindex", damage)
+    cluster.start()
+    for _ in range(3):
+        assert aborted(cluster) == [(9, 0), (10, 2)]
+        cluster.restart()
