@@ -6,7 +6,8 @@ to the offset of that snapshot. It then replays the batches after the snapshot. 
 or contradict is taken from it.
 
 A snapshot makes the load skip the transaction markers before it. So `store_snapshot` first writes the transactions that
-they aborted to the index. Nothing else writes to the index, so a failed write cannot leave a gap in it.
+they aborted to the index. Nothing else writes to the index, so a failed write cannot leave a gap in it. It also stores
+leader epochs whose storing failed before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class OpenLog:
     unflushed_records: int = 0
     last_flush_ms: int = 0
     snapshot_offset: int = -1
+    are_epochs_stored: bool = True
     verifications: Verifications = field(default_factory=Verifications)
     is_disk_full: bool = False
 
@@ -82,8 +84,10 @@ def load(log: Log, files: PartitionFiles, now_ms: int, check: Check = go_on) -> 
     `check` is called for each batch that is read.
     """
     opened = OpenLog(log, files.load_epochs(), ProducerState(), last_flush_ms=now_ms)
+    stored = list(opened.epochs.entries)
+    _load_epochs(opened, check)
     _load_producers(opened, files, check)
-    if _load_epochs(opened, check):
+    if opened.epochs.entries != stored:
         files.store_epochs(opened.epochs)
     return opened
 
@@ -99,11 +103,15 @@ def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> Non
     for header, data in log.batches(first_offset):
         check(len(data))
         replay(producers, header, data)
+        # Storing a new epoch may have failed.
+        opened.epochs.assign(header.partition_leader_epoch, header.base_offset)
     producers.advance_start(log.start_offset)
 
 
 def store_snapshot(opened: OpenLog, files: PartitionFiles, offset: int) -> None:
     """Stores the producer state as of `offset`, up to which batches were replayed. Raises OSError if that fails."""
+    if not opened.are_epochs_stored:
+        store_epochs(opened, files)
     not_indexed = opened.producers.aborted_from(max(opened.snapshot_offset, opened.log.start_offset))
     for base_offset, aborted in groupby(not_indexed, lambda aborted: opened.segment_base_of(aborted.last_offset)):
         files.store_aborted(base_offset, list(aborted))
@@ -111,19 +119,22 @@ def store_snapshot(opened: OpenLog, files: PartitionFiles, offset: int) -> None:
     opened.snapshot_offset = offset
 
 
-def _load_epochs(opened: OpenLog, check: Check) -> bool:
-    """Makes the leader epochs fit the log; returns whether they changed.
+def store_epochs(opened: OpenLog, files: PartitionFiles) -> None:
+    """Stores the leader epochs. Raises OSError if that fails; `store_snapshot` then does it later."""
+    opened.are_epochs_stored = False
+    files.store_epochs(opened.epochs)
+    opened.are_epochs_stored = True
 
-    If the file is missing, the epochs are read from the batches.
-    """
+
+def _load_epochs(opened: OpenLog, check: Check) -> None:
+    """Makes the leader epochs fit the log. If their file is missing, they are read from the batches."""
     log, epochs = opened.log, opened.epochs
-    changed = False
     if not epochs.entries:
         for header, data in log.batches(log.start_offset):
             check(len(data))
-            changed |= epochs.assign(header.partition_leader_epoch, header.base_offset)
-    changed |= epochs.truncate_end(log.end_offset)
-    return epochs.advance_start(log.start_offset) or changed
+            epochs.assign(header.partition_leader_epoch, header.base_offset)
+    epochs.truncate_end(log.end_offset)
+    epochs.advance_start(log.start_offset)
 
 
 def facts_of(header: BatchHeader) -> BatchFacts:

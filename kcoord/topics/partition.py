@@ -41,7 +41,7 @@ from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
 from kcoord.topics.log_opening import LogBeingOpenedError, Opening, Openings
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay, store_snapshot
+from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay, store_epochs, store_snapshot
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
@@ -306,7 +306,14 @@ class Partition:
 
     def _assign_epoch(self, opened: OpenLog) -> None:
         if opened.epochs.assign(self.image.leader_epoch, opened.log.end_offset):
-            self.files.store_epochs(opened.epochs)
+            self._store_epochs(opened)
+
+    def _store_epochs(self, opened: OpenLog) -> None:
+        """Stores the leader epochs. A failure is only logged: the next snapshot or the next load makes up for it."""
+        try:
+            store_epochs(opened, self.files)
+        except OSError as error:
+            _logger.warning("Writing the leader epochs of %s-%d failed: %s", self.topic, self.index, error)
 
     def fail(self, error: Exception) -> KafkaError:
         """Returns the error for a failed write. A log that is not usable after it is abandoned.
@@ -527,7 +534,7 @@ class Partition:
         """Drops the state and the small files that belong to offsets before the new start of the log."""
         opened.producers.advance_start(opened.log.start_offset)
         if opened.epochs.advance_start(opened.log.start_offset):
-            self.files.store_epochs(opened.epochs)
+            self._store_epochs(opened)
         self.files.remove_below(opened.log.start_offset)
 
     def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> None:

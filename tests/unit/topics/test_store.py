@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kcoord.storage.checkpoints import RECOVERY_POINT_FILE, read_offset_checkpoint
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.memory_file_system import Operation
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.store import TopicStore
@@ -42,6 +44,30 @@ def test_a_new_image_makes_the_folders_of_new_partitions() -> None:
     assert "a-2" in folders(cluster)
     cluster.append(batch_of("x"), "a", 2)
     assert error_of(cluster.append, batch_of("x"), "a", 3) is Errors.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize("ending", ["crash", "restart"])
+def test_an_image_takes_effect_although_leader_epochs_cannot_be_stored(ending: str) -> None:
+    cluster = Cluster()
+    cluster.append(batch_of("a"))
+
+    def no_file(operation: Operation) -> OSError | None:
+        is_epochs = "leader-epoch-checkpoint" in operation.path
+        return OSError(errno.EMFILE, "too many open files") if is_epochs else None
+
+    cluster.fs.fault = no_file
+    cluster.update(image_of({TOPIC: 1, "new": 1}, leader_epoch=1))
+    cluster.append(batch_of("b"))
+    cluster.update(image_of({TOPIC: 1, "new": 1}, leader_epoch=2))
+    cluster.fs.fault = lambda operation: None
+    assert cluster.append(batch_of("x"), "new").base_offset == 0
+    for _ in range(2):
+        ends = [
+            cluster.store.end_offset_for_epoch(TOPIC, 0, epoch, current_leader_epoch=-1, now_ms=NOW_MS)
+            for epoch in range(3)
+        ]
+        assert ends == [(0, 1), (1, 2), (2, 2)]
+        getattr(cluster, ending)()
 
 
 def test_folders_are_made_a_few_at_a_time() -> None:
