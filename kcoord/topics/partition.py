@@ -531,11 +531,17 @@ class Partition:
         self.on_start_moved(opened)
 
     def on_start_moved(self, opened: OpenLog) -> None:
-        """Drops the state and the small files that belong to offsets before the new start of the log."""
+        """Drops the state and the small files that belong to offsets before the new start of the log.
+
+        A file that cannot be removed stays until the start moves again, or until the log is opened again.
+        """
         opened.producers.advance_start(opened.log.start_offset)
         if opened.epochs.advance_start(opened.log.start_offset):
             self._store_epochs(opened)
-        self.files.remove_below(opened.log.start_offset)
+        try:
+            self.files.remove_below(opened.log.start_offset)
+        except OSError as error:
+            _logger.warning("Removing old files of %s-%d failed: %s", self.topic, self.index, error)
 
     def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> None:
         """Drops aborted transactions whose last records and markers the cleaner removes."""

@@ -279,6 +279,24 @@ def test_retention_by_size() -> None:
     assert opened.epochs.entries == [(0, 2)]
 
 
+def test_small_files_that_cannot_be_removed_do_not_stop_retention(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = filled(4, retention_ms=str(HOUR_MS))
+
+    def not_removable(operation: Operation) -> OSError | None:
+        is_removal = operation.kind == "remove" and operation.path.endswith(".snapshot")
+        return OSError(errno.EIO, "cannot remove") if is_removal else None
+
+    cluster.fs.fault = not_removable
+    cluster.store.delete_records(TOPIC, 0, 2, cluster.now_ms)
+    cluster.tick(2 * HOUR_MS)
+    assert segments(cluster) == [4]
+    assert caplog.text.count("cannot remove") == 2
+    cluster.fs.fault = lambda operation: None
+    cluster.restart()
+    cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
+    assert not [name for name in cluster.files() if name.endswith(".snapshot")]
+
+
 def test_files_of_old_segments_stay_for_the_configured_delay() -> None:
     cluster = filled(4, retention_ms=str(HOUR_MS), file_delete_delay_ms=str(2 * CHECK_MS))
     cluster.tick(HOUR_MS + 60_000)
