@@ -32,6 +32,7 @@ from kcoord.storage.handover import HANDOVER_FILE, read_handover
 from kcoord.storage.journal import JOURNAL_FILE, restore
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
+from kcoord.storage.recovery import go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.snapshot import SNAPSHOT_FILE
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint, worker_folders
@@ -198,7 +199,7 @@ class LogExport:
         files.create(topic_id)
         opened = open_log.load(log, files, self._now_ms)
         # After a clean shutdown Kafka restores producers and their open transactions from a snapshot alone.
-        open_log.store_snapshot(opened, files, log.end_offset)
+        open_log.snapshot_at(opened, files, log.end_offset)(go_on)
         self.report.copied_partitions += 1
 
     def _restore_lost_groups(self, log: Log, folder: str) -> None:

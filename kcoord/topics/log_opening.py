@@ -15,6 +15,8 @@ The thread owns what it reads until `run` returns: the folder of the partition, 
 log. The event loop reads only `has_ended` meanwhile. `cancel` waits for the thread, which notices the cancellation
 between two batches. So nothing touches the folder after `cancel`, and the owner may rename it. A canceled opening
 leaves a folder that the next opening recovers again.
+
+A producer snapshot that has to wait for the disk is stored in the same way (`open_log.snapshot_at`).
 """
 
 from __future__ import annotations
@@ -133,3 +135,12 @@ class Openings:
             opening.observers.append(partial(self._on_end, topic, index))
             self._in_background(opening.run, opening.on_end)
         return opening
+
+    def run(self, name: str, work: Callable[[Check], T], *, in_background: bool) -> Opening[T]:
+        """Does other work on the files of a partition: in the event loop, or all of it in another thread."""
+        running = Opening(name, work, self._new_lock())
+        if in_background:
+            self._in_background(running.run, running.on_end)
+        else:
+            running.run()
+        return running

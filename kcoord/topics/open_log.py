@@ -5,13 +5,14 @@
 to the offset of that snapshot. It then replays the batches after the snapshot. The log decides: whatever the files lack
 or contradict is taken from it.
 
-A snapshot makes the load skip the transaction markers before it. So `store_snapshot` first writes the transactions that
-they aborted to the index. Nothing else writes to the index, so a failed write cannot leave a gap in it. It also stores
-leader epochs whose storing failed before.
+A snapshot makes the load skip the transaction markers before it. So the transactions that they aborted are written to
+the index first, durably (`snapshot_at`). Nothing else is written to the index, so a failed write cannot leave a gap in
+it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -23,7 +24,8 @@ from kcoord.storage.recovery import Check, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
-from kcoord.topics.producer_state import BatchFacts, ProducerState
+from kcoord.topics.producer_files import encode_snapshot
+from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
 from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.record_batch import decode_entries
@@ -59,6 +61,10 @@ class OpenLog:
         """
         unstable = self.producers.first_unstable_offset
         return self.log.end_offset if unstable is None else max(unstable, self.log.start_offset)
+
+    def not_indexed(self) -> list[AbortedTransaction]:
+        """Returns the aborted transactions that the transaction index does not have yet."""
+        return self.producers.aborted_from(max(self.snapshot_offset, self.log.start_offset))
 
     def segment_base_of(self, offset: int) -> int:
         """Returns the base offset of the segment that holds `offset`."""
@@ -108,22 +114,27 @@ def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> Non
     producers.advance_start(log.start_offset)
 
 
-def store_snapshot(opened: OpenLog, files: PartitionFiles, offset: int) -> None:
-    """Stores the producer state as of `offset`, up to which batches were replayed. Raises OSError if that fails."""
-    if not opened.are_epochs_stored:
-        store_epochs(opened, files)
-    not_indexed = opened.producers.aborted_from(max(opened.snapshot_offset, opened.log.start_offset))
-    for base_offset, aborted in groupby(not_indexed, lambda aborted: opened.segment_base_of(aborted.last_offset)):
-        files.store_aborted(base_offset, list(aborted))
-    files.store_snapshot(offset, list(opened.producers.entries.values()))
-    opened.snapshot_offset = offset
+def snapshot_at(opened: OpenLog, files: PartitionFiles, offset: int) -> Callable[[Check], int]:
+    """Returns a function that stores the producer state as of `offset`, up to which batches were replayed.
 
+    The function may run in another thread. It returns `offset`, or raises OSError.
+    """
+    by_segment = [
+        (base_offset, list(aborted))
+        for base_offset, aborted in groupby(
+            opened.not_indexed(), lambda aborted: opened.segment_base_of(aborted.last_offset)
+        )
+    ]
+    snapshot = encode_snapshot(list(opened.producers.entries.values()))
 
-def store_epochs(opened: OpenLog, files: PartitionFiles) -> None:
-    """Stores the leader epochs. Raises OSError if that fails; `store_snapshot` then does it later."""
-    opened.are_epochs_stored = False
-    files.store_epochs(opened.epochs)
-    opened.are_epochs_stored = True
+    def store(check: Check) -> int:
+        for base_offset, aborted in by_segment:
+            check(0)
+            files.store_aborted(base_offset, aborted)
+        files.store_snapshot(offset, snapshot)
+        return offset
+
+    return store
 
 
 def _load_epochs(opened: OpenLog, check: Check) -> None:

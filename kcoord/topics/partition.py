@@ -41,7 +41,7 @@ from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
 from kcoord.topics.log_opening import LogBeingOpenedError, Opening, Openings
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay, store_epochs, store_snapshot
+from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay, snapshot_at
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
@@ -102,6 +102,7 @@ class Partition:
         "_open",
         "_opening",
         "_openings",
+        "_snapshot",
         "config",
         "image",
         "index",
@@ -131,6 +132,7 @@ class Partition:
         self._log_dir = log_dir
         self._open: OpenLog | None = None
         self._opening: Opening[OpenLog] | None = None
+        self._snapshot: Opening[int] | None = None
         self._openings = openings
         self._failure: str | None = None
         self._may_lack_folder = True
@@ -302,6 +304,8 @@ class Partition:
         """Returns the log if it is open. Nothing touches the folder in another thread afterwards."""
         opening, self._opening = self._opening, None
         opened, self._open = self._open, None
+        if opened is not None:
+            self._end_snapshot(opened)
         return opening.cancel() if opening is not None else opened
 
     def _assign_epoch(self, opened: OpenLog) -> None:
@@ -310,8 +314,10 @@ class Partition:
 
     def _store_epochs(self, opened: OpenLog) -> None:
         """Stores the leader epochs. A failure is only logged: the next snapshot or the next load makes up for it."""
+        opened.are_epochs_stored = False
         try:
-            store_epochs(opened, self.files)
+            self.files.store_epochs(opened.epochs)
+            opened.are_epochs_stored = True
         except OSError as error:
             _logger.warning("Writing the leader epochs of %s-%d failed: %s", self.topic, self.index, error)
 
@@ -324,6 +330,7 @@ class Partition:
             _logger.error("Writing to %s-%d failed: %s", self.topic, self.index, error)
         is_broken = isinstance(error, AssertionError)
         if self._open is not None and (is_broken or self._open.log.failure is not None):
+            self._end_snapshot(self._open)
             self._open.log.abandon()
             self._open = None
         return KafkaError(Errors.KAFKA_STORAGE_ERROR, f"Writing to {self.topic}-{self.index} failed: {error}")
@@ -471,7 +478,7 @@ class Partition:
             info = log.append_batch(data, base_offset, facts.last_offset, facts.timestamp_ms, now_ms=now_ms)
             opened.is_disk_full = False
             if info.rolled:
-                self._take_snapshot(opened, base_offset)
+                self._take_snapshot(opened, base_offset, at_once=False)
             replay_batch()
             end_offset = log.end_offset
             assert producers.end_offset == end_offset, (
@@ -487,19 +494,40 @@ class Partition:
         except (OSError, StorageError, AssertionError) as error:
             raise self.fail(error) from error
 
-    def _take_snapshot(self, opened: OpenLog, offset: int) -> None:
+    def _take_snapshot(self, opened: OpenLog, offset: int, *, at_once: bool) -> None:
         """Stores the producer state as of `offset`, which bounds what a restart must read.
 
-        A failure is only logged: the state can always be read from the log.
+        Unless `at_once`, another thread does it if that has to wait for the disk. A failure is only logged: the state
+        can always be read from the log.
         """
-        if opened.snapshot_offset >= offset:
+        self._end_snapshot(opened)
+        if not opened.are_epochs_stored:
+            self._store_epochs(opened)
+        if opened.snapshot_offset >= offset or not opened.are_epochs_stored:
             return
+        in_background = bool(opened.not_indexed()) and not at_once
+        store = snapshot_at(opened, self.files, offset)
+        self._snapshot = self._openings.run(f"{self.topic}-{self.index}", store, in_background=in_background)
+        if self._snapshot.has_ended:
+            self._end_snapshot(opened)
+        else:
+            self._snapshot.observers.append(partial(self._end_snapshot, opened, self._snapshot))
+
+    def _end_snapshot(self, opened: OpenLog, ended: Opening[int] | None = None) -> None:
+        """Ends the storing of a snapshot. Another thread that does it touches no file afterwards.
+
+        Does nothing if another snapshot than `ended` is being stored by now.
+        """
+        snapshot = self._snapshot
+        if snapshot is None or ended not in (None, snapshot):
+            return
+        self._snapshot = None
+        snapshot.cancel()
         try:
-            store_snapshot(opened, self.files, offset)
-        except OSError as error:
-            _logger.warning(
-                "Writing the producer snapshot of %s-%d at offset %d failed: %s", self.topic, self.index, offset, error
-            )
+            if snapshot.has_ended:
+                opened.snapshot_offset = snapshot.result()
+        except (OSError, StorageError) as error:
+            _logger.warning("Writing a producer snapshot of %s-%d failed: %s", self.topic, self.index, error)
 
     def flush(self, opened: OpenLog, now_ms: int) -> None:
         """Makes the whole log durable."""
@@ -545,6 +573,7 @@ class Partition:
 
     def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> None:
         """Drops aborted transactions whose last records and markers the cleaner removes."""
+        self._end_snapshot(opened)
         opened.producers.forget_aborted(marker_offsets)
         self.files.forget_aborted(marker_offsets)
 
@@ -629,7 +658,7 @@ class Partition:
         """
         opened = self._cancel_opening()
         if opened is not None and opened.log.failure is None and opened.log.end_offset > opened.log.start_offset:
-            self._take_snapshot(opened, opened.log.end_offset)
+            self._take_snapshot(opened, opened.log.end_offset, at_once=True)
 
     def resign(self) -> None:
         """Makes the log durable and closes it, since another broker leads from now on."""

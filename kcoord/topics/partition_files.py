@@ -18,7 +18,6 @@ from kcoord.topics.producer_files import (
     decode_aborted,
     decode_snapshot,
     encode_aborted,
-    encode_snapshot,
     file_name,
 )
 from kcoord.topics.producer_state import AbortedTransaction, ProducerEntry
@@ -127,8 +126,8 @@ class PartitionFiles:
                 _logger.warning("%s: ignoring the producer snapshot at offset %d: %s", self.directory, offset, error)
         return None
 
-    def store_snapshot(self, offset: int, entries: list[ProducerEntry]) -> None:
-        self._replace(file_name(offset, SNAPSHOT_SUFFIX), encode_snapshot(entries))
+    def store_snapshot(self, offset: int, snapshot: bytes) -> None:
+        self._replace(file_name(offset, SNAPSHOT_SUFFIX), snapshot)
 
     def _are_indexes_sound(self) -> bool:
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):

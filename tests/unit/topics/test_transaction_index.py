@@ -10,8 +10,10 @@ import pytest
 
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 from kcoord.topics.partition_files import PartitionFiles
+from kcoord.topics.producer_files import encode_snapshot
 from kcoord.topics.producer_state import AbortedTransaction, ProducerState
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
+from tests.unit.topics.test_log_opening import Restarted
 from tests.unit.topics.test_transactions import P, Q, aborted, after, end, write
 
 END = 1000
@@ -53,7 +55,7 @@ def test_transactions_whose_markers_the_cleaner_removes_are_dropped() -> None:
 def test_snapshots_outside_of_the_log_are_removed() -> None:
     files = files_with()
     for offset in (4, 5, 6, 14, 15, 16):
-        files.store_snapshot(offset, [])
+        files.store_snapshot(offset, encode_snapshot([]))
     assert files.load_snapshot(5, 15) == (15, [])
     assert files.load_snapshot(5, 14) == (14, [])
     assert files.load_snapshot(6, 13) is None
@@ -133,7 +135,7 @@ def test_d10_transactions_that_were_cleaned_away_do_not_come_back() -> None:
 def test_d10_a_snapshot_beyond_the_end_of_the_log_does_not_come_back() -> None:
     files = files_with()
     assert isinstance(files.fs, MemoryFileSystem)
-    files.store_snapshot(16, [])
+    files.store_snapshot(16, encode_snapshot([]))
     files.fs.sync_dir("")
     files.fs.sync_dir("t-0")
     assert files.load_snapshot(0, 15) is None
@@ -154,3 +156,75 @@ def test_d10_a_damaged_index_is_made_again_from_the_log(damage: Callable[[bytes]
     for _ in range(3):
         assert aborted(cluster) == [(9, 0), (10, 2)]
         cluster.restart()
+
+
+# --- snapshots that wait for the disk ---------------------------------------------------------------------------------
+
+
+def rolled() -> Restarted:
+    """Returns a broker whose partition has rolled after an abort, so another thread has to store the snapshot at 2."""
+    cluster = Restarted([])
+    cluster.restart()
+    cluster.update(image_of({TOPIC: 1}, configs={TOPIC: {"internal.segment.bytes": "300"}}))
+    write(cluster, P, 0, "a" * 100)
+    end(cluster, after(P), committed=False)
+    cluster.append(batch_of("b" * 100))
+    assert len(cluster.thread.work) == 1
+    return cluster
+
+
+def snapshots(cluster: Cluster) -> list[int]:
+    return cluster.store.partition(TOPIC, 0).files.offsets_with(".snapshot")
+
+
+def test_another_thread_stores_a_snapshot_that_waits_for_the_index() -> None:
+    cluster = rolled()
+    assert snapshots(cluster) == [1]
+    cluster.thread.run()
+    assert snapshots(cluster) == [1, 2]
+    assert f"{1:020d}.txnindex" in cluster.files()
+    cluster.append(batch_of("c" * 100))
+    assert snapshots(cluster) == [1, 2, 3]
+    cluster.crash()
+    assert aborted(cluster) == [(9, 0)]
+
+
+def test_a_snapshot_that_was_not_begun_is_part_of_the_next_one() -> None:
+    cluster = rolled()
+    cluster.append(batch_of("c" * 100))
+    for _ in range(2):
+        assert snapshots(cluster) in ([1], [1, 3])
+        cluster.thread.run()
+    assert snapshots(cluster) == [1, 3]
+    cluster.crash()
+    assert aborted(cluster) == [(9, 0)]
+
+
+def test_a_snapshot_that_fails_in_the_thread_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = rolled()
+    cluster.fs.fault = no_index
+    cluster.thread.run()
+    assert "Writing a producer snapshot of orders-0 failed: [Errno 28] no space" in caplog.text
+    cluster.fs.fault = lambda operation: None
+    cluster.append(batch_of("c" * 100))
+    cluster.thread.run()
+    assert snapshots(cluster) == [1, 3]
+
+
+@pytest.mark.parametrize("ending", ["restart", "delete", "fail", "forget"])
+def test_the_thread_touches_no_file_that_has_another_owner(ending: str) -> None:
+    cluster = rolled()
+    partition = cluster.store.partition(TOPIC, 0)
+    if ending == "restart":
+        cluster.restart()
+    elif ending == "delete":
+        cluster.update(image_of({}))
+        cluster.update(image_of({TOPIC: 1}, generation=1))
+    elif ending == "fail":
+        partition.fail(AssertionError("broken"))
+    else:
+        partition.forget_aborted(partition.open(cluster.now_ms), {1})
+    cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
+    before = cluster.files()
+    cluster.thread.run()
+    assert cluster.files() == before
