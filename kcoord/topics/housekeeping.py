@@ -120,7 +120,7 @@ class Housekeeping:
                 deleted,
                 opened.log.start_offset,
             )
-        if opened.log.start_offset != start_offset:
+        if deleted or opened.log.start_offset != start_offset:
             partition.on_start_moved(opened)
         return True
 

@@ -62,9 +62,18 @@ class OpenLog:
         unstable = self.producers.first_unstable_offset
         return self.log.end_offset if unstable is None else max(unstable, self.log.start_offset)
 
+    @property
+    def first_offset(self) -> int:
+        """The offset at which the segments begin.
+
+        The producer state has the batches from here on. The start of the log may be later, but a start that
+        DeleteRecords has moved is not durable at once.
+        """
+        return self.log.segments[0].base_offset
+
     def not_indexed(self) -> list[AbortedTransaction]:
         """Returns the aborted transactions that the transaction index does not have yet."""
-        return self.producers.aborted_from(max(self.snapshot_offset, self.log.start_offset))
+        return self.producers.aborted_from(max(self.snapshot_offset, self.first_offset))
 
     def segment_base_of(self, offset: int) -> int:
         """Returns the base offset of the segment that holds `offset`."""
@@ -100,18 +109,19 @@ def load(log: Log, files: PartitionFiles, now_ms: int, check: Check = go_on) -> 
 
 def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> None:
     log, producers = opened.log, opened.producers
-    snapshot = files.load_snapshot(log.start_offset, log.end_offset)
+    snapshot = files.load_snapshot(opened.first_offset, log.end_offset)
     if snapshot is not None:
         opened.snapshot_offset, entries = snapshot
         producers.restore(entries, opened.snapshot_offset)
-    first_offset = max(opened.snapshot_offset, log.start_offset)
-    producers.aborted = files.load_aborted(first_offset)
-    for header, data in log.batches(first_offset):
+    replayed_from = max(opened.snapshot_offset, opened.first_offset)
+    producers.aborted = files.load_aborted(replayed_from)
+    for header, data in log.batches(replayed_from):
         check(len(data))
         replay(producers, header, data)
-        # Storing a new epoch may have failed.
-        opened.epochs.assign(header.partition_leader_epoch, header.base_offset)
-    producers.advance_start(log.start_offset)
+        if header.base_offset >= log.start_offset:
+            # Storing a new epoch may have failed.
+            opened.epochs.assign(header.partition_leader_epoch, header.base_offset)
+    producers.advance_start(opened.first_offset)
 
 
 def snapshot_at(opened: OpenLog, files: PartitionFiles, offset: int) -> Callable[[Check], int]:

@@ -559,15 +559,16 @@ class Partition:
         self.on_start_moved(opened)
 
     def on_start_moved(self, opened: OpenLog) -> None:
-        """Drops the state and the small files that belong to offsets before the new start of the log.
+        """Drops the leader epochs before the new start of the log, and what belongs to deleted segments.
 
-        A file that cannot be removed stays until the start moves again, or until the log is opened again.
+        The segments that DeleteRecords leaves keep their small files: the new start is not durable yet. A file that
+        cannot be removed stays until the start moves again, or until the log is opened again.
         """
-        opened.producers.advance_start(opened.log.start_offset)
         if opened.epochs.advance_start(opened.log.start_offset):
             self._store_epochs(opened)
+        opened.producers.advance_start(opened.first_offset)
         try:
-            self.files.remove_below(opened.log.start_offset)
+            self.files.remove_below(opened.first_offset)
         except OSError as error:
             _logger.warning("Removing old files of %s-%d failed: %s", self.topic, self.index, error)
 

@@ -100,20 +100,20 @@ class PartitionFiles:
         offsets = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
         return sorted(int(offset) for offset in offsets if offset.isdigit())
 
-    def load_snapshot(self, start_offset: int, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
+    def load_snapshot(self, first_offset: int, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
         """Returns the newest usable snapshot and its offset, None if there is none.
 
         Removes snapshots that must not be used:
 
         * beyond the end of the log: the log has lost the batches that they cover
-        * at or before its start, as Kafka: the batches after them, which may have ended transactions, are deleted
+        * at or before its first segment: the batches after them, which may have ended transactions, are deleted
         * all, if a transaction index is damaged: its entries have to be made again from the log
         """
         is_indexed = self._are_indexes_sound()
         usable: list[int] = []
         removed: list[int] = []
         for offset in self.offsets_with(SNAPSHOT_SUFFIX):
-            (usable if is_indexed and start_offset < offset <= end_offset else removed).append(offset)
+            (usable if is_indexed and first_offset < offset <= end_offset else removed).append(offset)
         for offset in removed:
             self._remove(offset, SNAPSHOT_SUFFIX)
         if removed and (removed[-1] > end_offset or not is_indexed):
@@ -168,14 +168,14 @@ class PartitionFiles:
             if len(kept) < len(transactions):
                 write_file_atomically(self.fs, self._path(name), b"".join(map(encode_aborted, kept)))
 
-    def remove_below(self, start_offset: int) -> None:
-        """Removes snapshots and transaction indexes of deleted segments."""
+    def remove_below(self, first_offset: int) -> None:
+        """Removes snapshots and transaction indexes of deleted segments, which are those before `first_offset`."""
         for offset in self.offsets_with(SNAPSHOT_SUFFIX):
-            if offset < start_offset:
+            if offset < first_offset:
                 self._remove(offset, SNAPSHOT_SUFFIX)
         for base_offset, following in pairwise(self.offsets_with(TRANSACTION_INDEX_SUFFIX)):
             # An index holds the markers from its own offset up to the offset of the next index.
-            if following <= start_offset:
+            if following <= first_offset:
                 self._remove(base_offset, TRANSACTION_INDEX_SUFFIX)
 
     def _remove(self, offset: int, suffix: str) -> None:

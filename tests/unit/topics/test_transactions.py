@@ -261,15 +261,30 @@ def test_the_stable_offset_is_not_below_the_start_of_the_log() -> None:
     assert values(read(cluster, 2, committed=True).records) == ["c", "d"]
 
 
-def test_deleted_records_void_the_snapshots_before_them() -> None:
+def test_deleted_markers_leave_no_transaction_open() -> None:
     cluster = Cluster()
     write(cluster, P, 0, "a")
     cluster.restart()
     end(cluster, after(P), committed=True)
     cluster.append(batch_of("b"))
     cluster.store.delete_records(TOPIC, 0, 2, cluster.now_ms)
-    assert not [name for name in cluster.files() if name.endswith(".snapshot")]
     cluster.store.note_deleted()
     cluster.store.keep_deleted()
     cluster.crash()
     assert values(read(cluster, 2, committed=True).records) == ["b"]
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_start_that_is_not_durable_brings_back_no_aborted_records(reopened: bool) -> None:
+    cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: {"internal.segment.bytes": "500"}}))
+    write(cluster, P, 0, "a" * 100)
+    end(cluster, after(P), committed=False)
+    cluster.append(batch_of("b"))
+    cluster.store.delete_records(TOPIC, 0, 3, cluster.now_ms)
+    if reopened:
+        cluster.store.partition(TOPIC, 0).fail(AssertionError("broken"))
+    for _ in range(2):
+        cluster.append(batch_of("c" * 100))
+    assert [name for name in cluster.files() if name.endswith(".snapshot")]
+    cluster.crash()
+    assert (stable(cluster), aborted(cluster)) == ((5, 5), [(9, 0)])
