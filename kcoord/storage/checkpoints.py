@@ -39,7 +39,7 @@ def write_offset_checkpoint(file_system: FileSystem, path: str, offsets: Mapping
 
 def read_leader_epochs(file_system: FileSystem, path: str) -> list[tuple[int, int]]:
     """Reads lines `epoch start_offset`, ascending. Returns an empty list if the file does not exist."""
-    lines = _read_lines(file_system, path, 2)
+    lines = _read_lines(file_system, path, 2, may_be_torn=True)
     return [(_number(path, number, fields[0]), _number(path, number, fields[1])) for number, fields in lines]
 
 
@@ -90,11 +90,19 @@ def write_properties(file_system: FileSystem, path: str, properties: Mapping[str
     write_file_atomically(file_system, path, text.encode())
 
 
-def _read_lines(file_system: FileSystem, path: str, fields: int) -> list[tuple[int, list[str]]]:
-    """Returns the lines after the version and the count as pairs of line number and fields."""
+def _read_lines(
+    file_system: FileSystem, path: str, fields: int, *, may_be_torn: bool = False
+) -> list[tuple[int, list[str]]]:
+    """Returns the lines after the version and the count as pairs of line number and fields.
+
+    `may_be_torn`: the file is not synced, so a power loss may leave only the first digits of the last number.
+    """
     if not file_system.exists(path):
         return []
-    lines = _text(file_system, path).splitlines()
+    text = _text(file_system, path)
+    lines = text.splitlines()
+    if may_be_torn and not text.endswith("\n"):
+        raise MalformedCheckpointError(f"{path}, line {len(lines)}: the line has no end")
     if len(lines) < 2 or lines[0].strip() != _VERSION:
         raise MalformedCheckpointError(f"{path}, line 1: expected version {_VERSION}, then a count")
     rows = [(number, line.split()) for number, line in enumerate(lines[2:], 3) if line.strip()]

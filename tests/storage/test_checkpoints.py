@@ -85,6 +85,7 @@ def test_malformed_offset_checkpoints(fs: MemoryFileSystem, data: bytes, reason:
         (checkpoints.read_properties, b"cluster.id\n", MetaPropertiesError),
         (checkpoints.read_properties, b"\xff\xfe", MetaPropertiesError),
         (checkpoints.read_leader_epochs, b"0\n1\n1\n", MalformedCheckpointError),
+        (checkpoints.read_leader_epochs, b"0\n1\n1 21", MalformedCheckpointError),
     ],
 )
 def test_other_malformed_files(
