@@ -255,7 +255,7 @@ class Cleaner:
                     break
             else:
                 return True
-        for _, _, delta, key_at, key_end, _, _ in walk_records(data, count, check_headers=False):
+        for _, _, delta, key_at, key_end, _, _ in walk_records(data, count, check_headers=False, lenient=True):
             offset = base_offset + (delta >> 1)
             if key_at != -1 and offset >= start and not offsets.put(data[key_at:key_end], offset):
                 return False

@@ -134,7 +134,7 @@ class Pass:
         last_records = 0
         start = following = 0
         for end, _, delta, key_at, key_end, value_at, _ in walk_records(
-            data, header.records_count, check_headers=False
+            data, header.records_count, check_headers=False, lenient=True
         ):
             start, following = following, end
             offset = base_offset + (delta >> 1)

@@ -2,7 +2,8 @@
 """Removes records from a batch. The other records keep their bytes, offsets and timestamps, and the batch its offsets.
 
 Only the parts of a record that the cleaner needs are decoded: the offset, the key, and whether it has a value. Values
-and headers are not decoded, so their content does not matter.
+and headers are not decoded, so their content does not matter. The records are read as leniently as when a producer sent
+them: the cleaner must be able to read every record that the broker accepts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RawRecord(NamedTuple):
 def iter_raw(data: bytes, count: int) -> Iterator[RawRecord]:
     """Yields the `count` records of `data`. Raises CorruptBatchError if they do not fill it exactly."""
     start = 0
-    for end, _, delta, key_at, key_end, value_at, _ in walk_records(data, count, check_headers=False):
+    for end, _, delta, key_at, key_end, value_at, _ in walk_records(data, count, check_headers=False, lenient=True):
         yield RawRecord(start, end, delta >> 1, None if key_at == -1 else data[key_at:key_end], value_at != -1)
         start = end
 

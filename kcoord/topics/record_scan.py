@@ -46,7 +46,7 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
     suspicious = rules.type_is_wrong
     needs_key = rules.needs_key
     expected_delta = 0  # zigzag-encoded
-    for _, later, offset_delta, key_at, _, _, _ in walk_records(data, count, lenient=True):
+    for _, later, offset_delta, key_at, _, _, _ in walk_records(data, count, check_deltas=False, lenient=True):
         timestamp = base_timestamp + (later >> 1 ^ -(later & 1))
         if timestamp > max_timestamp:
             max_timestamp = timestamp

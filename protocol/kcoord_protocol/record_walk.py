@@ -34,18 +34,25 @@ or value starts at -1. A record without headers ends one byte after its value.
 
 
 def walk_records(
-    data: bytes, count: int, *, last_offset_delta: int | None = None, check_headers: bool = True, lenient: bool = False
+    data: bytes,
+    count: int,
+    *,
+    last_offset_delta: int | None = None,
+    check_headers: bool = True,
+    check_deltas: bool = True,
+    lenient: bool = False,
 ) -> Iterator[RecordPlace]:
     """Yield the place of each of the `count` records, which must fill `data`.
 
     * `last_offset_delta`: if given, the offset deltas must rise, and may not exceed it.
     * `check_headers`: False for readers that decode the headers themselves, or never read them.
-    * `lenient`: read as Kafka's broker does. Any negative length is null (for consumers only -1 is), and the caller
-      checks the offset deltas.
+    * `check_deltas`: False for a caller that checks the offset deltas itself. Otherwise none may be negative.
+    * `lenient`: read as Kafka's broker does. Any negative length is null (for consumers only -1 is). The check of
+      produced records is lenient, so every reader of stored records in the broker has to be.
     """
     position, index, start, previous = 0, 0, 0, -1
     rises = last_offset_delta is not None
-    is_delta_checked = rises or not lenient
+    is_delta_checked = rises or check_deltas
     try:
         for index in range(count):  # noqa: B007, the error below names the record
             start = position

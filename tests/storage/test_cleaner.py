@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,10 +27,12 @@ from kcoord_protocol.record_batch import (
     decode_header,
     decode_records,
     encode_batch,
+    frame_batch,
     records_of,
 )
 from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, raw_records, records, state
 from tests.storage.support import DIRECTORY, NOW_MS, batch, content, open_log
+from tests.storage.test_record_filter import record as raw_record
 
 ABORT, COMMIT = ControlRecordType.ABORT, ControlRecordType.COMMIT
 CODECS = list(Compression)
@@ -112,6 +116,29 @@ def test_records_without_a_key_are_removed() -> None:
     log.roll(NOW_MS)
     clean(log, file_system)
     assert offsets_left(log) == [1]
+
+
+def test_records_with_any_negative_length_are_cleaned() -> None:
+    """The broker accepts them, as Kafka's does, so the cleaner must read them. A length of -2 is null, like -1."""
+    records_of_producer = [
+        raw_record(0, b"a", b"1"),
+        raw_record(1, b"a", b"", value_size=lambda _: -2),
+        raw_record(2, b"", b"no key", key_size=lambda _: -7),
+        raw_record(3, b"b", b"2", tail=b"\2\2h\3"),
+    ]
+    checked = struct.pack(">hiqqqhii", 0, 3, 5, 5, -1, -1, -1, 4) + b"".join(records_of_producer)
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.log.append(frame_batch(0, 0, checked), now_ms=NOW_MS)
+    writer.put(("c", "1"))
+    writer.put(("c", "2"))
+    writer.roll()
+    clean(writer.log, file_system)
+    (header, data), *following = writer.log.batches()
+    raw = records_of(data, 0, header)
+    assert [(record.key, record.has_value) for record in iter_raw(raw, 2)] == [(b"a", False), (b"b", True)]
+    assert raw.endswith(records_of_producer[3][3:]), "the rest of the record is not changed"
+    assert [record.offset for _, batch_bytes in following for record in decode_records(batch_bytes)] == [5]
 
 
 def test_a_tombstone_stays_for_its_time_after_the_first_pass() -> None:

@@ -43,7 +43,7 @@ class Cursor:
 
 
 def plain_records(
-    data: bytes, count: int, *, last: int | None, check_headers: bool, lenient: bool
+    data: bytes, count: int, *, last: int | None, check_headers: bool, check_deltas: bool = True, lenient: bool
 ) -> list[tuple[object, ...]]:
     """Returns (end, timestamp delta, offset delta, key, bounds of the value, start of the headers) of each record."""
     cursor = Cursor(data)
@@ -57,7 +57,7 @@ def plain_records(
         record = Cursor(data[:end])
         record.at = cursor.at + 1
         later, delta = record.number(64), record.number(32)
-        if delta < 0 and (last is not None or not lenient):
+        if delta < 0 and (last is not None or check_deltas):
             raise Refused
         key = record.piece(lenient=lenient)
         value = record.piece(lenient=lenient)
