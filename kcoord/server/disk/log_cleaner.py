@@ -182,7 +182,9 @@ class LogCleaner:
                 target.stable_offset = log.end_offset
                 assessment = assess(log, dirty_offset, target.rules, target.stable_offset, self._now_ms())
             return assessment
-        except (OSError, StorageError) as error:
+        except CleaningStopped:
+            raise
+        except Exception as error:
             self._report(target, error)
             return None
 
@@ -211,7 +213,9 @@ class LogCleaner:
                 forget_aborted=target.forget_aborted,
             )
             self._log_dir.note_cleaned(target.topic, target.partition, done.next_dirty_offset)
-        except (OSError, StorageError, AssertionError) as error:
+        except CleaningStopped:
+            raise
+        except Exception as error:
             self._report(target, error)
             return
         if done.next_dirty_offset <= assessment.first_dirty_offset:
@@ -236,11 +240,14 @@ class LogCleaner:
     def _report(self, target: CleanableLog, error: Exception) -> None:
         """Logs why a log was not cleaned, and skips the log from now on or for this round.
 
-        As in Kafka, a damaged log is left alone until the next start, and so is one for which an invariant is broken.
-        Other errors may be gone in the next round.
+        As in Kafka, a damaged log is left alone until the next start. So is a log with an unexpected error, such as a
+        broken invariant: no log may keep the cleaner from the others. Errors of the disk may be gone in the next round.
         """
-        _logger.error("%s-%d was not cleaned: %s", target.topic, target.partition, error)
-        is_final = isinstance(error, CorruptLogError | AssertionError)
+        is_expected = isinstance(error, OSError | StorageError)
+        _logger.error(
+            "%s-%d was not cleaned: %s", target.topic, target.partition, error, exc_info=None if is_expected else error
+        )
+        is_final = not is_expected or isinstance(error, CorruptLogError)
         (self._damaged if is_final else self._postponed).add(target.key)
 
     def _pause(self, done_bytes: int) -> None:

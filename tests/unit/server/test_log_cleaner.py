@@ -10,13 +10,15 @@ import time
 from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kcoord.server.disk import cleanable_logs, log_cleaner
 from kcoord.server.disk.log_cleaner import CleanableLog, CleaningStopped, LogCleaner
 from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE
-from kcoord.storage.cleaner import CleaningRules
+from kcoord.storage.cleaner import Assessment, CleaningRules, assess
+from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 from kcoord_protocol.messages import OffsetCommitRequest
@@ -217,6 +219,42 @@ async def test_a_damaged_log_is_reported_once(broker: Harness, caplog: pytest.Lo
     assert caplog.text.count("topic-0 was not cleaned") == 1
     assert "the CRC" in caplog.text
     assert file_system.list_dir(DIRECTORY)
+
+
+@pytest.mark.parametrize("step", ["_assess", "_clean"])
+async def test_an_unexpected_error_of_one_log_does_not_stop_the_others(
+    broker: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    """Every round begins with the dirtiest log, so the same log would fail first each time."""
+    file_system = broker.file_system
+    assert isinstance(file_system, MemoryFileSystem)
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.roll()
+    for offset in range(100):
+        await broker.call(many(offset), 9)
+
+    def assess_or_fail(log: Log, *arguments: Any) -> Assessment:
+        if log is writer.log:
+            raise ValueError("planted")
+        return assess(log, *arguments)
+
+    def fail(operation: Operation) -> None:
+        if operation.path.startswith(DIRECTORY):
+            raise ValueError("planted")
+
+    if step == "_assess":
+        monkeypatch.setattr(log_cleaner, "assess", assess_or_fail)
+    else:
+        file_system.fault = fail
+    running = Running(broker)
+    running.targets = [target_of(writer, running), *running._logs()]
+    running.cleaner.start()
+    await running.until_cleaned("__consumer_offsets", broker.groups.shard_of(GROUP), 100)
+    await asyncio.sleep(0.05)
+    assert running.cleaner.close(5)
+    assert caplog.text.count("topic-0 was not cleaned: planted") == 1, "it is left alone until the next start"
+    assert "Traceback" in caplog.text
 
 
 async def test_records_of_an_open_transaction_are_not_cleaned(broker: Harness) -> None:
