@@ -33,6 +33,8 @@ sequence, and count.
 _SHORTEST_RUN: Final = 4
 _SHORT_DELTAS: Final = 64
 """The first offset delta that needs more than one byte."""
+_MIN_INT64: Final = -(2**63)
+_MAX_INT64: Final = 2**63 - 1
 _EMPTY_BATCH_BITS: Final = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 
 
@@ -193,6 +195,11 @@ def _timestamp_delta(record: bytes) -> tuple[int, int, int]:
 
 
 def _shifted(record: bytes, shift_ms: int) -> bytes:
+    """Returns the record with another timestamp delta.
+
+    Producers may send any timestamp. One that 64 bits cannot express as a delta becomes the nearest that they can.
+    """
     delta, start, end = _timestamp_delta(record)
-    content = record[start - 1 : start] + encode_varlong(delta + shift_ms) + record[end:]
+    delta = min(max(delta + shift_ms, _MIN_INT64), _MAX_INT64)
+    content = record[start - 1 : start] + encode_varlong(delta) + record[end:]
     return encode_varint(len(content)) + content

@@ -188,6 +188,17 @@ def test_a_filtered_batch_equals_the_encoded_remaining_records(
     assert filtered == expected
 
 
+@pytest.mark.parametrize(("timestamp_ms", "expected"), [(-(2**63), 1000 - 2**63), (1500 - 2**63, 1500 - 2**63)])
+def test_a_delete_horizon_is_possible_for_the_oldest_timestamps(timestamp_ms: int, expected: int) -> None:
+    """The delta of such a record has more than 64 bits if it is counted from the horizon."""
+    whole = encode_batch([Record(b"k", None, timestamp_ms=timestamp_ms)])
+    header = decode_header(whole)
+    data = records_of(whole, 0, header)
+    filtered = filter_batch(header, data, [(0, len(data))], 1000)
+    assert [record.timestamp_ms for record in decode_records(filtered)] == [expected]
+    assert decode_header(filtered).max_timestamp == expected
+
+
 def test_the_base_timestamp_stays_if_the_first_record_goes() -> None:
     made = [Record(b"k", b"v", timestamp_ms=timestamp_ms) for timestamp_ms in (50, 90, 30)]
     whole = encode_batch(made)
