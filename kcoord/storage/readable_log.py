@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kcoord.storage.errors import OffsetOutOfRangeError
 from kcoord.storage.log_loader import segment_number
 from kcoord.storage.segment import LogSlice, Segment
-from kcoord_protocol.record_batch import BatchHeader, decode_header, decode_records
+from kcoord_protocol.record_batch import BatchHeader, decode_header, iter_times
 
 
 class RecordPosition(NamedTuple):
@@ -116,8 +116,7 @@ class ReadableLog:
             if largest is not None and largest.timestamp >= timestamp:
                 match = segment.first_record_from(timestamp, self._start_offset)
                 if match is not None:
-                    record, leader_epoch = match
-                    return RecordPosition(record.timestamp_ms, record.offset, leader_epoch)
+                    return RecordPosition(*match)
         return None
 
     def max_timestamp(self) -> RecordPosition | None:
@@ -130,7 +129,7 @@ class ReadableLog:
         if place is None:
             return None
         batch = segment.file().read_at(place.position, place.size_bytes)
-        for record in decode_records(batch):
-            if record.timestamp_ms == largest.timestamp:
-                return RecordPosition(record.timestamp_ms, record.offset, decode_header(batch).partition_leader_epoch)
+        for offset, timestamp_ms in iter_times(batch):
+            if timestamp_ms == largest.timestamp:
+                return RecordPosition(timestamp_ms, offset, decode_header(batch).partition_leader_epoch)
         return None

@@ -33,7 +33,7 @@ from kcoord.storage.scan import BatchFrame, Damage, DamageKind, corrupt, walk
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX, SegmentIndexes, stored_tail
 from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, HEADER, LOG_OVERHEAD_BYTES
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_batch import Record, decode_header, decode_records, walk_batches
+from kcoord_protocol.record_batch import decode_header, iter_times, walk_batches
 
 LOG_SUFFIX = ".log"
 DELETED_SUFFIX = ".deleted"
@@ -523,8 +523,8 @@ class Segment:
             raise corrupt(self.log_path, damage) from None
         return end
 
-    def first_record_from(self, timestamp: int, start_offset: int) -> tuple[Record, int] | None:
-        """Returns the first record at or after both the timestamp and the offset, with its leader epoch, or None."""
+    def first_record_from(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
+        """Returns (timestamp, offset, leader epoch) of the first record at or after both bounds, or None."""
         indexes = self.indexes()
         earlier = indexes.times.lookup(timestamp)
         entry = indexes.offsets.lookup(max(earlier.offset if earlier else self.base_offset, start_offset))
@@ -534,9 +534,9 @@ class Segment:
                 if place.max_timestamp < timestamp or place.last_offset < start_offset:
                     continue
                 batch = self.file().read_at(place.position, place.size_bytes)
-                for record in decode_records(batch):
-                    if record.timestamp_ms >= timestamp and record.offset >= start_offset:
-                        return record, decode_header(batch).partition_leader_epoch
+                for offset, timestamp_ms in iter_times(batch):
+                    if timestamp_ms >= timestamp and offset >= start_offset:
+                        return timestamp_ms, offset, decode_header(batch).partition_leader_epoch
         except Damage as damage:
             raise corrupt(self.log_path, damage) from None
         return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kcoord.storage.errors import StorageError
 from kcoord.storage.log import Log
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, LeaderEpochs
-from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -44,8 +45,16 @@ NOT_FOUND: Final = FoundOffset(-1, -1, -1)
 def find_offset(log: Log, epochs: LeaderEpochs, timestamp: int, *, end_offset: int, leader_epoch: int) -> FoundOffset:
     """Returns the offset that `timestamp` stands for.
 
-    Records from `end_offset` on (the high watermark or the last stable offset) do not count.
+    Records from `end_offset` on (the high watermark or the last stable offset) do not count. Raises KAFKA_STORAGE_ERROR
+    if the log cannot be read.
     """
+    try:
+        return _find(log, epochs, timestamp, end_offset, leader_epoch)
+    except (OSError, StorageError, DecodeError) as error:
+        raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
+
+
+def _find(log: Log, epochs: LeaderEpochs, timestamp: int, end_offset: int, leader_epoch: int) -> FoundOffset:
     match timestamp:
         case -1:
             return FoundOffset(-1, end_offset, leader_epoch)

@@ -637,12 +637,9 @@ class Partition:
         self.check_leader(current_leader_epoch)
         opened = self.open(now_ms)
         end_offset = opened.last_stable_offset if read_committed else opened.log.end_offset
-        try:
-            return find_offset(
-                opened.log, opened.epochs, timestamp, end_offset=end_offset, leader_epoch=self.image.leader_epoch
-            )
-        except (OSError, StorageError) as error:
-            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
+        return find_offset(
+            opened.log, opened.epochs, timestamp, end_offset=end_offset, leader_epoch=self.image.leader_epoch
+        )
 
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int, now_ms: int) -> tuple[int, int]:
         """Returns the largest leader epoch not above `epoch` and the offset where it ends."""

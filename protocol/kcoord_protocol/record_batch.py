@@ -79,6 +79,7 @@ __all__ = [
     "end_txn_marker",
     "iter_headers",
     "iter_records",
+    "iter_times",
     "possible_batches",
     "rewrite_header",
     "verify_crc",
@@ -217,6 +218,21 @@ def _decoded(data: bytes, header: BatchHeader) -> Iterator[Record]:
             # The walker names the record in its own errors. This error is from the headers of the record.
             error.path = f"records[{number}]"
         raise
+
+
+def iter_times(data: Buffer, position: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield (offset, timestamp) of each record in a stored batch, without objects for the rest.
+
+    Records are read as leniently as when a producer sent them. A compressed batch may have millions.
+    """
+    header = decode_header(data, position)
+    base_offset, timestamp_ms = header.base_offset, header.base_timestamp
+    is_append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    if is_append_time:
+        timestamp_ms = header.max_timestamp
+    records = _checked_records(data, position, header, None)
+    for _, later, delta, *_ in walk_records(records, header.records_count, check_headers=False, lenient=True):
+        yield base_offset + (delta >> 1), timestamp_ms if is_append_time else timestamp_ms + (later >> 1 ^ -(later & 1))
 
 
 def decode_entries(

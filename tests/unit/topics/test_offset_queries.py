@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from struct import pack
+
 import pytest
 
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import frame_batch
 from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of
 
 
@@ -78,6 +82,45 @@ def test_read_committed_ends_at_the_stable_offset() -> None:
     assert find(cluster, -1) == (-1, 7, 3)
     assert find(cluster, NOW_MS + 99) == (NOW_MS + 99, 6, 3)
     assert find(cluster, NOW_MS + 99, committed=True) == (-1, -1, -1)
+
+
+@pytest.mark.parametrize("timestamp", [NOW_MS, -3])
+def test_records_with_a_negative_length_have_timestamps(timestamp: int) -> None:
+    """Kafka's broker accepts them: any negative length is null."""
+    cluster = Cluster()
+    cluster.append(batch_with(b"\x0e\0\0\0\x02k\x03\0"))
+    assert find(cluster, timestamp) == (NOW_MS, 0, 0)
+
+
+def batch_with(records: bytes, base_offset: int = 0) -> bytes:
+    """Returns a batch around the bytes of one record."""
+    return frame_batch(base_offset, 0, pack(">hiqqqhii", 0, 0, NOW_MS, NOW_MS, -1, -1, -1, 1) + records)
+
+
+@pytest.mark.parametrize("timestamp", [NOW_MS, -3])
+@pytest.mark.parametrize("topic", [TOPIC, "__consumer_offsets"])
+def test_records_that_cannot_be_read_are_a_storage_error(timestamp: int, topic: str) -> None:
+    cluster = Cluster(image_of({TOPIC: 1, "__consumer_offsets": 1}))
+    log = cluster.store.partition(TOPIC, 0).open(NOW_MS).log
+    log.append(batch_with(b"\x7f\0\0\0\0\0\0"), now_ms=NOW_MS)
+    cluster.internal_logs["__consumer_offsets", 0] = log
+    with pytest.raises(KafkaError) as caught:
+        cluster.store.find_offset(topic, 0, timestamp, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS)
+    assert caught.value.error is Errors.KAFKA_STORAGE_ERROR
+
+
+@pytest.mark.parametrize("timestamp", [NOW_MS + 19_999, -3])
+def test_a_search_makes_no_objects_for_the_records_of_a_batch(timestamp: int) -> None:
+    """A few bytes may expand to millions of records."""
+    cluster = Cluster()
+    cluster.append(batch_of(*[""] * 20_000, compression=Compression.ZSTD))
+    tracemalloc.start()
+    try:
+        assert find(cluster, timestamp) == (NOW_MS + 19_999, 19_999, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 60 * 20_000
 
 
 def test_unknown_special_timestamps_and_partitions() -> None:
