@@ -21,6 +21,7 @@ Nothing here is stored. After a crash the clients send their requests again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,8 @@ from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
     from kcoord_protocol.messages import FetchRequest
+
+_logger = logging.getLogger(__name__)
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -206,20 +209,21 @@ class FetchManager:
         return None
 
     def poll(self, now_ms: int) -> list[CompletedFetch]:
-        """Returns the responses of parked requests that have enough data now, or whose time is up."""
-        completions = []
+        """Returns the responses of parked requests that have enough data now, or whose time is up.
+
+        An unexpected error fails only the request that it happens to.
+        """
+        completions: list[CompletedFetch | None] = []
         touched, self._touched = self._touched, {}
         for token in touched:
             parked = self._parked.get(token)
             if parked is not None:
-                completions.extend(self._retry(parked, now_ms))
+                completions.append(self._retry(parked, now_ms, is_late=False))
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             parked = self._parked.get(heappop(self._deadlines)[2])
             if parked is not None:
-                completions.append(
-                    self._complete(parked, self._read(parked.context, parked.parameters, now_ms), now_ms)
-                )
-        return completions
+                completions.append(self._retry(parked, now_ms, is_late=True))
+        return [completion for completion in completions if completion is not None]
 
     def next_deadline_ms(self) -> int | None:
         """Returns the latest time at which `poll` must be called, None if no request is parked."""
@@ -290,19 +294,22 @@ class FetchManager:
             if feed is not None:
                 feed.leave()
 
-    def _retry(self, parked: _ParkedFetch, now_ms: int) -> list[CompletedFetch]:
-        reading = self._read(parked.context, parked.parameters, now_ms)
-        if reading.answer_now or not reading.watched or reading.total_bytes >= parked.parameters.min_bytes:
-            return [self._complete(parked, reading, now_ms)]
-        if reading.watched != parked.watched:
-            # A topic of the request was deleted: the request fails at once (as Kafka's delayed fetch does).
-            return [self._complete(parked, reading, now_ms)]
+    def _retry(self, parked: _ParkedFetch, now_ms: int, *, is_late: bool) -> CompletedFetch | None:
+        """Reads again. Returns None if the request has to wait longer; never if it `is_late`."""
+        try:
+            reading = self._read(parked.context, parked.parameters, now_ms)
+            # A request with a deleted topic completes at once, as Kafka's delayed fetch does.
+            is_complete = is_late or reading.answer_now or reading.watched != parked.watched
+            if is_complete or reading.total_bytes >= parked.parameters.min_bytes:
+                self._unpark(parked)
+                return CompletedFetch(parked.token, self._respond(parked.context, parked.parameters, reading, now_ms))
+        except Exception:
+            # Other requests of this poll are complete and not parked any more. An error here would lose them.
+            _logger.exception("A Fetch request that waited for data failed")
+            self.cancel(parked.token)
+            return CompletedFetch(parked.token, FetchResponse(error_code=Errors.UNKNOWN_SERVER_ERROR))
         parked.available_bytes = reading.total_bytes
-        return []
-
-    def _complete(self, parked: _ParkedFetch, reading: _Reading, now_ms: int) -> CompletedFetch:
-        self._unpark(parked)
-        return CompletedFetch(parked.token, self._respond(parked.context, parked.parameters, reading, now_ms))
+        return None
 
     def _respond(
         self, context: FetchContext, parameters: FetchParameters, reading: _Reading, now_ms: int

@@ -248,6 +248,35 @@ def test_many_appends_wake_a_fetch_once(cluster: Cluster, monkeypatch: pytest.Mo
     assert (asked, sizes(completion.response)) == ([0, 1, 2, 3], [1, 2, 1, 2])
 
 
+@pytest.mark.parametrize("elapsed_ms", [0, 500])
+def test_an_unexpected_error_fails_only_its_own_request(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, elapsed_ms: int
+) -> None:
+    """Each request that a poll touches gets a response: later polls do not know it any more."""
+    client = Client(cluster)
+    for index in (0, 1, 2):
+        assert client.send(client.request([(TOPIC, index, 0)], wait_ms=500)) is None
+    read = cluster.store.read
+
+    def fail(partition: FetchPartition, **named: Any) -> ReadResult:
+        if partition.partition == 1:
+            raise ValueError("planted")
+        return read(partition, **named)
+
+    monkeypatch.setattr(cluster.store, "read", fail)
+    if not elapsed_ms:
+        for index in (0, 1, 2):
+            cluster.append(batch_of("x"), partition=index)
+    cluster.now_ms += elapsed_ms
+    completions = client.poll()
+    assert [(token, response.error_code) for token, response in completions] == [
+        (1, Errors.NONE),
+        (2, Errors.UNKNOWN_SERVER_ERROR),
+        (3, Errors.NONE),
+    ]
+    assert (cluster.store.fetches.parked_count, cluster.store.fetches.next_deadline_ms()) == (0, None)
+
+
 def test_a_fetch_ends_after_max_wait_ms(cluster: Cluster) -> None:
     client = Client(cluster)
     assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500)) is None
