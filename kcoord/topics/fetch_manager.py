@@ -25,7 +25,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 from kcoord.runtime.shard_log import Append
@@ -59,6 +59,8 @@ def replica_id(request: FetchRequest, api_version: int) -> int:
 
 _OLDEST_VERSION_WITH_REPLICA_STATE = 15
 _OLDEST_VERSION_WITH_LEADER_HINT = 16
+_SPARE_DEADLINES = 64
+"""The deadlines of ended requests that may stay beside as many as there are of parked ones."""
 
 
 ReadableTopics: TypeAlias = Callable[[set[str]], set[str]]
@@ -282,6 +284,10 @@ class FetchManager:
                 feed.join()
         self._sequence += 1
         heappush(self._deadlines, (parked.deadline_ms, self._sequence, parked.token))
+        if len(self._deadlines) > 2 * len(self._parked) + _SPARE_DEADLINES:
+            # Most requests end long before their time is up, and max.wait may be days.
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._parked]
+            heapify(self._deadlines)
 
     def _unpark(self, parked: _ParkedFetch) -> None:
         del self._parked[parked.token]

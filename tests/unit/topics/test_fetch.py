@@ -290,6 +290,16 @@ def test_a_fetch_ends_after_max_wait_ms(cluster: Cluster) -> None:
     assert [(completion.token, sizes(completion.response)) for completion in completions] == [(1, [0])]
 
 
+def test_the_deadlines_of_ended_requests_are_dropped(cluster: Cluster) -> None:
+    client = Client(cluster)
+    assert client.send(client.request([(TOPIC, 1, 0)], wait_ms=100)) is None
+    for _ in range(500):
+        assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=10**9)) is None
+        cluster.store.fetches.cancel(client.tokens)
+    assert len(cluster.store.fetches._deadlines) < 100
+    assert cluster.store.fetches.next_deadline_ms() == cluster.now_ms + 100
+
+
 def test_a_fetch_does_not_wait_without_reason(cluster: Cluster) -> None:
     client = Client(cluster)
     cluster.append(batch_of("x"))
