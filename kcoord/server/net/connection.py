@@ -20,7 +20,9 @@ A connection is in one of these states:
   - The address of the client is above connection_creation_rate: `close_after` until its timer closes the connection.
   - The client is above its quota: `_throttle` until its timer.
   - MAX_IN_FLIGHT_REQUESTS are unanswered, until responses leave.
-  - More than FRAMES_PER_TURN requests wait, until the next turn of the event loop.
+  - More requests wait than one turn may process, by their number or the size of their responses: until the next turn
+    of the event loop.
+  - Responses of MAX_READY_BYTES wait for an earlier response, until that leaves.
 
 * *Stopped*: no request is accepted any more, but responses may still leave. The listener stops a connection at
   shutdown. A path stops itself if the client sends bytes that are no Kafka request, or if a handler asks for it. The

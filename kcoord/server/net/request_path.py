@@ -14,10 +14,10 @@ connection of the server drives one, and so can a simulation or a test. The cont
   `process()` after that, because requests may have waited for a free place in the queue.
 * A muted path works on no further request. It is muted while the driver pauses it (`pause`), while the client is
   throttled, while a request holds those that follow (`Client.holds`), while MAX_IN_FLIGHT_REQUESTS are unanswered,
-  while `needs_turn`, and after `stop()`. The path keeps bytes that it receives meanwhile, so a driver that bounds
-  memory stops reading while `is_muted`.
-* `needs_turn` means that more requests wait than one turn may process. The driver serves its other connections first
-  and then calls `next_turn()`.
+  while responses of MAX_READY_BYTES wait to be taken, while `needs_turn`, and after `stop()`. The path keeps bytes that
+  it receives meanwhile, so a driver that bounds memory stops reading while `is_muted`.
+* `needs_turn` means that more requests wait than one turn may process: FRAMES_PER_TURN, or fewer if their responses are
+  large. The driver takes the output, serves its other connections and then calls `next_turn()`.
 * A client above its quota is throttled (KIP-219). Its response leaves at once, and the path is muted until
   the driver calls `end_throttle()` after that time. The driver asks by `take_throttle_ms()` if `is_muted`.
 * `close_reason` is set once the connection must be closed: the client sent bytes that are no request, or a handler
@@ -97,6 +97,9 @@ FRAMES_PER_TURN = 64
 """Number of requests that one connection may process before other connections get their turn and responses are written.
 """
 
+MAX_READY_BYTES = 1 << 20
+"""Number of bytes of responses in memory at which a turn ends. One response may be larger."""
+
 _REQUEST_START = struct.Struct(">hhi")
 
 
@@ -148,6 +151,8 @@ class RequestPath:
         self._frames: deque[bytes] = deque()
         self._exchanges: deque[WaitingResponse] = deque()
         self._output: list[bytes] = []
+        self._ready_bytes = 0
+        """At least the bytes in memory of the responses that are ready. Those that were taken may still be counted."""
         self._has_file_slices = False
         """True if parts of files are in `_output`, too."""
         self._is_paused = False
@@ -227,9 +232,11 @@ class RequestPath:
         left = FRAMES_PER_TURN
         # Only exchanges, a held client and a throttle can mute the path inside the loop; a refusal empties `frames`.
         while frames and left and len(exchanges) < self._most_exchanges:
+            if self._ready_bytes >= MAX_READY_BYTES and self._is_full():
+                break
             self._enter(frames.popleft(), now_ms)
             left -= 1
-        if frames and not left and len(exchanges) < self._most_exchanges:
+        if frames and len(exchanges) < self._most_exchanges:
             self.needs_turn = True
         if frames or len(exchanges) >= self._most_exchanges:
             self._mute_or_unmute()
@@ -270,8 +277,22 @@ class RequestPath:
     def _mute_or_unmute(self) -> None:
         """Sets `is_muted`, an attribute because it is read far more often than it changes."""
         self.is_muted = (
-            self._is_paused or self.is_stopped or self.needs_turn or len(self._exchanges) >= self._most_exchanges
+            self._is_paused
+            or self.is_stopped
+            or self.needs_turn
+            or len(self._exchanges) >= self._most_exchanges
+            or self._is_full()
         )
+
+    def _is_full(self) -> bool:
+        """Returns whether responses of MAX_READY_BYTES are in memory.
+
+        Counting only what is added, and all of it again at the limit, costs less than following what is taken.
+        """
+        if self._ready_bytes >= MAX_READY_BYTES:
+            ready = [exchange.data for exchange in self._exchanges if exchange.data is not None]
+            self._ready_bytes = _bytes_in_memory(cast("Pieces", self._output)) + sum(map(_bytes_in_memory, ready))
+        return self._ready_bytes >= MAX_READY_BYTES
 
     def take_output(self) -> bytes:
         """Removes and returns the framed responses that may leave now, empty if there are none."""
@@ -289,14 +310,13 @@ class RequestPath:
             exchanges.popleft()
         if not output:
             return b""
+        self._output = []
         if self.is_muted:
             self._mute_or_unmute()
         if self._has_file_slices:
-            self._output, self._has_file_slices = [], False
+            self._has_file_slices = False
             return cast("Pieces", output)
-        data = output[0] if len(output) == 1 else b"".join(output)
-        output.clear()
-        return data
+        return output[0] if len(output) == 1 else b"".join(output)
 
     def _put(self, data: bytes | Pieces) -> None:
         if isinstance(data, bytes):
@@ -411,6 +431,7 @@ class RequestPath:
             if answer is not None:
                 if type(answer) is bytes and not self._exchanges:
                     self._output.append(answer)
+                    self._ready_bytes += len(answer)
                 elif type(answer) is DeferredResponse:
                     self._exchanges.append(answer)
                 else:
@@ -510,6 +531,7 @@ class RequestPath:
     def _answer(self, exchange: Exchange, response: object) -> None:
         exchange.response = response
         data = exchange.data = self._encode(exchange)
+        self._ready_bytes += _bytes_in_memory(data)
         if self._exchanges:
             self._exchanges.append(exchange)
         else:
@@ -527,7 +549,9 @@ class RequestPath:
         """Queues a response that was made without a handler."""
         if isinstance(answer, DeferredResponse):
             self._exchanges.append(answer)
-        elif self._exchanges:
+            return
+        self._ready_bytes += len(answer)
+        if self._exchanges:
             response = DeferredResponse(frame, answer, self.apis, self._on_answer)
             response.data = answer
             self._exchanges.append(response)
@@ -556,6 +580,7 @@ class RequestPath:
             exchange.data = b""
         else:
             exchange.data = self._encode(exchange)
+            self._ready_bytes += _bytes_in_memory(exchange.data)
         if use is not None:
             use.finish(self._broker.now_ms())
         self._on_answer()
@@ -585,6 +610,11 @@ class RequestPath:
         self.stop()
         if self.close_reason is None:
             self.close_reason = reason
+
+
+def _bytes_in_memory(data: bytes | Pieces) -> int:
+    """Returns the size of a response without parts of files, which only the driver reads."""
+    return len(data) if isinstance(data, bytes) else sum(len(piece) for piece in data if isinstance(piece, bytes))
 
 
 def _ignore_answer() -> None:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -29,6 +30,7 @@ from kcoord.server.net.request_path import (
     FRAMES_PER_TURN,
     LARGE_REQUEST_BYTES,
     MAX_IN_FLIGHT_REQUESTS,
+    MAX_READY_BYTES,
     PathSettings,
     RequestPath,
 )
@@ -503,7 +505,7 @@ class Bare:
         assert self.path.receive(b"".join(frames)) == len(frames)
 
     def take(self) -> list[int]:
-        frames = FrameReader(1 << 20).feed(self.path.take_output())
+        frames = FrameReader(1 << 30).feed(self.path.take_output())
         return [int.from_bytes(frame[:4], "big") for frame in frames]
 
 
@@ -571,6 +573,50 @@ def test_requests_beyond_a_turn_wait_for_the_next_one() -> None:
     bare.path.next_turn()
     assert (bare.path.needs_turn, bare.path.is_muted) == (False, False)
     assert bare.take() == [FRAMES_PER_TURN]
+
+
+def large_response(size_bytes: int = MAX_READY_BYTES // 4) -> ListGroupsResponse:
+    return ListGroupsResponse(groups=[ListGroupsResponse.ListedGroup(group_id="g" * (size_bytes // 32))] * 32)
+
+
+def test_a_turn_ends_when_the_responses_that_wait_are_large() -> None:
+    """A few bytes of requests may ask for gigabytes."""
+    bare = Bare(large_response)
+    bare.receive(*range(FRAMES_PER_TURN))
+    answered: list[int] = []
+    while bare.path.needs_turn:
+        assert bare.path.is_muted
+        output = bare.path.take_output()
+        assert MAX_READY_BYTES <= len(output) < 1.3 * MAX_READY_BYTES
+        answered += [int.from_bytes(frame[:4], "big") for frame in FrameReader(1 << 30).feed(output)]
+        bare.path.next_turn()
+    assert len(answered) >= FRAMES_PER_TURN - 4
+    assert answered + bare.take() == list(range(FRAMES_PER_TURN))
+    assert not bare.path.is_muted
+
+
+def test_responses_that_were_taken_do_not_end_a_turn() -> None:
+    bare = Bare(partial(large_response, MAX_READY_BYTES // 16))
+    for number in range(40):
+        bare.receive(number)
+        assert not bare.path.is_muted
+        assert bare.take() == [number]
+
+
+async def test_large_responses_that_wait_for_an_earlier_one_mute_the_path() -> None:
+    first = asyncio.get_running_loop().create_future()
+    bare = Bare(lambda: large_response() if bare.handled > 1 else first)
+    bare.receive(*range(10))
+    assert (bare.take(), bare.handled) == ([], 5)
+    bare.path.next_turn()
+    assert (bare.handled, bare.path.is_muted, bare.path.needs_turn) == (5, True, False), "no turn would change that"
+    first.set_result(ListGroupsResponse())
+    await asyncio.sleep(0)
+    assert (bare.answered, bare.take(), bare.path.is_muted) == (1, [0, 1, 2, 3, 4], False)
+    bare.path.process()
+    assert (bare.handled, bare.path.needs_turn, bare.take()) == (9, True, [5, 6, 7, 8])
+    bare.path.next_turn()
+    assert (bare.take(), bare.path.is_muted) == ([9], False)
 
 
 async def test_the_path_announces_late_responses_and_they_unmute_it() -> None:
