@@ -153,8 +153,21 @@ class Cleaner:
         still listed such a transaction as aborted would make readers skip later records of its producer.
         """
         before = log.segments
+
+        def while_open(step: Callable[[], None]) -> None:
+            """Makes a step on the owner's thread. The folder of a closed log may be another worker's by then."""
+
+            def checked() -> None:
+                if log.is_closed:
+                    raise ReplacementAbandoned(f"{log.directory}: the log was closed")
+                step()
+
+            on_owner(checked)
+
         try:
-            return self._clean(log, assessment, rules, on_owner, now_ms, stable_offset, producers or {}, forget_aborted)
+            return self._clean(
+                log, assessment, rules, while_open, now_ms, stable_offset, producers or {}, forget_aborted
+            )
         except FileNotFoundError as error:
             if log.is_closed or not set(before) <= set(log.segments):
                 raise ReplacementAbandoned(f"{log.directory}: files were removed while they were read") from error
@@ -171,7 +184,7 @@ class Cleaner:
         producers: Mapping[int, LastOfProducer],
         forget_aborted: Callable[[set[int]], None],
     ) -> Cleaned:
-        remove_leftovers(self._file_system, log.directory)
+        remove_leftovers(self._file_system, log.directory, on_owner)
         aborted = AbortedTransactions(self._transactional_batches(log, stable_offset))
         if aborted.first_open_offset is not None and aborted.first_open_offset < assessment.end_offset:
             assessment = assess(log, assessment.first_dirty_offset, rules, aborted.first_open_offset, now_ms)
@@ -188,7 +201,7 @@ class Cleaner:
         groups = list(group_segments(segments, log))
         for group in groups:
             gone = len(result.removed_aborts)
-            replacement = self._prepare(log, group, pass_, is_last=group is groups[-1])
+            replacement = self._prepare(log, group, pass_, on_owner, is_last=group is groups[-1])
             if len(result.removed_aborts) > gone:
                 on_owner(partial(forget_aborted, result.removed_aborts))
             if replacement is not None:
@@ -263,9 +276,11 @@ class Cleaner:
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, log: Log, group: tuple[Segment, ...], pass_: Pass, *, is_last: bool) -> Replacement | None:
+    def _prepare(
+        self, log: Log, group: tuple[Segment, ...], pass_: Pass, on_owner: OnOwner, *, is_last: bool
+    ) -> Replacement | None:
         """Writes the segment that replaces a group and makes it durable. Returns None if it would change nothing."""
-        new = NewSegment(self._file_system, log.new_segment_for(group[0]))
+        new = NewSegment(self._file_system, log.new_segment_for(group[0]), on_owner)
         result = pass_.result
         result.bytes_before += sum(segment.size_bytes for segment in group)
         result.segments_before += len(group)

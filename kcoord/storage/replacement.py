@@ -4,7 +4,8 @@
 Theory of operation
 -------------------
 
-    prepare    cleaner    write x.log.cleaned and its indexes, and make them durable
+    create     owner      create x.log.cleaned and its indexes
+    prepare    cleaner    write them, and make them durable
     announce   owner      rename them to .swap: from here on recovery finishes the replacement
     -          cleaner    sync the folder
     publish    owner      readers use the new segment; rename the old files to .deleted
@@ -20,12 +21,17 @@ recovery finishes the replacement, because a .swap file is complete and durable.
 
 An error before `publish` undoes the replacement. An error after it fails the log, because disk and memory differ, and
 recovery finishes the replacement when the log is opened again. A log that is closed meanwhile abandons the replacement.
+
+A closed log may be opened by another worker, or again by this one, and its opening removes the .cleaned files. So every
+step that creates, renames or removes files with these names is one of the owner, which makes none for a closed log. A
+.cleaned file that the former owner left beside a .swap file of the next one would make recovery undo that replacement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 
 from kcoord.storage.errors import StorageError
@@ -47,22 +53,31 @@ class ReplacementAbandoned(StorageError):
 
 
 class NewSegment:
-    """The file `<base offset>.log.cleaned` that is being written, batch by batch."""
+    """The file `<base offset>.log.cleaned` that is being written, batch by batch, and the files of its indexes."""
 
-    __slots__ = ("_buffer", "_file", "_file_system", "_written_bytes", "segment")
+    __slots__ = ("_buffer", "_file_system", "_files", "_on_owner", "segment")
 
-    def __init__(self, file_system: FileSystem, segment: Segment) -> None:
-        """Begins the file. `segment` has the base offset of the first segment that it replaces."""
+    def __init__(self, file_system: FileSystem, segment: Segment, on_owner: OnOwner) -> None:
+        """Creates the files. `segment` has the base offset of the first segment that it replaces."""
         self.segment = segment
         self._file_system = file_system
-        self._file: File = file_system.open_append(self._path(LOG_SUFFIX))
-        self._file.truncate(0)
+        self._on_owner = on_owner
+        self._files: dict[str, File] = {}
         self._buffer: list[bytes] = []
-        self._written_bytes = 0
         segment.discard_indexes()
+        on_owner(self._create)
 
     def _path(self, suffix: str) -> str:
         return self.segment.path + suffix + CLEANED_SUFFIX
+
+    def _create(self) -> None:
+        try:
+            for suffix in (LOG_SUFFIX, *_INDEX_SUFFIXES):
+                file = self._files[suffix] = self._file_system.open_append(self._path(suffix))
+                file.truncate(0)
+        except OSError:
+            self._remove()
+            raise
 
     @property
     def size_bytes(self) -> int:
@@ -79,25 +94,28 @@ class NewSegment:
         data = b"".join(self._buffer)
         self._buffer = []
         if data:
-            write_all(self._file, data)
+            write_all(self._files[LOG_SUFFIX], data)
 
     def finish(self, created_ms: int) -> None:
         """Makes the log file and both index files durable."""
         self.write()
-        self._file.datasync()
-        self.segment.attach(self._file, created_ms)
+        self._files[LOG_SUFFIX].datasync()
+        self.segment.attach(self._files[LOG_SUFFIX], created_ms)
         indexes = self.segment.indexes()
         for suffix, data in ((TIME_INDEX_SUFFIX, indexes.times.encode()), (INDEX_SUFFIX, indexes.offsets.encode())):
-            file = self._file_system.open_append(self._path(suffix))
+            file = self._files[suffix]
             try:
-                file.truncate(0)
                 write_all(file, data)
                 file.datasync()
             finally:
                 file.close()
 
     def discard(self) -> None:
-        """Removes the files."""
+        """Removes the files, unless the log is closed: they belong to the next opening then."""
+        with suppress(ReplacementAbandoned):
+            self._on_owner(self._remove)
+
+    def _remove(self) -> None:
         for suffix in (LOG_SUFFIX, *_INDEX_SUFFIXES):
             with suppress(FileNotFoundError):
                 self._file_system.remove(self._path(suffix))
@@ -193,8 +211,19 @@ class Replacement:
         self._file_system.sync_dir(self._log.directory)
 
 
-def remove_leftovers(file_system: FileSystem, directory: str) -> None:
+def remove_leftovers(file_system: FileSystem, directory: str, on_owner: OnOwner) -> None:
     """Removes the files of an abandoned cleaning. Recovery would confuse them with those of the next cleaning."""
+    unfinished: list[str] = []
     for name in file_system.list_dir(directory):
-        if name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX)) or name.endswith(_STRAY_INDEXES):
+        if name.endswith(DELETED_SUFFIX):
+            # The file may be large, and no recovery needs it, even if it is one of the next owner.
             file_system.remove(join(directory, name))
+        elif name.endswith((CLEANED_SUFFIX, *_STRAY_INDEXES)):
+            unfinished.append(join(directory, name))
+    if unfinished:
+        on_owner(partial(_remove_all, file_system, unfinished))
+
+
+def _remove_all(file_system: FileSystem, paths: list[str]) -> None:
+    for path in paths:
+        file_system.remove(path)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from kcoord.storage.errors import CorruptLogError
 from kcoord.storage.file_system import join
 from kcoord.storage.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
 from kcoord.storage.log import Log
-from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, no_fault
 from kcoord.storage.record_filter import iter_raw, read_runs
 from kcoord.storage.replacement import ReplacementAbandoned
 from kcoord_protocol.control_records import ControlRecordType
@@ -506,6 +508,58 @@ def test_a_log_that_is_closed_or_changed_during_a_pass_is_not_replaced() -> None
     log.roll(NOW_MS)
     with pytest.raises(ReplacementAbandoned):
         clean(log, file_system, pause=lambda size: _drop_old(log))
+
+
+def test_a_pass_does_not_touch_the_folder_of_a_log_that_another_worker_has_opened() -> None:
+    """The log moves before each operation in turn that the thread of the cleaner makes. The next worker cleans, too."""
+    steps = 0
+    while _is_moved_before(steps):
+        steps += 1
+    assert steps > 30
+
+
+def _is_moved_before(step: int) -> bool:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system, segment_bytes=1 << 16)
+    for value in ("1", "2", "3"):
+        writer.put(("a", value), ("b", value * 40_000))
+        writer.roll()
+    writer.log.config.segment_bytes = 1 << 15
+    moved: dict[str, bytes] = {}
+    operations = 0
+
+    def move(operation: Operation) -> None:
+        nonlocal operations
+        operations += 1
+        if operations > step and not moved:
+            file_system.fault = no_fault
+            writer.log.close()
+            for segment in open_log(file_system).segments:
+                for suffix in (".log", ".index", ".timeindex"):
+                    file_system.open_append(f"{segment.path}{suffix}.cleaned").write(b"of the next worker")
+            moved.update(_files(file_system))
+
+    def on_owner(step_of_owner: Callable[[], None]) -> None:
+        file_system.fault = no_fault
+        try:
+            step_of_owner()
+        finally:
+            file_system.fault = no_fault if moved else move
+
+    file_system.open_append(f"{writer.log.segments[1].path}.log.cleaned").write(b"left by an abandoned pass")
+    assessment = assess(writer.log, 0, RULES, writer.log.end_offset, NOW_MS)
+    file_system.fault = move
+    cleaner_of_worker = cleaner.Cleaner(file_system, max_map_bytes=1 << 20, pause=lambda size: None)
+    with suppress(ReplacementAbandoned):
+        cleaner_of_worker.clean(writer.log, assessment, RULES, on_owner, NOW_MS, stable_offset=writer.log.end_offset)
+    file_system.fault = no_fault
+    assert not moved or _files(file_system) == moved
+    return bool(moved)
+
+
+def _files(file_system: MemoryFileSystem) -> dict[str, bytes]:
+    paths = {name: join(DIRECTORY, name) for name in names(file_system)}
+    return {name: file_system.open_read(path).read_at(0, file_system.size(path)) for name, path in paths.items()}
 
 
 def _drop_old(log: Log) -> None:

@@ -163,7 +163,7 @@ def test_a_replacement_ends_before_the_next_segment(fs: MemoryFileSystem) -> Non
     log = dirty_log(fs)
     before = content(log)
     old = log.segments[:1]
-    new = NewSegment(fs, log.new_segment_for(old[0]))
+    new = NewSegment(fs, log.new_segment_for(old[0]), on_this_thread)
     new.add(before[0], 1, 1)
     new.finish(NOW_MS)
     fs.sync_dir(DIRECTORY)
