@@ -59,6 +59,8 @@ def replica_id(request: FetchRequest, api_version: int) -> int:
 
 _OLDEST_VERSION_WITH_REPLICA_STATE = 15
 _OLDEST_VERSION_WITH_LEADER_HINT = 16
+MAX_POLL_BYTES = 4 << 20
+"""Number of bytes of records at which a poll ends. One response may be larger."""
 _SPARE_DEADLINES = 64
 """The deadlines of ended requests that may stay beside as many as there are of parked ones."""
 
@@ -213,19 +215,24 @@ class FetchManager:
     def poll(self, now_ms: int) -> list[CompletedFetch]:
         """Returns the responses of parked requests that have enough data now, or whose time is up.
 
-        An unexpected error fails only the request that it happens to.
+        An unexpected error fails only the request that it happens to. One append may complete many requests, so those
+        beyond MAX_POLL_BYTES of records are left for the next poll.
         """
-        completions: list[CompletedFetch | None] = []
+        completions: list[CompletedFetch] = []
+        left_bytes = MAX_POLL_BYTES
         touched, self._touched = self._touched, {}
         for token in touched:
-            parked = self._parked.get(token)
-            if parked is not None:
-                completions.append(self._retry(parked, now_ms, is_late=False))
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            if left_bytes <= 0:
+                self._touched[token] = None
+            elif (parked := self._parked.get(token)) is not None:
+                left_bytes -= self._retry(parked, now_ms, completions)
+        while left_bytes > 0 and self._deadlines and self._deadlines[0][0] <= now_ms:
             parked = self._parked.get(heappop(self._deadlines)[2])
             if parked is not None:
-                completions.append(self._retry(parked, now_ms, is_late=True))
-        return [completion for completion in completions if completion is not None]
+                left_bytes -= self._retry(parked, now_ms, completions)
+        if self._touched and self.wake is not None:
+            self.wake()
+        return completions
 
     def next_deadline_ms(self) -> int | None:
         """Returns the latest time at which `poll` must be called, None if no request is parked."""
@@ -300,22 +307,25 @@ class FetchManager:
             if feed is not None:
                 feed.leave()
 
-    def _retry(self, parked: _ParkedFetch, now_ms: int, *, is_late: bool) -> CompletedFetch | None:
-        """Reads again. Returns None if the request has to wait longer; never if it `is_late`."""
+    def _retry(self, parked: _ParkedFetch, now_ms: int, completions: list[CompletedFetch]) -> int:
+        """Reads again, and adds the response to `completions` if the request is complete. Returns its record bytes."""
         try:
             reading = self._read(parked.context, parked.parameters, now_ms)
             # A request with a deleted topic completes at once, as Kafka's delayed fetch does.
-            is_complete = is_late or reading.answer_now or reading.watched != parked.watched
+            is_complete = reading.answer_now or reading.watched != parked.watched or parked.deadline_ms <= now_ms
             if is_complete or reading.total_bytes >= parked.parameters.min_bytes:
                 self._unpark(parked)
-                return CompletedFetch(parked.token, self._respond(parked.context, parked.parameters, reading, now_ms))
+                response = self._respond(parked.context, parked.parameters, reading, now_ms)
+                completions.append(CompletedFetch(parked.token, response))
+                return reading.total_bytes
         except Exception:
             # Other requests of this poll are complete and not parked any more. An error here would lose them.
             _logger.exception("A Fetch request that waited for data failed")
             self.cancel(parked.token)
-            return CompletedFetch(parked.token, FetchResponse(error_code=Errors.UNKNOWN_SERVER_ERROR))
+            completions.append(CompletedFetch(parked.token, FetchResponse(error_code=Errors.UNKNOWN_SERVER_ERROR)))
+            return 0
         parked.available_bytes = reading.total_bytes
-        return None
+        return 0
 
     def _respond(
         self, context: FetchContext, parameters: FetchParameters, reading: _Reading, now_ms: int

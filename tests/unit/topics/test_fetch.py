@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kcoord.runtime.shard_log import Append
-from kcoord.topics.fetch_manager import CompletedFetch, ReadResult
+from kcoord.topics.fetch_manager import MAX_POLL_BYTES, CompletedFetch, ReadResult
 from kcoord.topics.fetch_session import FetchPartition, next_epoch
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest, FetchResponse
@@ -246,6 +246,31 @@ def test_many_appends_wake_a_fetch_once(cluster: Cluster, monkeypatch: pytest.Mo
     assert asked == []
     (completion,) = client.poll()
     assert (asked, sizes(completion.response)) == ([0, 1, 2, 3], [1, 2, 1, 2])
+
+
+@pytest.mark.parametrize("elapsed_ms", [0, 500])
+def test_a_poll_completes_a_few_large_responses(cluster: Cluster, elapsed_ms: int) -> None:
+    """All responses of a poll are in memory, and a few bytes of requests may wait for gigabytes."""
+    client = Client(cluster)
+    size = cluster.append(batch_of("x" * 450_000)).added_bytes
+    requests = 30
+    for _ in range(requests):
+        request = client.request([(TOPIC, 0, 0), (TOPIC, 1, 0)], wait_ms=500, min_bytes=size + 1, max_bytes=2 * size)
+        assert client.send(request) is None
+    woken: list[int] = []
+    cluster.store.fetches.wake = lambda: woken.append(1)
+    if not elapsed_ms:
+        cluster.append(batch_of("x"), partition=1)
+    cluster.now_ms += elapsed_ms
+    tokens: list[object] = []
+    while len(tokens) < requests:
+        woken.clear()
+        completions = client.poll()
+        assert 0 < len(completions) * size < MAX_POLL_BYTES + size
+        tokens += [completion.token for completion in completions]
+        deadline_ms = cluster.store.fetches.next_deadline_ms()
+        assert woken or deadline_ms == (cluster.now_ms if len(tokens) < requests else None)
+    assert tokens == list(range(1, requests + 1))
 
 
 @pytest.mark.parametrize("elapsed_ms", [0, 500])
