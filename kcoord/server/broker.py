@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound="Message")
+T = TypeVar("T")
 
 TICK_SECONDS: Final = 1.0
 WRITER_SECONDS: Final = 1.5
@@ -102,6 +103,7 @@ class Broker:
         self._client_telemetry: ClientTelemetry | None = None
         self._exporter: TelemetryExporter | None = None
         self._threads: Executor | None = None
+        self._searches: Executor | None = None
         self.large_metadata = LargeMetadata()
 
     @property
@@ -149,6 +151,12 @@ class Broker:
         if self._threads is None:
             self._threads = self._environment.new_pool(1, "kcoord-responses")
         return cast("M", await self._environment.loop.run_in_executor(self._threads, encode))
+
+    async def found_in_thread(self, find: Callable[[], T]) -> T:
+        """Runs a long search in a thread. Searches wait for each other there, and nothing else waits for them."""
+        if self._searches is None:
+            self._searches = self._environment.new_pool(1, "kcoord-searches")
+        return await self._environment.loop.run_in_executor(self._searches, find)
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
@@ -220,8 +228,9 @@ class Broker:
         self.groups.close()
         self.metadata.close()
         self._environment.cancel_tasks()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._searches):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
         if self._exporter is not None:
             self._exporter.close()
         await until(self._environment.loop, lambda: self.pump.is_quiet, WRITER_SECONDS)

@@ -41,6 +41,10 @@ class OffsetOutOfRangeError(StorageError):
         self.end_offset = end_offset
 
 
+class LongSearchError(StorageError):
+    """A batch has more records than the caller wants to search."""
+
+
 class InvalidAppendError(StorageError):
     """The data of an append is not a sequence of whole batches that continues the log. Nothing was written."""
 

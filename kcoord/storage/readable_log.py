@@ -7,10 +7,11 @@ segment before `end_offset` moves beyond it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kcoord.storage.errors import OffsetOutOfRangeError
+from kcoord.storage.errors import LongSearchError, OffsetOutOfRangeError
 from kcoord.storage.log_loader import segment_number
 from kcoord.storage.segment import LogSlice, Segment
 from kcoord_protocol.record_batch import BatchHeader, decode_header, iter_times
@@ -109,18 +110,24 @@ class ReadableLog:
                 yield decode_header(batch), batch
                 expected = frame.last_offset + 1
 
-    def offset_for_timestamp(self, timestamp: int) -> RecordPosition | None:
-        """Returns the first record, by offset, with at least this timestamp, or None."""
+    def offset_for_timestamp(self, timestamp: int, most_records: float = math.inf) -> RecordPosition | None:
+        """Returns the first record, by offset, with at least this timestamp, or None.
+
+        Raises LongSearchError if it is in a batch of more than `most_records`.
+        """
         for segment in self._segments:
             largest = segment.largest_timestamp
             if largest is not None and largest.timestamp >= timestamp:
-                match = segment.first_record_from(timestamp, self._start_offset)
+                match = segment.first_record_from(timestamp, self._start_offset, most_records)
                 if match is not None:
                     return RecordPosition(*match)
         return None
 
-    def max_timestamp(self) -> RecordPosition | None:
-        """Returns the first record with the largest timestamp, or None if no record has a timestamp."""
+    def max_timestamp(self, most_records: float = math.inf) -> RecordPosition | None:
+        """Returns the first record with the largest timestamp, or None if no record has a timestamp.
+
+        Raises LongSearchError if it is in a batch of more than `most_records`.
+        """
         pairs = [(largest, segment) for segment in self._segments if (largest := segment.largest_timestamp) is not None]
         if not pairs:
             return None
@@ -129,7 +136,10 @@ class ReadableLog:
         if place is None:
             return None
         batch = segment.file().read_at(place.position, place.size_bytes)
+        header = decode_header(batch)
+        if header.records_count > most_records:
+            raise LongSearchError
         for offset, timestamp_ms in iter_times(batch):
             if timestamp_ms == largest.timestamp:
-                return RecordPosition(timestamp_ms, offset, decode_header(batch).partition_leader_epoch)
+                return RecordPosition(timestamp_ms, offset, header.partition_leader_epoch)
         return None

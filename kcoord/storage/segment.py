@@ -15,12 +15,13 @@ they are rebuilt from the log.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from kcoord.storage.errors import DamagedIndexError, TruncateFailedError
+from kcoord.storage.errors import DamagedIndexError, LongSearchError, TruncateFailedError
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import Bytes, File, FileSlice, FileSystem, join, write_rest
 from kcoord.storage.index import (
@@ -523,8 +524,13 @@ class Segment:
             raise corrupt(self.log_path, damage) from None
         return end
 
-    def first_record_from(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
-        """Returns (timestamp, offset, leader epoch) of the first record at or after both bounds, or None."""
+    def first_record_from(
+        self, timestamp: int, start_offset: int, most_records: float = math.inf
+    ) -> tuple[int, int, int] | None:
+        """Returns (timestamp, offset, leader epoch) of the first record at or after both bounds, or None.
+
+        Raises LongSearchError if it is in a batch of more than `most_records`.
+        """
         indexes = self.indexes()
         earlier = indexes.times.lookup(timestamp)
         entry = indexes.offsets.lookup(max(earlier.offset if earlier else self.base_offset, start_offset))
@@ -534,9 +540,12 @@ class Segment:
                 if place.max_timestamp < timestamp or place.last_offset < start_offset:
                     continue
                 batch = self.file().read_at(place.position, place.size_bytes)
+                header = decode_header(batch)
+                if header.records_count > most_records:
+                    raise LongSearchError
                 for offset, timestamp_ms in iter_times(batch):
                     if timestamp_ms >= timestamp and offset >= start_offset:
-                        return timestamp_ms, offset, decode_header(batch).partition_leader_epoch
+                        return timestamp_ms, offset, header.partition_leader_epoch
         except Damage as damage:
             raise corrupt(self.log_path, damage) from None
         return None

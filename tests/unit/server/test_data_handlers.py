@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from struct import pack
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint
 from kcoord.storage.memory_file_system import Operation
+from kcoord.topics.offset_queries import SEARCHED_AT_ONCE
+from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     DeleteRecordsRequest,
@@ -39,6 +42,7 @@ from kcoord_protocol.messages import (
     OffsetForLeaderEpochRequest,
     ProduceRequest,
 )
+from kcoord_protocol.record_batch import frame_batch
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.topics.helpers import NODE_ID, NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
 
@@ -70,12 +74,14 @@ class Server:
         self.cluster = cluster
         self.metadata = Metadata()
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.searches = 0
         fake = SimpleNamespace(
             topics=cluster.store,
             fetches=FetchService(cluster.store.fetches, lambda: cluster.now_ms, RandomUuids()),
             node_id=NODE_ID,
             metadata=self.metadata,
             spawn=self.spawn,
+            found_in_thread=self.found_in_thread,
             endpoints={"PLAINTEXT": SimpleNamespace(host="localhost", port=9092)},
             config=cluster.config,
             image=cluster.image,
@@ -87,6 +93,10 @@ class Server:
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         return task
+
+    async def found_in_thread(self, find: Callable[[], Any]) -> Any:
+        self.searches += 1
+        return await asyncio.to_thread(find)
 
     async def call(self, module: ModuleType, request: Message, version: int) -> Any:
         received = type(request).decode(request.encode(version), version)
@@ -295,6 +305,30 @@ async def test_the_field_for_the_error_of_a_whole_fetch_depends_on_the_version(s
     assert failed.error_code == (Errors.NONE if version < 7 else Errors.UNKNOWN_SERVER_ERROR)
     errors = [partition.error_code for topic in failed.responses for partition in topic.partitions]
     assert errors == ([Errors.UNKNOWN_SERVER_ERROR] if version < 13 else [])
+
+
+@pytest.mark.parametrize("timestamp", [NOW_MS + SEARCHED_AT_ONCE, -3])
+async def test_a_thread_searches_batches_of_very_many_records(server: Server, timestamp: int) -> None:
+    """A few KB may expand to millions of records. The event loop would not serve other clients for seconds."""
+    many = SEARCHED_AT_ONCE + 1
+    server.cluster.append(batch_of(*[""] * many, compression=Compression.ZSTD))
+    few = [(await listed(server, list_request(-1)))[0].offset]
+    server.cluster.append(batch_of("a", timestamp_ms=NOW_MS + 2 * many), partition=1)
+    assert (few, server.searches) == ([many], 0)
+    results = await listed(server, list_request(timestamp, timestamp))
+    assert [(result.error_code, result.timestamp, result.offset, result.leader_epoch) for result in results] == [
+        (0, NOW_MS + many - 1, many - 1, 0),
+        (0, NOW_MS + 2 * many, 0, 0),
+    ]
+    assert server.searches == 1
+
+
+async def test_a_search_in_a_thread_may_fail(server: Server) -> None:
+    log = server.cluster.store.partition(TOPIC, 0).open(NOW_MS).log
+    header = pack(">hiqqqhii", 0, SEARCHED_AT_ONCE, NOW_MS, NOW_MS, -1, -1, -1, SEARCHED_AT_ONCE + 1)
+    log.append(frame_batch(0, 0, header + b"no records"), now_ms=NOW_MS)
+    (result,) = await listed(server, list_request(NOW_MS))
+    assert (result.error_code, result.offset, server.searches) == (Errors.KAFKA_STORAGE_ERROR, -1, 1)
 
 
 async def test_list_offsets_errors(server: Server) -> None:

@@ -3,13 +3,15 @@
 
 Each partition has its own error. Later versions know more special timestamps. A partition that a request names more
 than once gets one result with INVALID_REQUEST, as in Kafka 4.3.1. The response waits a while for logs that are still
-being opened, because librdkafka does not retry its query of the watermarks.
+being opened, because librdkafka does not retry its query of the watermarks. A thread searches batches of very many
+records.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.opening_logs import ends_before
@@ -17,7 +19,7 @@ from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply
 from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
 from kcoord.topics.log_opening import LogBeingOpenedError
-from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS
+from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS, FoundOffset, OffsetSearchError
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -27,6 +29,9 @@ API_KEY = ApiKey.LIST_OFFSETS
 VERSIONS = range(1, 12)
 
 _CONSUMER_REPLICA_ID: Final = -1
+
+_Search: TypeAlias = tuple[ListOffsetsResponse.ListOffsetsPartitionResponse, Callable[[], FoundOffset]]
+"""The result of a partition, and the search that finds it."""
 
 LONGEST_WAIT_SECONDS: Final = 2.0
 """Later requests of the connection wait, too, and some clients send their heartbeats on the same connection."""
@@ -47,13 +52,15 @@ async def _answer_later(
     end = asyncio.get_running_loop().time() + LONGEST_WAIT_SECONDS
     while await ends_before(error.opening, end):
         try:
-            return _answer(broker, context, request)
+            reply = _answer(broker, context, request)
         except LogBeingOpenedError as next_error:
             error = next_error
+        else:
+            return await reply if asyncio.isfuture(reply) else reply
     raise error
 
 
-def _answer(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+def _answer(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> Reply[ListOffsetsResponse]:
     allowed = None
     if context.rights is not None:
         names = [topic.name for topic in request.topics]
@@ -64,7 +71,8 @@ def _answer(broker: Broker, context: RequestContext, request: ListOffsetsRequest
         for partition in topic.partitions:
             is_repeated = partition.partition_index in partitions
             partitions[partition.partition_index] = None if is_repeated else partition
-    return ListOffsetsResponse(
+    searches: list[_Search] = []
+    response = ListOffsetsResponse(
         topics=[
             ListOffsetsResponse.ListOffsetsTopicResponse(
                 name=name,
@@ -73,7 +81,7 @@ def _answer(broker: Broker, context: RequestContext, request: ListOffsetsRequest
                     if allowed is not None and name not in allowed
                     else _failure(index, Errors.INVALID_REQUEST)
                     if partition is None
-                    else _look_up(broker, context, request, name, partition)
+                    else _look_up(broker, context, request, name, partition, searches)
                     for index, partition in partitions.items()
                 ],
             )
@@ -81,6 +89,19 @@ def _answer(broker: Broker, context: RequestContext, request: ListOffsetsRequest
             if partitions
         ]
     )
+    return broker.spawn(_search(broker, response, searches)) if searches else response
+
+
+async def _search(broker: Broker, response: ListOffsetsResponse, searches: list[_Search]) -> ListOffsetsResponse:
+    """Makes the searches, and fills in their results."""
+    for result, find in searches:
+        try:
+            position = await broker.found_in_thread(find)
+        except KafkaError as error:
+            result.error_code = error.error
+        else:
+            result.timestamp, result.offset, result.leader_epoch = position
+    return response
 
 
 def _look_up(
@@ -89,6 +110,7 @@ def _look_up(
     request: ListOffsetsRequest,
     topic: str,
     partition: ListOffsetsRequest.ListOffsetsPartition,
+    searches: list[_Search],
 ) -> ListOffsetsResponse.ListOffsetsPartitionResponse:
     first_version = SPECIAL_TIMESTAMP_VERSIONS.get(partition.timestamp, VERSIONS.stop)
     if partition.timestamp < 0 and context.api_version < first_version:
@@ -104,6 +126,9 @@ def _look_up(
         )
     except LogBeingOpenedError:
         raise
+    except OffsetSearchError as search:
+        searches.append((result := _failure(partition.partition_index, Errors.NONE), search.find))
+        return result
     except KafkaError as error:
         return _failure(partition.partition_index, error.error)
     return ListOffsetsResponse.ListOffsetsPartitionResponse(
