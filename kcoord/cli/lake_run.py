@@ -26,6 +26,7 @@ from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import Ingest, Ingested
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
+from kcoord.pipeline.lake.lease import LeaseError
 from kcoord.pipeline.lake.samples import add_sample
 from kcoord.pipeline.lake.session import SMALL_ROWS, get_session
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
@@ -96,11 +97,12 @@ class LakeRun:
             if any(lake.note("records") is not None for lake in self._lakes):
                 self._start_spark()
             return
-        self._ingest.stop_at_present_ends()
-        self._begin()
-        self._add_sample()
-        while (done := self._ingest.next()) is not None:
-            self._report(done)
+        with self._ingest.alone():
+            self._ingest.stop_at_present_ends()
+            self._begin()
+            self._add_sample()
+            while (done := self._ingest.next()) is not None:
+                self._report(done)
 
     def update_silver(self) -> None:
         """Updates the silver tables, if there are records."""
@@ -111,8 +113,8 @@ class LakeRun:
         """Copies what is new at this interval, with a sample each time, until a signal. Ends between two steps."""
         ingest = self._ingest
         assert ingest is not None
-        self._begin()
-        with stop_on_signals() as stop:
+        with ingest.alone(), stop_on_signals() as stop:
+            self._begin()
             while not stop.is_set():
                 due = time.monotonic() + interval_s
                 try:
@@ -120,12 +122,20 @@ class LakeRun:
                     self._add_sample()
                     while not stop.is_set() and (done := ingest.next()) is not None:
                         self._report(done)
-                        self.update_silver()
+                        self._update_silver_now()
                 except BrokerError as error:
                     if not error.is_retriable:
                         raise
                     print(f"warning: {error}; trying again", file=sys.stderr)
                 stop.wait(max(due - time.monotonic(), 0))
+
+    def _update_silver_now(self) -> None:
+        """Updates the silver tables, unless another job updates tables. A later batch or job does it then."""
+        try:
+            with self.lake.lease("tables").held(0):
+                self.update_silver()
+        except LeaseError as error:
+            print(f"warning: {error}; copying continues", file=sys.stderr)
 
     def _copy_audit_logs(self) -> None:
         for audit_log in self._options.audit:

@@ -54,8 +54,13 @@ class _File(NamedTuple):
 def copy_audit_log(lake: Lake, uri: str) -> int:
     """Copies the new entries of an audit log and its older files. Returns their number.
 
-    Raises LakeError if there is no such file.
+    Raises LakeError if there is no such file, or another process copies audit logs for a minute or more.
     """
+    with lake.lease("audit").held():
+        return _copy(lake, uri)
+
+
+def _copy(lake: Lake, uri: str) -> int:
     note = lake.note("audit") or TableNote()
     batch = note.progress.get("batch", -1) + 1
     progress = dict(note.progress)

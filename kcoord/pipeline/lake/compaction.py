@@ -13,13 +13,15 @@ With a moment it also removes what no answer about that moment or later needs:
 * markers, and records that do not count, such as those of aborted transactions;
 * entries of audit logs before the moment, and samples before its day. The newest day of samples stays.
 
-The tables that are made from group records are then made again by the next job.
+The tables that are made from group records are then made again by the next job. The lease `tables` keeps other jobs
+from making them of the old rows meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
@@ -104,13 +106,11 @@ class Compaction:
         sizes = [sum(file.size_bytes for file in files if file.value in step) for step in steps]
         if not dry_run:
             changes_groups = name == "records" and bool(removed)
-            if changes_groups:
-                self._invalidate()
-            for step, size_bytes in zip(steps, sizes, strict=True):
-                self._lake.rewrite(name, self._rows(name, step, marked if removed else None, size_bytes), [*step])
-            if changes_groups:
-                # A job that has run meanwhile may have read the old rows.
-                self._invalidate()
+            with self._lake.lease("tables").held() if changes_groups else nullcontext():
+                if changes_groups:
+                    self._invalidate()
+                for step, size_bytes in zip(steps, sizes, strict=True):
+                    self._lake.rewrite(name, self._rows(name, step, marked if removed else None, size_bytes), [*step])
         merged = sum(file.value in step for step in steps for file in files)
         return TableCompaction(self._lake.cluster, name, len(files), merged, sum(sizes), sum(removed.values()))
 

@@ -25,11 +25,12 @@ def file_system(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def replace_text(files: fs.FileSystem, path: str, text: str) -> None:
-    """Replaces a file. A reader sees either the old text or the new text."""
+    """Replaces a file. A reader sees either the old text or the new text, also while others replace the file."""
     files.create_dir(path.rpartition("/")[0])
-    with files.open_output_stream(f"{path}.new") as file:
+    unfinished = f"{path}.{uuid4().hex}.new"
+    with files.open_output_stream(unfinished) as file:
         file.write(text.encode())
-    files.move(f"{path}.new", path)
+    files.move(unfinished, path)
 
 
 def write_parts(

@@ -13,6 +13,9 @@ After a crash between 1 and 3 the next run does the planned batch again: the sam
 A task of the crashed run that is still running writes the same rows into the same files. So each record is in the
 table exactly once, and the plan alone says where the log has been read up to.
 
+Only one process at a time may do these steps, which the lease `ingest` ensures. A run that begins while another one
+copies would plan the same batch. Each step begins with the stored plan, so runs may take turns.
+
 A small batch is read in this process, while Spark may still be starting. Larger ones are read by the workers of Spark.
 Lakes of older releases have a checkpoint of Spark instead of a plan. Its newest offsets become the plan.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,6 +55,9 @@ _BATCH_BYTES: Final = 512 << 20
 """Limits how much of the log a run reads again after a crash."""
 SMALL_BYTES: Final = 32 << 20
 """A batch of at most this size is read in the driver: starting workers would take longer."""
+
+_ENDING_SECONDS: Final = 5.0
+"""How long a copy waits for another one, which may just be ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,13 @@ class Ingest:
         lake.bind(cluster_id_of(options))
         self._lake = lake
         self._options = options
+        self._lease = lake.lease("ingest")
         self._stream = LogStream(options, resolves=options.is_read_committed)
         self._plan = self._stored_plan()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Keeps other processes from copying into the cluster. Raises LeaseError if one does."""
+        return self._lease.held(_ENDING_SECONDS)
 
     def stop_at_present_ends(self) -> None:
         """Makes the present ends of the logs the end of the last batch."""
@@ -105,7 +117,15 @@ class Ingest:
         return self._stream.bytes_behind(offset)
 
     def next(self) -> Ingested | None:
-        """Copies the next batch. Returns None if there is nothing new."""
+        """Copies the next batch. Returns None if there is nothing new.
+
+        Raises LeaseError if another process copies into the cluster.
+        """
+        with self.alone():
+            self._plan = self._stored_plan()
+            return self._next()
+
+    def _next(self) -> Ingested | None:
         plan = self._plan if self._is_pending else self._following()
         if plan is None:
             return None
@@ -114,6 +134,7 @@ class Ingest:
             plan = self._store(plan, ranges)
         facts = self._write(plan, self._work(plan, ranges))
         self._stream.done(plan.end)
+        self._lease.check()
         rows, total = _note(self._lake, plan.batch, facts)
         return Ingested(plan.batch, rows, total, plan.size_bytes, self._stream.bytes_behind(plan.end))
 
@@ -151,6 +172,7 @@ class Ingest:
             for packed in pack(ranges, self._options.split_bytes)
         ]
         self._plan = replace(plan, size_bytes=sum(size for _, size in ranges), tasks=tasks)
+        self._lease.check()
         self._lake.replace_text(PLAN, self._plan.to_json())
         return self._plan
 
@@ -196,8 +218,9 @@ def ingest(lake: Lake, log: str | None = None, options: Mapping[str, str] | None
     """
     given = {**(options or {}), **({} if log is None else {"path": log})}
     job = Ingest(lake, SourceOptions.parse(given))
-    job.stop_at_present_ends()
-    return [*iter(job.next, None)]
+    with job.alone():
+        job.stop_at_present_ends()
+        return [*iter(job.next, None)]
 
 
 def bronze(source: DataFrame, batch: int) -> DataFrame:

@@ -16,6 +16,8 @@ makes the table and then writes its note. Inputs come first, and a run makes eac
 * After a crash the job is run again. For a table that is replaced, `Lake.begin` clears the note before the first
   write, so the next run makes the table from all its inputs. silver.commits is laid out by micro-batch: the next run
   replaces the micro-batches that the note does not have yet.
+* The lease `tables` lets one process at a time make tables: a note says what its table was made from, and another
+  job could replace the table meanwhile.
 * `ingest` may run meanwhile. A job reads the notes of its inputs before their rows, so rows that arrive later are
   handled by the next run.
 """
@@ -124,7 +126,14 @@ class Jobs:
         self.ensure_all([name])
 
     def ensure_all(self, names: Iterable[str]) -> None:
-        """Updates the tables, after their inputs. Those that no job makes are left as they are."""
+        """Updates the tables, after their inputs. Those that no job makes are left as they are.
+
+        Raises LeaseError if another process updates tables for a minute or more.
+        """
+        with self._lake.lease("tables").held():
+            self._ensure_all(names)
+
+    def _ensure_all(self, names: Iterable[str]) -> None:
         pending = [name for name in _with_inputs(names) if name not in self._ready]
         running: dict[Future[None], str] = {}
         with ThreadPoolExecutor(_THREADS if self._is_small else 1) as threads:
@@ -161,6 +170,14 @@ class Jobs:
     def _records(self) -> TableNote:
         return self._lake.note("records") or TableNote()
 
+    def _begin(self, name: str) -> None:
+        self._lake.lease("tables").check()
+        self._lake.begin(name)
+
+    def _set_note(self, name: str, note: TableNote) -> None:
+        self._lake.lease("tables").check()
+        self._lake.set_note(name, note)
+
     def _made(self, name: str) -> None:
         self.made.append(name)
         self._on_table(name)
@@ -182,9 +199,9 @@ class Jobs:
         rows = commits.build(records.where(F.col("batch") > done), records, history, self._settings)
         # The layout is by batch, so this replaces what a killed run left, and no older batch.
         if done < 0:
-            self._lake.begin("commits")
+            self._begin("commits")
         self._lake.write("commits", rows, whole=done < 0)
-        self._lake.set_note("commits", TableNote(note.version + 1, made_from, {"batch": newest}))
+        self._set_note("commits", TableNote(note.version + 1, made_from, {"batch": newest}))
 
     def _grow_current(self) -> None:
         note = self._lake.note("current_offsets") or TableNote()
@@ -202,9 +219,9 @@ class Jobs:
         # The table is read and replaced at once, so its rows are copied first.
         before = None if done < 0 else self._lake.read("current_offsets").localCheckpoint()
         table = current.build(rows, before)
-        self._lake.begin("current_offsets")
+        self._begin("current_offsets")
         self._lake.write("current_offsets", table)
-        self._lake.set_note("current_offsets", TableNote(note.version + 1, made_from, {"batch": newest}))
+        self._set_note("current_offsets", TableNote(note.version + 1, made_from, {"batch": newest}))
 
     # Tables that are rebuilt, in part or as a whole.
 
@@ -219,15 +236,15 @@ class Jobs:
         stale = [int(key.removeprefix(GROUP_OFFSET)) for key, value in newest.items() if done.get(key) != value]
         if not stale:
             if note.made_from != made_from:
-                self._lake.set_note(name, TableNote(note.version, made_from, note.progress))
+                self._set_note(name, TableNote(note.version, made_from, note.progress))
             return
         self._made(name)
         inputs = self._inputs(builder)
         inputs["records"] = inputs["records"].where(F.col("log_partition").isin(stale))
-        self._lake.begin(name)
+        self._begin(name)
         rows = builder.build(inputs, self._settings, self.now())
         self._lake.write(name, rows, whole=len(stale) == len(newest))
-        self._lake.set_note(name, TableNote(note.version + 1, made_from, newest))
+        self._set_note(name, TableNote(note.version + 1, made_from, newest))
 
     def _names(self, note: TableNote) -> dict[str, str]:
         """Returns a digest of the topic names, which may become known after the assignments that need them.
@@ -251,9 +268,9 @@ class Jobs:
             return
         self._made(name)
         frame = builder.build(self._inputs(builder), self._settings, self.now())
-        self._lake.begin(name)
+        self._begin(name)
         self._lake.write(name, frame)
-        self._lake.set_note(name, TableNote(note.version + 1, made_from))
+        self._set_note(name, TableNote(note.version + 1, made_from))
 
     def _inputs(self, builder: Builder) -> dict[str, DataFrame]:
         return {table: self._lake.read(table) for table in builder.inputs}

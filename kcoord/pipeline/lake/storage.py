@@ -6,6 +6,7 @@
     LAKE/_kcoord/cluster=CLUSTER/TABLE.json                                 the note of a table
     LAKE/_kcoord/cluster=CLUSTER/settings.json, cluster_id                  settings of a cluster, and its id
     LAKE/_kcoord/cluster=CLUSTER/ingest.json                                the last batch of `ingest`
+    LAKE/_kcoord/cluster=CLUSTER/ingest.lease, tables.lease, audit.lease    who writes now (`lease`)
 
 Theory of operation. A lake holds one or more clusters. The tables have a column `cluster`, by which their files are
 laid out first. A `Lake` reads and writes the rows of one cluster, and its frames do not have that column. The name of
@@ -42,6 +43,7 @@ from kcoord.pipeline.lake.formats import Format, check_library, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
 from kcoord.pipeline.lake.formats.store import CLUSTER, Store, StoredFile
+from kcoord.pipeline.lake.lease import Lease
 from kcoord.pipeline.lake.session import SHUFFLE_PARTITIONS, SMALL_ROWS
 from kcoord.pipeline.lake.tables import TABLES, LakeTable
 from kcoord.pipeline.log_files import join
@@ -107,6 +109,7 @@ class Lake:
 
         Spark lists the files of a table for each new frame.
         """
+        self._leases: dict[str, Lease] = {}
         self._check_format()
         self._check_cluster()
         if not callable(spark):
@@ -324,6 +327,13 @@ class Lake:
                 f"lake {self.uri}: Spark cannot read it, but pyarrow can: {_reason(error)}. "
                 'docs/pipeline.md, "Object storage", lists the jars and settings that Spark needs'
             ) from error
+
+    def lease(self, name: str) -> Lease:
+        """Returns the lease of what `lease.PURPOSES` names."""
+        if name not in self._leases:
+            place = f"lake {self.uri}" if self.cluster is None else f"lake {self.uri}, cluster {self.cluster}"
+            self._leases[name] = Lease(self._files, f"{self._place.root}/{self._notes}", name, place)
+        return self._leases[name]
 
     # Notes.
 

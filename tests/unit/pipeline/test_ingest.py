@@ -115,6 +115,50 @@ def test_a_batch_that_was_not_done_is_done_again_with_the_same_files(
     assert places(lake) == places_in_log(log)
 
 
+def test_two_copies_that_take_turns_copy_each_record_once(tmp_path: Path) -> None:
+    """The second one begins while the first one follows the log, as a report does beside `ingest --follow`."""
+    options = SourceOptions.parse({"path": str(tmp_path / "log")})
+    grow(tmp_path, 1)
+    first = Ingest(lake_at(tmp_path), options)
+    assert [batch.batch for batch in iter(first.next, None)] == [0]
+    grow(tmp_path, 2)
+    second = Ingest(lake_at(tmp_path), options)
+    assert [batch.batch for batch in iter(first.next, None)] == [1]
+    grow(tmp_path, 3)
+    assert [batch.batch for batch in iter(second.next, None)] == [2]
+    grow(tmp_path, 4)
+    assert [batch.batch for batch in iter(first.next, None)] == [3]
+    assert places(lake_at(tmp_path)) == places_in_log(str(tmp_path / "log"))
+
+
+def grow(folder: Path, seed: int) -> None:
+    writer = LogWriter(folder / "log", 0)
+    for batch in batches_of(random_log(Random(seed), 10)):
+        writer.append(batch)
+    writer.close()
+
+
+def test_a_copy_that_lost_its_lease_writes_no_plan_and_no_note(
+    tmp_path: Path, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stood still before the step, and another one copied the batch meanwhile."""
+    for name, step in (("_store", 0), ("_write", 1)):
+        lake = lake_at(tmp_path / name)
+        job = Ingest(lake, SourceOptions.parse({"path": log}))
+        method = getattr(Ingest, name)
+
+        def stand_still(self: Ingest, *arguments: object, method: object = method, lake: Lake = lake) -> object:
+            assert callable(method)
+            monkeypatch.setattr(lake.lease("ingest"), "check", _crash)
+            return method(self, *arguments)
+
+        with monkeypatch.context() as stalled:
+            stalled.setattr(Ingest, name, stand_still)
+            with pytest.raises(CrashError):
+                job.next()
+        assert (lake.text(PLAN) is not None, lake.note("records")) == (bool(step), None)
+
+
 def _crash(*arguments: object) -> NoReturn:
     raise CrashError
 
