@@ -3,7 +3,7 @@
 
 Theory of operation. A file of an audit log grows, and is renamed by rotations. The digest of its first line names it
 in all of them. The note of bronze.audit has the position up to which each file was read. A copy reads what follows, as
-whole lines, and has a part of the layout (`batch=N`) in the three tables. The note comes last: after a crash the next
+whole lines, and has a part of the layout (`batch=N`) in the three tables. That note comes last: after a crash the next
 copy replaces the same parts. So each entry is in the tables once.
 
 One entry has one row in bronze.audit. It has a row in silver.changes for each offset that it deleted or set, and one in
@@ -78,6 +78,8 @@ def _copy(lake: Lake, uri: str) -> int:
     for name, table_rows in rows.items():
         if table_rows:
             lake.replace_rows(name, pa.Table.from_pylist(table_rows, schema=TABLES[name].arrow_schema))
+    lake.lease("audit").check()
+    for name in ("changes", "denials", "audit"):
         old = lake.note(name) or TableNote()
         lake.set_note(name, TableNote(old.version + 1, {}, {**progress, "batch": batch} if name == "audit" else {}))
     return len(rows["audit"])

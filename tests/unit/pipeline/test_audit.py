@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +15,10 @@ from kcoord.pipeline.lake.audit import changes_of, copy_audit_log, denials_of
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.storage import Lake
 from tests.support.offsets_sample import Row
+
+
+class CrashError(Exception):
+    """Stands for a kill -9."""
 
 
 def no_spark() -> NoReturn:
@@ -137,14 +142,33 @@ def test_each_entry_is_copied_once_while_files_grow_and_rotate(tmp_path: Path) -
         copy_audit_log(lake, str(tmp_path / "nothing.log"))
 
 
-def test_a_copy_that_crashed_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", range(6))
+def test_a_copy_that_crashed_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The steps are three tables and three notes. The copy before them had another batch."""
     lake, path = Lake(no_spark, str(tmp_path / "lake")), tmp_path / "audit.log"
-    path.write_text(delete_group("a", 1))
-    with monkeypatch.context() as crashing:
-        crashing.setattr(Lake, "set_note", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+    text = delete_group("a", 1)
+    path.write_text(text)
+    assert copy_audit_log(lake, str(path)) == 1
+    denial = {"operation": "DELETE", "resourceType": "GROUP", "resource": "b", "allowed": False, "rule": "DefaultDeny"}
+    text += line("DeleteGroups", 2, allowed=False, fields={"groupsNames": ["b"]}, decisions=[denial])
+    path.write_text(text)
+    left = iter(range(step))
+
+    def crashing(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            if next(left, None) is None:
+                raise CrashError
+            method(*arguments)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("replace_rows", "set_note"):
+            patch.setattr(Lake, name, crashing(getattr(Lake, name)))
+        with pytest.raises(CrashError):
             copy_audit_log(lake, str(path))
-    path.write_text(delete_group("a", 1) + delete_group("b", 2))
+    path.write_text(text + delete_group("c", 3))
     assert copy_audit_log(lake, str(path)) == 2
-    assert [row["group"] for row in table(lake, "silver/changes")] == ["a", "b"]
-    assert len(table(lake, "bronze/audit")) == 2
+    assert [row["group"] for row in table(lake, "silver/changes")] == ["a", "b", "c"]
+    assert [row["resource"] for row in table(lake, "silver/denials")] == ["b"]
+    assert len(table(lake, "bronze/audit")) == 3
