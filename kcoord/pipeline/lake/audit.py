@@ -65,7 +65,7 @@ def _copy(lake: Lake, uri: str) -> int:
     batch = note.progress.get("batch", -1) + 1
     progress = dict(note.progress)
     rows: dict[str, list[Row]] = {"audit": [], "changes": [], "denials": []}
-    for file in _files(uri, note.progress):
+    for file in _files(uri, progress):
         position = file.position
         for line in file.lines:
             place: Row = {"file": file.digest, "position": position, "batch": batch}
@@ -100,7 +100,10 @@ def check_audit_log(uri: str) -> list[fs.FileInfo]:
 
 
 def _files(uri: str, progress: Mapping[str, int]) -> Iterator[_File]:
-    """Yields the files that have new whole lines."""
+    """Yields the files that have new whole lines.
+
+    `progress` has to include the files that were yielded before. A rotation may give a file the name of a later one.
+    """
     system, _ = open_file_system(uri)
     for info in check_audit_log(uri):
         with system.open_input_file(info.path) as file:

@@ -11,7 +11,8 @@ from typing import NoReturn
 import pyarrow.parquet as pq
 import pytest
 
-from kcoord.pipeline.lake.audit import changes_of, copy_audit_log, denials_of
+from kcoord.pipeline.lake import audit
+from kcoord.pipeline.lake.audit import changes_of, check_audit_log, copy_audit_log, denials_of
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.storage import Lake
 from tests.support.offsets_sample import Row
@@ -172,3 +173,27 @@ def test_a_copy_that_crashed_is_done_again(tmp_path: Path, monkeypatch: pytest.M
     assert [row["group"] for row in table(lake, "silver/changes")] == ["a", "b", "c"]
     assert [row["resource"] for row in table(lake, "silver/denials")] == ["b"]
     assert len(table(lake, "bronze/audit")) == 3
+
+
+def test_a_rotation_during_a_copy_puts_no_entry_in_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first file was read, it is renamed to the name of the second one, and gets another entry."""
+    lake, path = Lake(no_spark, str(tmp_path / "lake")), tmp_path / "audit.log"
+    path.write_text(delete_group("b", 2))
+    (tmp_path / "audit.log.1").write_text(delete_group("a", 1))
+    listed = sorted(check_audit_log(str(path)), key=lambda info: str(info.base_name))
+    monkeypatch.setattr(audit, "check_audit_log", lambda uri: listed)
+    parse = audit._rows_of
+
+    def rotate(entry_line: bytes) -> dict[str, list[Row]]:
+        if path.exists():
+            path.write_text(delete_group("b", 2) + delete_group("c", 3))
+            (tmp_path / "audit.log.1").rename(tmp_path / "audit.log.2")
+            path.rename(tmp_path / "audit.log.1")
+        return parse(entry_line)
+
+    monkeypatch.setattr(audit, "_rows_of", rotate)
+    assert copy_audit_log(lake, str(path)) == 2
+    monkeypatch.undo()
+    path.write_text(delete_group("d", 4))
+    assert copy_audit_log(lake, str(path)) == 2
+    assert sorted(str(row["group"]) for row in table(lake, "silver/changes")) == ["a", "b", "c", "d"]
