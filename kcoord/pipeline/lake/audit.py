@@ -41,6 +41,7 @@ _ACTIONS: Final = {
 }
 _COMMON: Final = ("broker", "principal", "host", "request")
 _DIGEST_LETTERS: Final = 16
+_BLOCK_BYTES: Final = 1 << 16
 
 
 class _File(NamedTuple):
@@ -107,15 +108,26 @@ def _files(uri: str, progress: Mapping[str, int]) -> Iterator[_File]:
     system, _ = open_file_system(uri)
     for info in check_audit_log(uri):
         with system.open_input_file(info.path) as file:
-            first = file.read(1 << 16).partition(b"\n")
-            if not first[1]:
+            first = _first_line(file)
+            if first is None:
                 continue
-            digest = sha256(first[0]).hexdigest()[:_DIGEST_LETTERS]
+            digest = sha256(first).hexdigest()[:_DIGEST_LETTERS]
             position = progress.get(f"{_FILE}{digest}", 0)
             file.seek(position)
             whole = file.read().rpartition(b"\n")
         if whole[1]:
             yield _File(digest, position, [line + b"\n" for line in whole[0].split(b"\n")])
+
+
+def _first_line(file: pa.NativeFile) -> bytes | None:
+    """Returns the first line without its end, None if the line is not whole yet."""
+    line: list[bytes] = []
+    while block := file.read(_BLOCK_BYTES):
+        head, newline, _ = block.partition(b"\n")
+        line.append(head)
+        if newline:
+            return b"".join(line)
+    return None
 
 
 def _rows_of(line: bytes) -> dict[str, list[Row]]:

@@ -197,3 +197,16 @@ def test_a_rotation_during_a_copy_puts_no_entry_in_twice(tmp_path: Path, monkeyp
     path.write_text(delete_group("d", 4))
     assert copy_audit_log(lake, str(path)) == 2
     assert sorted(str(row["group"]) for row in table(lake, "silver/changes")) == ["a", "b", "c", "d"]
+
+
+def test_a_file_with_a_long_first_line_is_copied(tmp_path: Path) -> None:
+    """The line has a thousand groups, and does not fit into the first block that is read."""
+    lake, path = Lake(no_spark, str(tmp_path / "lake")), tmp_path / "audit.log"
+    names = [f"{'g' * 200}-{number}" for number in range(1000)]
+    long = line("DeleteGroups", 1, fields={"groupsNames": names})
+    path.write_text(long[:100_000])
+    assert copy_audit_log(lake, str(path)) == 0
+    path.write_text(long + delete_group("a", 2))
+    assert copy_audit_log(lake, str(path)) == 2
+    assert len(table(lake, "silver/changes")) == len(names) + 1
+    assert copy_audit_log(lake, str(path)) == 0
