@@ -138,12 +138,19 @@ class Lake:
     def bind(self, cluster_id: str | None) -> None:
         """Chooses the cluster with this id, unless one is given, and notes its id. None means that it is unknown.
 
-        Raises LakeError if the chosen cluster has another id.
+        Raises LakeError if the chosen cluster has another id, or the id is that of another cluster.
         """
         if self._has_clusters and self._given_cluster is None and cluster_id is not None:
             self._given_cluster = self._name_of(cluster_id)
             self._check_cluster()
         stored = self.text(_CLUSTER_ID)
+        if self.cluster is not None and cluster_id is not None and stored is None:
+            name = self._name_of(cluster_id)
+            if self._cluster_id_of(name) == cluster_id:
+                raise LakeError(
+                    f"lake {self.uri} has the cluster {cluster_id} under the name {name} already: "
+                    "omit --cluster, or give that name"
+                )
         if cluster_id is not None and stored is None:
             self.replace_text(_CLUSTER_ID, cluster_id)
         elif cluster_id is not None and stored != cluster_id:

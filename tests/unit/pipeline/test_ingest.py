@@ -264,6 +264,15 @@ def test_a_name_of_a_cluster_stays(tmp_path: Path, log: str) -> None:
     assert ingest(Lake(no_spark, uri), log) == []
 
 
+def test_a_cluster_is_kept_under_one_name(tmp_path: Path, log: str) -> None:
+    lake = lake_at(tmp_path)
+    ingest(lake, name_cluster(log, "A"))
+    with pytest.raises(LakeError, match=r"has the cluster A under the name A already: omit --cluster, or give that name"):
+        ingest(Lake(no_spark, lake.uri, cluster="production"), log)
+    assert lake.clusters() == ["A"]
+    assert ingest(Lake(no_spark, lake.uri, cluster="A"), log) == []
+
+
 def test_a_lake_of_an_older_release_goes_on_with_its_only_cluster(tmp_path: Path, log: str) -> None:
     notes = tmp_path / "lake" / "_kcoord"
     notes.mkdir(parents=True)
