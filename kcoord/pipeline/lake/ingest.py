@@ -95,7 +95,8 @@ class Ingest:
     """Copies a log into a lake. Raises LakeError if it is unknown which records the lake has."""
 
     def __init__(self, lake: Lake, options: SourceOptions) -> None:
-        lake.bind(cluster_id_of(options))
+        self._cluster_id = cluster_id_of(options)
+        lake.choose(self._cluster_id)
         self._lake = lake
         self._options = options
         self._lease = lake.lease("ingest")
@@ -127,9 +128,11 @@ class Ingest:
 
     def _next(self) -> Ingested | None:
         plan = self._plan if self._is_pending else self._following()
+        ranges = [] if plan is None else self._stream.ranges(plan.start, plan.end)
+        # Only now it is certain that the log is not another cluster's, since the stream has compared the topic's id.
+        self._lake.bind(self._cluster_id)
         if plan is None:
             return None
-        ranges = self._stream.ranges(plan.start, plan.end)
         if plan.tasks is None:
             plan = self._store(plan, ranges)
         facts = self._write(plan, self._work(plan, ranges))

@@ -140,20 +140,26 @@ class Lake:
 
         Raises LakeError if the chosen cluster has another id, or the id is that of another cluster.
         """
-        if self._has_clusters and self._given_cluster is None and cluster_id is not None:
+        self.choose(cluster_id)
+        if cluster_id is not None and self.text(_CLUSTER_ID) is None:
+            self.replace_text(_CLUSTER_ID, cluster_id)
+
+    def choose(self, cluster_id: str | None) -> None:
+        """Does what `bind` does, but does not note the id."""
+        if cluster_id is None:
+            return
+        if self._has_clusters and self._given_cluster is None:
             self._given_cluster = self._name_of(cluster_id)
             self._check_cluster()
         stored = self.text(_CLUSTER_ID)
-        if self.cluster is not None and cluster_id is not None and stored is None:
+        if stored is None and self.cluster is not None:
             name = self._name_of(cluster_id)
             if self._cluster_id_of(name) == cluster_id:
                 raise LakeError(
                     f"lake {self.uri} has the cluster {cluster_id} under the name {name} already: "
                     "omit --cluster, or give that name"
                 )
-        if cluster_id is not None and stored is None:
-            self.replace_text(_CLUSTER_ID, cluster_id)
-        elif cluster_id is not None and stored != cluster_id:
+        elif stored is not None and stored != cluster_id:
             own = "" if self.cluster is None else f" under the name {self.cluster}"
             hint = "begin another lake" if self.cluster is None else "choose another name (--cluster)"
             raise LakeError(f"lake {self.uri} has the cluster {stored}{own}, not {cluster_id}: {hint}")

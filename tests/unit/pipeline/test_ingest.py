@@ -12,6 +12,7 @@ from typing import NoReturn
 import pyarrow.parquet as pq
 import pytest
 
+from kcoord.pipeline.errors import OtherTopicError
 from kcoord.pipeline.lake import record_files
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import PLAN, Ingest, Ingested, ingest
@@ -267,10 +268,31 @@ def test_a_name_of_a_cluster_stays(tmp_path: Path, log: str) -> None:
 def test_a_cluster_is_kept_under_one_name(tmp_path: Path, log: str) -> None:
     lake = lake_at(tmp_path)
     ingest(lake, name_cluster(log, "A"))
-    with pytest.raises(LakeError, match=r"has the cluster A under the name A already: omit --cluster, or give that name"):
+    with pytest.raises(
+        LakeError, match=r"has the cluster A under the name A already: omit --cluster, or give that name"
+    ):
         ingest(Lake(no_spark, lake.uri, cluster="production"), log)
     assert lake.clusters() == ["A"]
     assert ingest(Lake(no_spark, lake.uri, cluster="A"), log) == []
+
+
+def test_the_log_of_another_cluster_leaves_a_cluster_without_an_id_as_it_is(tmp_path: Path, log: str) -> None:
+    """The lake was begun from a copied folder. The topic's id shows that the second log is another cluster's."""
+    name_topic(log, "AAAAAAAAAAAAAAAAAAAAAQ")
+    ingest(lake_at(tmp_path), log)
+    other = name_cluster(other_log(tmp_path), "B")
+    name_topic(other, "AAAAAAAAAAAAAAAAAAAAAg")
+    with pytest.raises(OtherTopicError):
+        ingest(lake_at(tmp_path), other)
+    assert ingest(lake_at(tmp_path), name_cluster(log, "A")) == []
+    lake = lake_at(tmp_path)
+    assert (lake.clusters(), lake.text("cluster_id")) == (["default"], "A")
+    assert len(ingest(lake_at(tmp_path), other)) == 1
+
+
+def name_topic(log: str, topic_id: str) -> None:
+    for folder in Path(log).glob("__consumer_offsets-*"):
+        (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
 
 
 def test_a_lake_of_an_older_release_goes_on_with_its_only_cluster(tmp_path: Path, log: str) -> None:
