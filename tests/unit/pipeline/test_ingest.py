@@ -215,6 +215,25 @@ def test_a_lake_without_its_plan_is_refused(tmp_path: Path, log: str) -> None:
         ingest(lake_at(tmp_path), log)
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_lake_that_begins_at_the_latest_offset_has_what_follows_the_first_copy(
+    tmp_path: Path, is_empty: bool
+) -> None:
+    log, latest = str(tmp_path / "log"), {"startingOffsets": "latest"}
+    if is_empty:
+        LogWriter(tmp_path / "log").close()
+    else:
+        grow(tmp_path, 1)
+    old = places_in_log(log)
+    assert ingest(lake_at(tmp_path), log, latest) == []
+    assert ingest(lake_at(tmp_path), log, latest) == []
+    grow(tmp_path, 2)
+    assert [batch.batch for batch in ingest(lake_at(tmp_path), log, latest)] == [0]
+    grow(tmp_path, 3)
+    assert [batch.batch for batch in ingest(lake_at(tmp_path), log)] == [1]
+    assert places(lake_at(tmp_path)) == places_in_log(log)[len(old) :]
+
+
 # --- clusters ---------------------------------------------------------------------------------------------------------
 
 
