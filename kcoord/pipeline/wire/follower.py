@@ -84,7 +84,9 @@ class BrokerFollower:
                 # an earlier end of the log for a moment. A reader waits for the end that it is given.
                 horizon = END_OF_LOG if self._resolves else stop
                 log = replace(log, end_offset=max(log.end_offset, self._judged.get(name, 0)))
-                ranges += broker_ranges(log, self._options.split_bytes, begun, stop, horizon)
+                cut = broker_ranges(log, self._options.split_bytes, begun, stop, horizon)
+                # A log that lost all of the range has an empty one: `_check` has accepted the loss.
+                ranges += cut or [(LogRange(log, begun, begun, horizon), 1)]
         return ranges
 
     def bytes_behind(self, start: dict[str, int]) -> dict[str, int]:

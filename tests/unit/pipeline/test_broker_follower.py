@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of batches in a cluster, if the leader knows the end of a transaction and its followers do not yet."""
+"""The ends of batches in a cluster whose leader knows the end of a transaction before its followers, and lost logs."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Leader:
         return read_pieces(LogFolder(folders_at([str(self.folder)], TOPIC)[0]), start, end)
 
 
-def follow(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> BrokerFollower:
+def follow(leader: Leader, monkeypatch: pytest.MonkeyPatch, **options: str) -> BrokerFollower:
     def partitions(options: SourceOptions) -> list[BrokerPartition]:
         return [BrokerPartition(0, TOPIC, bytes(16), options.properties, 0, leader.high_watermark)]
 
     monkeypatch.setattr(module, "broker_partitions", partitions)
     monkeypatch.setattr(module, "client_of", lambda properties: leader)
     monkeypatch.setattr(module, "BrokerLog", lambda place: leader)
-    return BrokerFollower(SourceOptions.parse({"kafka.bootstrap.servers": "broker:9092"}), resolves=True)
+    return BrokerFollower(SourceOptions.parse({"kafka.bootstrap.servers": "broker:9092", **options}), resolves=True)
 
 
 def transaction(producer_id: int) -> bytes:
@@ -116,3 +116,14 @@ def test_markers_are_looked_for_up_to_the_end_at_which_a_batch_was_judged(
     ((log_range, _),) = follower.ranges({}, {"0": 3})
     assert isinstance(log_range.log, BrokerPartition)
     assert log_range.log.end_offset == 5
+
+
+@pytest.mark.parametrize(("high_watermark", "start"), [(3, 4), (0, 0)])
+def test_a_log_that_lost_a_planned_batch_has_an_empty_range_for_it(
+    log: Path, monkeypatch: pytest.MonkeyPatch, high_watermark: int, start: int
+) -> None:
+    """If the loss is accepted, the batch is done with what the other logs have."""
+    follower = follow(Leader(log, 0, high_watermark), monkeypatch, failOnDataLoss="false")
+    follower.look()
+    ((log_range, _),) = follower.ranges({"0": start}, {"0": 5})
+    assert (log_range.log.log_partition, log_range.start, log_range.end) == (0, start, start)
