@@ -243,7 +243,8 @@ class Jobs:
         inputs["records"] = inputs["records"].where(F.col("log_partition").isin(stale))
         self._begin(name)
         rows = builder.build(inputs, self._settings, self.now())
-        self._lake.write(name, rows, whole=len(stale) == len(newest))
+        # A log partition whose last regular expression is gone has no rows any more.
+        self._lake.write(name, rows, whole=len(stale) == len(newest), parts=[*map(str, stale)])
         self._set_note(name, TableNote(note.version + 1, made_from, newest))
 
     def _names(self, note: TableNote) -> dict[str, str]:

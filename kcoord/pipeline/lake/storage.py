@@ -13,9 +13,9 @@ laid out first. A `Lake` reads and writes the rows of one cluster, and its frame
 a cluster is its id, unless another name was given. A lake of an older release has one cluster, no such column, and its
 notes directly in `_kcoord`.
 
-A write replaces the parts of the table's layout for which it has rows. With Parquet this happens
-file by file: a reader may see a table that is partly new while a job writes, and after a crash until the job runs
-again. Delta and Iceberg replace all parts in one step.
+A write replaces the parts of the table's layout for which it has rows, and the parts that its caller names. With
+Parquet this happens file by file: a reader may see a table that is partly new while a job writes, and after a crash
+until the job runs again. Delta and Iceberg replace all parts in one step.
 
 A job calls `begin` before it replaces a table, which clears `made_from` and `progress` in the note. It calls `set_note`
 after the write. If it crashes in between, the note matches no input, so the next run makes the table from all inputs.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -259,19 +259,20 @@ class Lake:
         """Adds the name of the cluster to rows of the lake, as the first column."""
         return frame.select(F.lit(self.cluster or self.text(_CLUSTER_ID)).alias(CLUSTER), "*")
 
-    def write(self, name: str, frame: DataFrame, *, whole: bool = False) -> None:
+    def write(self, name: str, frame: DataFrame, *, whole: bool = False, parts: Collection[str] = ()) -> None:
         """Replaces the parts of the table's layout for which the frame has rows.
 
-        Replaces all rows if `whole`, or if the table has no layout. The frame has the columns of the table
+        The parts whose last column of the layout has one of the values `parts` are replaced even by no rows. Replaces
+        all rows if `whole`, or if the table has no layout. The frame has the columns of the table
         (`LakeTable.conform`). This process writes the few rows of a small lake itself. Spark would start about ten
         programs per table to set the modes of its files.
         """
         rows = self._few_rows(name, frame) if self._fits_one_task else None
         if rows is not None:
-            self._replace_rows(name, rows.cast(TABLES[name].arrow_schema), whole=whole)
+            self._replace_rows(name, rows.cast(TABLES[name].arrow_schema), whole=whole, parts=parts)
             return
         self._frames.pop(name, None)
-        self._store.replace(TABLES[name], frame, whole=whole)
+        self._store.replace(TABLES[name], frame, whole=whole, parts=parts)
 
     def _few_rows(self, name: str, frame: DataFrame) -> pa.Table | None:
         """Returns the rows to write into a table of a small lake, or None if they may not fit into this process.
@@ -297,13 +298,13 @@ class Lake:
         """Removes the files that rewrites have replaced. Readers that began before these rewrites need them."""
         self._store.remove_replaced(TABLES[name])
 
-    def replace_rows(self, name: str, rows: pa.Table) -> None:
+    def replace_rows(self, name: str, rows: pa.Table, *, parts: Collection[str] = ()) -> None:
         """Does the same as `write`, without Spark, for a table with a layout."""
-        self._replace_rows(name, rows, whole=False)
+        self._replace_rows(name, rows, whole=False, parts=parts)
 
-    def _replace_rows(self, name: str, rows: pa.Table, *, whole: bool) -> None:
+    def _replace_rows(self, name: str, rows: pa.Table, *, whole: bool, parts: Collection[str]) -> None:
         self._frames.pop(name, None)
-        self._store.replace_rows(TABLES[name], rows, whole=whole)
+        self._store.replace_rows(TABLES[name], rows, whole=whole, parts=parts)
 
     def append(self, name: str, rows: pa.Table) -> None:
         """Adds rows, which have the columns of the table. This is for samples, which no other table can replace."""

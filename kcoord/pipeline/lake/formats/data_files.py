@@ -9,7 +9,7 @@ files belong to no table; the format's own cleaning removes them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -93,18 +93,26 @@ def read_files(spark: SparkSession, table: LakeTable, uris: Sequence[str]) -> Da
 
 
 def replaced_values(
-    table: LakeTable, files: Sequence[DataFile], cluster: str | None, *, whole: bool = False
+    table: LakeTable,
+    files: Sequence[DataFile],
+    cluster: str | None,
+    *,
+    whole: bool = False,
+    parts: Collection[str] = (),
 ) -> dict[str, list[str]] | None:
     """Returns the values of the layout's columns whose rows a write replaces. None if it replaces no rows.
 
-    A write replaces the rows with any combination of these values. That equals Spark's dynamic overwriting: only
-    `records` has two columns in its layout, and a write has one batch.
+    `parts` has values of the last column that it replaces in any case. A write replaces the rows with any combination
+    of these values. That equals Spark's dynamic overwriting: only `records` has two columns in its layout, and a write
+    has one batch.
     """
     own = [] if whole else [name for name in table.partitioned_by if name != CLUSTER]
-    if own and not files:
+    if own and not files and not parts:
         return None
-    values = {} if cluster is None else {CLUSTER: [cluster]}
-    return values | {name: sorted({file.layout[name] for file in files}) for name in own}
+    values = {name: {file.layout[name] for file in files} for name in own}
+    if own:
+        values[own[-1]].update(parts)
+    return ({} if cluster is None else {CLUSTER: [cluster]}) | {name: sorted(values[name]) for name in own}
 
 
 def rewritten_values(table: LakeTable, values: Sequence[str], cluster: str | None) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -59,13 +59,13 @@ class DeltaStore:
         delta = self._load(table)
         return -1 if delta is None else delta.version()
 
-    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
+    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool, parts: Collection[str]) -> None:
         stored = in_cluster(table, self._cluster)
-        self._replace(stored, write_files(self._place, stored, frame, self._cluster), whole=whole)
+        self._replace(stored, write_files(self._place, stored, frame, self._cluster), whole=whole, parts=parts)
 
-    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool) -> None:
+    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool, parts: Collection[str]) -> None:
         stored = in_cluster(table, self._cluster)
-        self._replace(stored, write_rows(self._place, stored, rows, self._cluster), whole=whole)
+        self._replace(stored, write_rows(self._place, stored, rows, self._cluster), whole=whole, parts=parts)
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
         stored = in_cluster(table, self._cluster)
@@ -95,8 +95,8 @@ class DeltaStore:
             return None
         return DeltaTable(uri, storage_options=self._options)
 
-    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool) -> None:
-        replaced = replaced_values(stored, files, self._cluster, whole=whole)
+    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool, parts: Collection[str]) -> None:
+        replaced = replaced_values(stored, files, self._cluster, whole=whole, parts=parts)
         if replaced is not None:
             self._overwrite(stored, files, replaced)
 

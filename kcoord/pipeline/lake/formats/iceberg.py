@@ -9,7 +9,7 @@ The catalog is the one that pyiceberg's configuration names `kcoord` (`PYICEBERG
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import Final
@@ -81,13 +81,13 @@ class IcebergStore:
             snapshot = None if iceberg is None else iceberg.current_snapshot()
         return -1 if snapshot is None else snapshot.snapshot_id
 
-    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
+    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool, parts: Collection[str]) -> None:
         stored = in_cluster(table, self._cluster)
-        self._replace(stored, write_files(self._place, stored, frame, self._cluster), whole=whole)
+        self._replace(stored, write_files(self._place, stored, frame, self._cluster), whole=whole, parts=parts)
 
-    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool) -> None:
+    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool, parts: Collection[str]) -> None:
         stored = in_cluster(table, self._cluster)
-        self._replace(stored, write_rows(self._place, stored, rows, self._cluster), whole=whole)
+        self._replace(stored, write_rows(self._place, stored, rows, self._cluster), whole=whole, parts=parts)
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
         stored = in_cluster(table, self._cluster)
@@ -116,8 +116,8 @@ class IcebergStore:
             return AlwaysTrue()
         return EqualTo(term=Reference(CLUSTER), value=literal(self._cluster))
 
-    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool) -> None:
-        replaced = replaced_values(stored, files, self._cluster, whole=whole)
+    def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool, parts: Collection[str]) -> None:
+        replaced = replaced_values(stored, files, self._cluster, whole=whole, parts=parts)
         if replaced is not None:
             self._overwrite(stored, files, replaced)
 

@@ -19,7 +19,7 @@ A reader lists the files between two looks at `_hidden.json`, and again if the n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 from uuid import uuid4
 
@@ -67,17 +67,21 @@ class ParquetStore:
     def revision(self, table: LakeTable) -> int:
         return self._hidden(table).number
 
-    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
+    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool, parts: Collection[str]) -> None:
+        old = self._files_of(table, parts)
         writer = frame.write.mode("overwrite").options(**WITHOUT_DICTIONARY)
         if table.partitioned_by:
             writer = writer.partitionBy(*table.partitioned_by)
             writer = writer.option("partitionOverwriteMode", "static" if whole else "dynamic")
         writer.parquet(self._uri(table))
+        self._remove(table, old)
 
-    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool) -> None:
+    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool, parts: Collection[str]) -> None:
+        old = self._files_of(table, parts)
         if whole or not table.partitioned_by:
             self._place.files.delete_dir_contents(self._path(table), missing_dir_ok=True)
         write_parts(self._place.files, self._path(table), table.partitioned_by, rows, replaces=True)
+        self._remove(table, old)
 
     def append(self, table: LakeTable, rows: pa.Table) -> None:
         write_parts(self._place.files, self._path(table), table.partitioned_by, rows)
@@ -134,6 +138,15 @@ class ParquetStore:
         root = f"{self._path(table)}/{folder}/"
         infos = self._place.files.get_file_info(fs.FileSelector(root, recursive=True))
         return {info.path.removeprefix(root): info.path for info in infos if info.path.endswith(".parquet")}
+
+    def _files_of(self, table: LakeTable, parts: Collection[str]) -> set[str]:
+        """Returns the paths of the files whose last column of the layout has one of the values."""
+        return {path for path in self._sizes(table) if _value(table, path) in parts} if parts else set()
+
+    def _remove(self, table: LakeTable, old: set[str]) -> None:
+        """Removes old files after a write. A part that got rows has lost its old files already."""
+        for path in old and old & self._sizes(table).keys():
+            self._place.files.delete_file(f"{self._path(table)}/{path}")
 
     def _sizes(self, table: LakeTable) -> dict[str, int]:
         """Returns the paths of all complete files in the folder of the table, and their sizes."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -42,14 +42,15 @@ class Store(Protocol):
         """Returns a number that changes if frames that were read before may need files that are gone."""
         ...
 
-    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool) -> None:
+    def replace(self, table: LakeTable, frame: DataFrame, *, whole: bool, parts: Collection[str]) -> None:
         """Replaces the parts of the layout for which the frame has rows, or all rows.
 
-        A table without a layout is always replaced as a whole.
+        The parts whose last column of the layout has one of the values `parts` are replaced even by no rows. A
+        table without a layout is always replaced as a whole.
         """
         ...
 
-    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool) -> None:
+    def replace_rows(self, table: LakeTable, rows: pa.Table, *, whole: bool, parts: Collection[str]) -> None:
         """Does the same as `replace`, without Spark."""
         ...
 
