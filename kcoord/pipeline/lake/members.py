@@ -62,10 +62,11 @@ def build_assignments(records: DataFrame, topic_names: DataFrame) -> DataFrame:
 
 def build_regexes(records: DataFrame) -> DataFrame:
     rows = records.where(f"record_type = {REGULAR_EXPRESSION}").select(
-        "log_partition", "group", "log_offset", "is_tombstone", "regular_expression.*"
+        "log_partition", "group", "key", "log_offset", "is_tombstone", "regular_expression.*"
     )
-    newest = rows.groupBy("log_partition", "group", "regex").agg(
-        F.max_by(F.struct("is_tombstone", "topics", "resolved_timestamp"), "log_offset").alias("newest")
+    # A tombstone has the expression in its key only.
+    newest = rows.groupBy("log_partition", "group", "key").agg(
+        F.max_by(F.struct("is_tombstone", "regex", "topics", "resolved_timestamp"), "log_offset").alias("newest")
     )
     return TABLES["regexes"].conform(newest.where("NOT newest.is_tombstone").select("*", "newest.*"))
 

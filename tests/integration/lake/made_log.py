@@ -98,6 +98,10 @@ class MadeLog:
         value = {"regex": regex, "topics": list(topics), "metadata_version": 1, "resolved_timestamp": moment(at)}
         return self._add(16, group, at, value_json=to_json(value))
 
+    def regex_gone(self, group: str, at: float) -> int:
+        """Writes the tombstone of the only regular expression of a group."""
+        return self._add(16, group, at, is_tombstone=True)
+
     def generation(
         self,
         group: str,

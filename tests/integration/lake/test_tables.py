@@ -25,7 +25,7 @@ from kcoord.pipeline.lake.report.page import write_report
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
-from tests.integration.lake.made_log import moment
+from tests.integration.lake.made_log import MadeLog, moment
 from tests.integration.lake.scenario import DAY, SAMPLES, add_changes, add_samples, fill, first_half, second_half
 from tests.support.shared import missing
 
@@ -123,6 +123,19 @@ def test_members_have_a_row_per_version(lake: Lake) -> None:
         ("classic", "a", 10.0, 30.0),
         ("classic", "b", 20.0, 30.0),
     ]
+
+
+def test_regexes_are_those_that_match_now(spark: SparkSession, tmp_path: Path) -> None:
+    """The second batch ends one of the two of a log partition, the third batch the other one."""
+    lake, log, other = Lake(spark, str(tmp_path)), MadeLog(0), MadeLog(1)
+    log.regex("a", "a.*", ["ab"], 1)
+    log.regex("b", "b.*", [], 1)
+    other.regex("c", "c.*", [], 1)
+    for batch, expected in enumerate((["a.*", "b.*", "c.*"], ["b.*", "c.*"], ["c.*"])):
+        fill(spark, lake, batch, log, other, skip=(min(batch, 1) + batch, min(batch, 1)))
+        Jobs(lake, LakeSettings()).ensure("regexes")
+        assert rows(lake.read("regexes"), "regex") == [(regex,) for regex in expected]
+        log.regex_gone("ab"[min(batch, 1)], 2 + batch)
 
 
 def test_assignments_have_a_row_per_spell_of_a_partition(lake: Lake) -> None:
