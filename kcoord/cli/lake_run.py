@@ -147,7 +147,7 @@ class LakeRun:
         """Starts Spark. Waits for it if it has to show that it can read a lake on object storage."""
         self._start_spark()
         if not self.lake.is_local:
-            assert self.lake.spark is not None
+            self.lake.check_spark()
 
     def _takes_seconds(self) -> bool:
         """True if the log and the lake are so small that starting Spark would take most of the time."""

@@ -113,7 +113,7 @@ class Lake:
         self._check_format()
         self._check_cluster()
         if not callable(spark):
-            assert self.spark is spark
+            self.check_spark()
 
     # Clusters.
 
@@ -211,6 +211,10 @@ class Lake:
         if not self._place.is_local:
             self._check_spark(spark)
         return spark
+
+    def check_spark(self) -> None:
+        """Waits for the session. Raises LakeError if Spark cannot read a lake that is not local."""
+        _ = self.spark
 
     @cached_property
     def _is_small_session(self) -> bool:
@@ -335,7 +339,7 @@ class Lake:
                 spark.conf.set(key, value)
         try:
             # The schema of a text file is fixed, but reading it makes Spark look for the file.
-            assert spark.read.text(f"{self.uri}/{NOTES}/format").schema
+            _ = spark.read.text(f"{self.uri}/{NOTES}/format").schema
         except (PySparkException, Py4JError) as error:
             raise LakeError(
                 f"lake {self.uri}: Spark cannot read it, but pyarrow can: {_reason(error)}. "
