@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bronze.records as Parquet files that the workers write themselves.
+"""bronze.records as Parquet files that the tasks of `ingest` write themselves.
 
-A worker has the records of a range as Arrow columns. In the JVM they would become rows, and then columns again in
-Parquet; that takes several times as long as everything else. Here the JVM only sends the ranges to the workers and
-gets `FACTS` back. The layout is that of Spark: `kind=K/batch=N/` has the files of a micro-batch.
+A task has the records of a range as Arrow columns. In the JVM they would become rows, and then columns again in
+Parquet; that takes several times as long as everything else. So a task gets the ranges from `ingest`, and returns
+`FACTS`. The layout is that of Spark: `kind=K/batch=N/` has the files of a batch.
 
-Theory of operation. The driver calls `clear` before a micro-batch, which removes the files of earlier attempts. Each
+Theory of operation. `ingest` calls `clear` before a batch, which removes the files of earlier attempts. Each
 task writes one file per kind, under a name that Spark ignores (`_NAME.ATTEMPT`), and renames it to NAME at the end.
 NAME depends only on the first range of the task, so a repeated task replaces its own file. If a task fails, `discard`
 removes its unfinished files. A killed worker leaves them, and Spark ignores them.
@@ -13,8 +13,6 @@ removes its unfinished files. A killed worker leaves them, and Spark ignores the
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,26 +40,13 @@ _NEARLY_UNIQUE: Final = frozenset(
 _DICTIONARIES: Final = [column.name for column in RECORDS.columns if column.name not in _NEARLY_UNIQUE]
 _DICTIONARY_BYTES: Final = 4 << 20
 
-Write = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
 
 def clear(table_uri: str, batch: int) -> None:
-    """Removes the files that an earlier attempt at a micro-batch left."""
+    """Removes the files that an earlier attempt at a batch left."""
     files, root = file_system(table_uri)
     for kind in KINDS:
         with suppress(FileNotFoundError):
             files.delete_dir(_folder(root, kind, batch))
-
-
-def writer(options: SourceOptions, table_uri: str, batch: int) -> Write:
-    """Returns a function for `mapInArrow` over the source's table `ranges`. It yields rows of `FACTS`."""
-
-    def write(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for task in tasks:
-            for work in task.column("work").to_pylist():
-                yield write_ranges(pickle.loads(work), options, table_uri, batch)
-
-    return write
 
 
 def write_ranges(work: Ranges, options: SourceOptions, table_uri: str, batch: int) -> pa.RecordBatch:
