@@ -18,8 +18,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kcoord.cli.lake_output import print_frame
-from kcoord.cli.lake_source import add_source_options
-from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, add_connection_options, client_config
+from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
+from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, warn
 from kcoord.cli.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="continue until SIGINT or SIGTERM, and read new records at this interval",
     )
     ends = _add(commands, "ends", "sample the end offsets of partitions from a broker", _ends)
-    add_connection_options(ends)
+    add_broker_options(ends)
     ends.add_argument(
         "--every",
         type=float,
@@ -194,7 +194,7 @@ def _ends(options: argparse.Namespace) -> int:
     from kcoord.pipeline.lake.samples import add_sample
     from kcoord.pipeline.lake.storage import Lake
 
-    config = client_config(AdminConfig, options)
+    config = AdminConfig.from_properties(broker_properties(options), warn)
     sample = asyncio.run(_sample(config))  # an unreachable broker is reported before the lake is touched
     lake = Lake(lambda: session_of(options, is_small=True), options.lake, Format(options.format), options.cluster)
     lake.bind(sample.cluster_id)

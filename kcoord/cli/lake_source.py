@@ -10,22 +10,35 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kcoord.cli.session import add_connection_options, client_config, client_properties, error_text
+from kcoord.cli.session import add_connection_options, client_properties, error_text, warn
+from kcoord.client.config import AdminConfig, CommonConfig
 
 if TYPE_CHECKING:
     from kcoord.client.admin.client import AdminClient
-    from kcoord.client.config import AdminConfig
     from kcoord.pipeline.lake.samples import Sample
     from kcoord.pipeline.options import SourceOptions
 
 T = TypeVar("T")
 
 _PREFIX: Final = "kafka."
+_TIMEOUT_MS: Final = CommonConfig.default_api_timeout_ms
+"""Longer than that of other commands: the leaders of a cluster that restarts are away for up to a minute."""
+
+
+def add_broker_options(parser: argparse.ArgumentParser) -> None:
+    add_connection_options(parser, timeout_ms=_TIMEOUT_MS)
+
+
+def broker_properties(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the settings of the client of a job. Without others they are those of the data source `kcoord`."""
+    from kcoord.pipeline.wire.client import CLIENT_ID
+
+    return client_properties(options, CLIENT_ID, _TIMEOUT_MS)
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", metavar="URI", help="folder that holds __consumer_offsets-N; copied first")
-    add_connection_options(parser)
+    add_broker_options(parser)
     parser.add_argument("--topic", metavar="NAME", help="the topic of the log (default __consumer_offsets)")
     parser.add_argument(
         "--audit",
@@ -94,7 +107,6 @@ class LakeSource:
 
 def source_of(options: argparse.Namespace) -> LakeSource | None:
     """Returns the source that the options name, None if they name none. Raises ValueError for bad options."""
-    from kcoord.client.config import AdminConfig
     from kcoord.pipeline.options import SourceOptions
 
     given = pairs(options.option)
@@ -105,8 +117,8 @@ def source_of(options: argparse.Namespace) -> LakeSource | None:
         return None
     if not from_brokers:
         return LakeSource(SourceOptions.parse({**given, "path": options.log}), None)
-    properties = client_properties(options)
-    config = client_config(AdminConfig, options)
+    properties = broker_properties(options)
+    config = AdminConfig.from_properties(properties, warn)
     kafka = {f"{_PREFIX}{name}": value for name, value in properties.items()}
     path = {} if options.log is None else {"path": options.log}
     return LakeSource(SourceOptions.parse({**kafka, **given, **path}), config)

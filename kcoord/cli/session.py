@@ -39,7 +39,11 @@ class CommandError(Exception):
     """The command fails with exit code 1 and prints the text."""
 
 
-def add_connection_options(parser: argparse.ArgumentParser, timeout_help: str = "timeout of each request") -> None:
+def add_connection_options(
+    parser: argparse.ArgumentParser,
+    timeout_help: str = "timeout of each request",
+    timeout_ms: int = _DEFAULT_TIMEOUT_MS,
+) -> None:
     parser.add_argument("--version", action="version", version=f"kcoord {__version__}")
     parser.add_argument(
         "--bootstrap-server",
@@ -51,7 +55,7 @@ def add_connection_options(parser: argparse.ArgumentParser, timeout_help: str = 
         "--timeout",
         type=int,
         metavar="MS",
-        help=f"{timeout_help} (default {_DEFAULT_TIMEOUT_MS} ms)",
+        help=f"{timeout_help} (default {timeout_ms} ms)",
     )
 
 
@@ -66,12 +70,14 @@ def client_config(kind: type[Config], options: argparse.Namespace, **settings: s
     return config
 
 
-def client_properties(options: argparse.Namespace) -> dict[str, str]:
-    """Returns the properties of a client: defaults of the commands, overridden by the file, then by the options."""
+def client_properties(
+    options: argparse.Namespace, client_id: str = "kcoord-cli", timeout_ms: int = _DEFAULT_TIMEOUT_MS
+) -> dict[str, str]:
+    """Returns the properties of a client: the given defaults, overridden by the file, then by the options."""
     properties = {
-        "client.id": "kcoord-cli",
+        "client.id": client_id,
         "bootstrap.servers": _DEFAULT_ADDRESS,
-        "default.api.timeout.ms": str(_DEFAULT_TIMEOUT_MS),
+        "default.api.timeout.ms": str(timeout_ms),
     }
     if options.command_config is not None:
         properties |= parse_properties(options.command_config.read_text(encoding="utf-8"))

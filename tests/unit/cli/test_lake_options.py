@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `kcoord lake` makes of its options, before it touches a lake or connects to a broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kcoord.cli.lake import make_parser
+from kcoord.cli.lake_source import LakeSource, source_of
+
+
+def source(*arguments: str) -> LakeSource:
+    made = source_of(make_parser().parse_args(["ingest", "--lake", "lake", *arguments]))
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "client_id", "timeout_ms"),
+    [
+        ([], "kcoord-pipeline", 60_000),
+        (["--command-config", "client.properties"], "auditor", 7_000),
+        (["--timeout", "500"], "kcoord-pipeline", 500),
+    ],
+)
+def test_the_client_has_the_id_that_the_documented_quota_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], client_id: str, timeout_ms: int
+) -> None:
+    """The workers that read the log, and the client that takes the samples, have the same settings."""
+    monkeypatch.chdir(tmp_path)
+    Path("client.properties").write_text("client.id=auditor\ndefault.api.timeout.ms=7000\n")
+    made = source("--bootstrap-server", "broker:9092", *arguments)
+    properties = dict(made.options.properties)
+    assert (properties["client.id"], properties["default.api.timeout.ms"]) == (client_id, str(timeout_ms))
+    assert made.brokers is not None
+    assert (made.brokers.client_id, made.brokers.default_api_timeout_ms) == (client_id, timeout_ms)
