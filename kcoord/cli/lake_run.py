@@ -166,20 +166,24 @@ class LakeRun:
         return self._start_spark().result()
 
     def _settings(self, lake: Lake) -> LakeSettings:
-        """Merges the stored settings of the lake and those of the options, and stores them."""
+        """Merges the stored settings of the lake with those of the options and of the brokers, and stores these.
+
+        A default is not stored, so the brokers are asked until they tell their retention.
+        """
         options, stored = self._options, lake.stored_settings()
         minutes = options.retention_minutes
         if minutes is None and self.source is not None and "retention_ms" not in stored:
             minutes = self.source.retention_minutes()
-        settings = LakeSettings.from_text(
-            stored,
-            retention_ms=None if minutes is None else minutes * MS_PER_MINUTE,
-            expiry_policy=options.expiry_policy,
-            storm_epochs=options.storm_epochs,
-            storm_window_ms=options.storm_window_ms,
-        )
-        if settings.to_text() != stored and lake.note("records") is not None:
-            lake.store_settings(settings.to_text())
+        given = {
+            "retention_ms": None if minutes is None else minutes * MS_PER_MINUTE,
+            "expiry_policy": options.expiry_policy,
+            "storm_epochs": options.storm_epochs,
+            "storm_window_ms": options.storm_window_ms,
+        }
+        settings = LakeSettings.from_text(stored, **given)
+        merged = {**stored, **{name: str(value) for name, value in given.items() if value is not None}}
+        if merged != stored and lake.note("records") is not None:
+            lake.store_settings(merged)
         return settings if options.now is None else replace(settings, now=moment_of(options.now))
 
     def _add_sample(self) -> None:
