@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -191,7 +191,7 @@ def _ends(options: argparse.Namespace) -> int:
     from kcoord.cli.lake_run import session_of
     from kcoord.client.config import AdminConfig
     from kcoord.pipeline.lake.formats import Format
-    from kcoord.pipeline.lake.samples import add_sample
+    from kcoord.pipeline.lake.samples import add_sample, seen_topics
     from kcoord.pipeline.lake.storage import Lake
 
     config = AdminConfig.from_properties(broker_properties(options), warn)
@@ -210,15 +210,15 @@ def _ends(options: argparse.Namespace) -> int:
                 print(f"sample {taken}: {len(sample.ends)} partitions", file=sys.stderr)
             if taken == samples or stop.wait(options.every):
                 return 0
-            sample = asyncio.run(_sample(config))
+            sample = asyncio.run(_sample(config, seen_topics(lake)))
 
 
-async def _sample(config: AdminConfig) -> Sample:
+async def _sample(config: AdminConfig, seen: Collection[str] = ()) -> Sample:
     from kcoord.client.admin.client import AdminClient
     from kcoord.pipeline.lake.samples import take_sample
 
     async with AdminClient(config) as admin:
-        return await take_sample(admin)
+        return await take_sample(admin, seen=seen)
 
 
 def _answer(options: argparse.Namespace) -> int:

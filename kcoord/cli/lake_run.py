@@ -190,7 +190,7 @@ class LakeRun:
         if self.source is None or self.source.brokers is None:
             return
         with_groups = time.monotonic() - self._described_at >= _DESCRIBE_SECONDS
-        sample = self.source.sample(with_groups=with_groups)
+        sample = self.source.sample(self.lake, with_groups=with_groups)
         if sample is not None:
             add_sample(self.lake, sample)
             self._described_at = time.monotonic() if with_groups else self._described_at

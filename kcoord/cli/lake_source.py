@@ -16,6 +16,7 @@ from kcoord.client.config import AdminConfig, CommonConfig
 if TYPE_CHECKING:
     from kcoord.client.admin.client import AdminClient
     from kcoord.pipeline.lake.samples import Sample
+    from kcoord.pipeline.lake.storage import Lake
     from kcoord.pipeline.options import SourceOptions
 
 T = TypeVar("T")
@@ -73,11 +74,14 @@ class LakeSource:
             if not may_be_missing:
                 raise
 
-    def sample(self, *, with_groups: bool) -> Sample | None:
-        """Asks the brokers for a sample. Returns None with a warning if they do not answer."""
-        from kcoord.pipeline.lake.samples import take_sample
+    def sample(self, lake: Lake, *, with_groups: bool) -> Sample | None:
+        """Asks the brokers for the next sample of a lake. Returns None with a warning if they do not answer."""
+        from kcoord.pipeline.lake.samples import seen_topics, take_sample
 
-        return self._ask("no sample of the brokers", lambda admin: take_sample(admin, with_groups=with_groups))
+        seen = seen_topics(lake)
+        return self._ask(
+            "no sample of the brokers", lambda admin: take_sample(admin, seen=seen, with_groups=with_groups)
+        )
 
     def retention_minutes(self) -> int | None:
         """Returns `offsets.retention.minutes` of the brokers, None if they do not tell it."""

@@ -142,6 +142,16 @@ class AdminClient:
         deadline = self._deadline(timeout_ms)
         return Results(await topics.describe_topics(self._cluster, deadline, names, partitions_per_page))
 
+    async def describe_topic_ids(
+        self, topic_ids: Iterable[bytes], *, timeout_ms: int | None = None
+    ) -> Results[bytes, TopicDescription]:
+        """Returns the description of each topic with one of these ids.
+
+        If no topic has an id, its error is UNKNOWN_TOPIC_ID. If the client may not see the topic, it is
+        TOPIC_AUTHORIZATION_FAILED.
+        """
+        return Results(await topics.describe_topic_ids(self._cluster, self._deadline(timeout_ms), topic_ids))
+
     async def describe_cluster(
         self, *, include_authorized_operations: bool = False, timeout_ms: int | None = None
     ) -> ClusterDescription:

@@ -179,6 +179,19 @@ async def describe_topics(
     return await repeat(cluster, deadline, names, attempt)
 
 
+async def describe_topic_ids(
+    cluster: Cluster, deadline: Deadline, topic_ids: Iterable[bytes]
+) -> dict[bytes, TopicDescription | KafkaError]:
+    async def attempt(pending: list[bytes]) -> Mapping[bytes, TopicDescription | KafkaError]:
+        response = await cluster.refresh_topic_ids(pending)
+        return {
+            topic.topic_id: outcome_of(topic.error_code, None, _from_metadata(cluster, topic.name or "", topic))
+            for topic in response.topics
+        }
+
+    return await repeat(cluster, deadline, topic_ids, attempt)
+
+
 async def _describe_by_page(
     cluster: Cluster, names: list[str], partitions_per_page: int
 ) -> dict[str, TopicDescription | KafkaError]:

@@ -102,7 +102,7 @@ WHOLE: Final = {
         ("now", "retention_ms", "expiry_policy"),
     ),
     "orphans": Builder(
-        ("current_offsets", "group_epochs", "members", "regexes", "expiry", "ends"),
+        ("current_offsets", "group_epochs", "members", "regexes", "expiry", "ends", "topics"),
         lambda inputs, settings, now: expiry.build_orphans(
             inputs["current_offsets"],
             inputs["group_epochs"],
@@ -110,6 +110,7 @@ WHOLE: Final = {
             inputs["regexes"],
             inputs["expiry"],
             inputs["ends"],
+            inputs["topics"],
         ),
     ),
     "audit_1327": Builder(

@@ -11,7 +11,7 @@ With a moment it also removes what no answer about that moment or later needs:
 * of the records and commits before the moment, all but the last one of each key. The log cleaner keeps the same. The
   last one goes too if it is a tombstone. Tombstones that end a group stay, because incarnations are counted by them;
 * markers, and records that do not count, such as those of aborted transactions;
-* entries of audit logs before the moment, and samples before its day. The newest day of samples stays.
+* entries of audit logs before the moment, and samples before its day. The newest day of samples stays, and `topics`.
 
 The tables that are made from group records are then made again by the next job. The lease `tables` keeps other jobs
 from making them of the old rows meanwhile.
@@ -43,7 +43,7 @@ FILE_BYTES: Final = 128 << 20
 _MOST_VALUES: Final = 1000
 """Limits the parts that one step replaces, because Iceberg gets a condition with all of them."""
 
-_SAMPLED: Final = ("ends", "brokers", "descriptions")
+_SAMPLED: Final = ("ends", "brokers", "topics", "descriptions")
 _MADE_FROM: Final = {
     "commits": "commits",
     "records": "commits",
@@ -102,7 +102,7 @@ class Compaction:
         if self._before is not None and name not in _SAMPLED and files:
             marked = self._marked(name, self._before)
         removed = {} if marked is None else _removed_rows(marked)
-        steps = [*self._days(files)] if name in _SAMPLED else [*self._batches(name, files, removed)]
+        steps = [*self._days(name, files)] if name in _SAMPLED else [*self._batches(name, files, removed)]
         sizes = [sum(file.size_bytes for file in files if file.value in step) for step in steps]
         if not dry_run:
             changes_groups = name == "records" and bool(removed)
@@ -133,21 +133,24 @@ class Compaction:
             if len(step) > 1 or step.keys() & removed.keys():
                 yield step
 
-    def _days(self, files: Sequence[StoredFile]) -> Iterator[dict[str, None]]:
+    def _days(self, name: str, files: Sequence[StoredFile]) -> Iterator[dict[str, None]]:
         """Yields each day whose samples become one file, or go. The newest day still gets samples."""
         counts = Counter(file.value for file in files)
         for day in sorted(counts)[:-1]:
-            if counts[day] > 1 or self._is_too_old(day):
+            if counts[day] > 1 or self._is_too_old(name, day):
                 yield {day: None}
 
-    def _is_too_old(self, day: str) -> bool:
-        return self._before is not None and day < self._before.date().isoformat()
+    def _is_too_old(self, name: str, day: str) -> bool:
+        """True if the samples of the day go. A row of `topics` holds until the next row of the same topic."""
+        return name != "topics" and self._before is not None and day < self._before.date().isoformat()
 
     def _rows(self, name: str, step: Mapping[str, None], marked: DataFrame | None, size_bytes: int) -> DataFrame | None:
         """Returns the rows in place of those of a step, or None if all of them go."""
         if name in _SAMPLED:
             (day,) = step
-            return None if self._is_too_old(day) else self._lake.read(name).where(F.col("date") == day).coalesce(1)
+            return (
+                None if self._is_too_old(name, day) else self._lake.read(name).where(F.col("date") == day).coalesce(1)
+            )
         batches = [int(batch) for batch in step]
         rows = self._lake.read(name) if marked is None else marked.where("NOT goes")
         rows = rows.where(F.col("batch").between(batches[0], batches[-1])).withColumn("batch", F.lit(batches[-1]))

@@ -2,7 +2,8 @@
 """The lake as datasets of Spark's declarative pipelines, from the same builders as the jobs.
 
 `records` is a streaming table, and all others are materialized views. A pipeline cannot query a broker and does not
-read audit logs, so `ends` and `changes` come from the tables that the settings `kcoord.ends` and `kcoord.changes` name.
+read audit logs. So `ends`, `topics` and `changes` come from the tables that the settings `kcoord.ends`, `kcoord.topics`
+and `kcoord.changes` name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def define() -> None:
     settings, now = _settings(spark)
     log = spark.conf.get("kcoord.log")
     # The function of a dataset must not analyze anything, not even a schema, so the empty tables are made here.
-    given = {name: (spark.conf.get(f"kcoord.{name}", "") or "", _empty(spark, name)) for name in ("ends", "changes")}
+    given = {
+        name: (spark.conf.get(f"kcoord.{name}", "") or "", _empty(spark, name))
+        for name in ("ends", "topics", "changes")
+    }
     no_commits = _empty(spark, "commits")
 
     @pipelines.table(name="records", comment=TABLES["records"].doc)

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
 from kcoord.pipeline.lake.ends_lines import newest
-from kcoord.pipeline.lake.frames import unique
 from kcoord.pipeline.lake.groups import group_states, subscriptions
 from kcoord.pipeline.lake.settings import ExpiryPolicy, LakeSettings
 from kcoord.pipeline.lake.tables import TABLES
@@ -73,13 +72,33 @@ def _basis(settings: LakeSettings) -> Column:
 
 
 def build_orphans(
-    current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, expiry: DataFrame, ends: DataFrame
+    current: DataFrame,
+    epochs: DataFrame,
+    members: DataFrame,
+    regexes: DataFrame,
+    expiry: DataFrame,
+    ends: DataFrame,
+    topics: DataFrame,
 ) -> DataFrame:
-    """Makes `orphans`. Without samples of `ends` no topic counts as missing."""
+    """Makes `orphans`. Without samples of `ends` no topic counts as not visible.
+
+    A topic may have been created again after it was deleted. So an offset that was committed later is not needless.
+    """
     rows = _with_group(current, epochs, members, regexes).join(expiry.select(*KEY, "expires_at"), list(KEY))
-    topics = unique(newest(ends), "topic").withColumn("is_there", F.lit(True))
     sampled = ends.select(F.lit(True).alias("is_sampled")).limit(1)
-    rows = rows.join(F.broadcast(topics), "topic", "left").join(F.broadcast(sampled), how="left")
-    is_missing = F.col("is_sampled") & F.col("is_there").isNull()
-    reason = F.when(is_missing, "topic-missing").when(F.col("has_members") & ~F.col("is_wanted"), "unsubscribed")
+    rows = rows.join(F.broadcast(_topic_states(ends, topics)), "topic", "left").join(F.broadcast(sampled), how="left")
+    is_deleted = (F.col("topic_state.name") == "deleted") & (F.col("commit_timestamp") < F.col("topic_state.timestamp"))
+    is_visible = F.coalesce(F.col("topic_state.name") == "listed", F.lit(False))
+    reason = (
+        F.when(is_deleted, "topic-deleted")
+        .when(F.col("has_members") & ~F.col("is_wanted"), "unsubscribed")
+        .when(F.col("is_sampled") & ~is_visible, "topic-not-visible")
+    )
     return TABLES["orphans"].conform(rows.withColumn("reason", reason).where("reason IS NOT NULL"))
+
+
+def _topic_states(ends: DataFrame, topics: DataFrame) -> DataFrame:
+    """Returns the newest state of each topic name. A topic that was created again at the same time is `listed`."""
+    sampled = newest(ends).select("topic", "timestamp", F.lit("listed").alias("state"))
+    states = topics.select("topic", "timestamp", "state").unionByName(sampled)
+    return states.groupBy("topic").agg(F.max(F.struct("timestamp", F.col("state").alias("name"))).alias("topic_state"))

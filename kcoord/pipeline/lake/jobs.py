@@ -62,7 +62,7 @@ SILVER: Final = ("commits", "group_epochs", "members", "regexes", "assignments")
 _MOST_PLACES: Final = 1_000_000
 """At most this many keys, about 50 MB, are sent to every worker."""
 _THREADS: Final = 2
-_SOURCES: Final = frozenset({"records", "ends", "brokers", "descriptions", "audit", "changes", "denials"})
+_SOURCES: Final = frozenset({"records", "ends", "brokers", "topics", "descriptions", "audit", "changes", "denials"})
 """Tables that no job makes: `ingest`, samples and copies of audit logs do."""
 _INPUTS: Final = {
     "commits": frozenset[str](),

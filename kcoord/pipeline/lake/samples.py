@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""silver.ends, silver.brokers and silver.descriptions: samples of what the brokers of a cluster say.
+"""silver.ends, brokers, topics and descriptions: samples of what the brokers of a cluster say.
 
 The offsets log does not have the ends of partitions, so there is no lag without samples of `ends`. It does not have the
 brokers either, nor what the coordinators say about their groups. Every sample adds rows with one timestamp. A part for
 which the client has no rights is empty.
+
+`topics` has rows only for changes. That a topic is not listed does not mean that it is gone: the client may have lost
+the right to see it. So a sample asks for the ids of the topics that earlier samples listed (`seen_topics`). A topic
+is deleted if no topic has its id. A broker that lags behind may not know a new topic yet, so the brokers must say so
+for _DELETED_AFTER_MS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from kcoord.client.admin.client import AdminClient
-from kcoord.client.admin.model import ConfigResource, ConfigResourceType, OffsetSpec
+from kcoord.client.admin.model import ConfigResource, ConfigResourceType, OffsetSpec, TopicListing
 from kcoord.client.types import TopicPartition
 from kcoord.pipeline.lake.ingest import MAX_TIMESTAMP_MS
 from kcoord.pipeline.lake.jobs import SAMPLED_TOPICS
 from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
 from kcoord_protocol.batch_header import crc32c
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.uuid import ZERO_UUID, uuid_from_string, uuid_to_string
 
 RETENTION: Final = "offsets.retention.minutes"
+_DELETED_AFTER_MS: Final = 60_000
 
 
 class End(NamedTuple):
@@ -62,35 +69,63 @@ class Description(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics in a sample. `listed` has the name of each topic id.
+
+    `unlisted` has the errors of the ids that earlier samples listed and this one does not: UNKNOWN_TOPIC_ID,
+    TOPIC_AUTHORIZATION_FAILED, or an error that may pass.
+    """
+
+    listed: Mapping[str, str]
+    unlisted: Mapping[str, Errors] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """What the brokers said at a moment (UTC)."""
+    """What the brokers said at a moment (UTC). `topics` is None if they were not asked for them."""
 
     moment: datetime
     ends: Sequence[End]
     cluster_id: str | None = None
     brokers: Sequence[SampledBroker] = ()
     descriptions: Sequence[Description] = ()
+    topics: Topics | None = None
 
 
-async def take_sample(admin: AdminClient, *, with_groups: bool = True) -> Sample:
-    """Asks the brokers. Describing all groups costs the coordinators more than the rest, so it may be left out."""
+async def take_sample(admin: AdminClient, *, seen: Iterable[str] = (), with_groups: bool = True) -> Sample:
+    """Asks the brokers. `seen` has the ids of the topics that earlier samples listed (`seen_topics`).
+
+    Describing all groups costs the coordinators more than the rest, so it may be left out.
+    """
     moment = datetime.now(UTC)
-    ends = await ask_ends(admin)
+    listings = await admin.list_topics(include_internal=True)
+    topics = await _ask_topics(admin, listings, seen)
+    ends = await ask_ends(admin, [listing.name for listing in listings if not listing.is_internal])
     cluster = await admin.describe_cluster()
     controller = None if cluster.controller is None else cluster.controller.node_id
     brokers = [
         SampledBroker(node.node_id, node.host, node.port, node.rack, node.node_id == controller)
         for node in cluster.nodes
     ]
-    return Sample(moment, ends, cluster.cluster_id, brokers, await _describe_groups(admin) if with_groups else [])
+    descriptions = await _describe_groups(admin) if with_groups else []
+    return Sample(moment, ends, cluster.cluster_id, brokers, descriptions, topics)
 
 
-async def ask_ends(admin: AdminClient) -> list[End]:
-    """Queries the partitions of all topics that are not internal. Returns them in order of topic and partition.
+async def _ask_topics(admin: AdminClient, listings: Iterable[TopicListing], seen: Iterable[str]) -> Topics:
+    """Asks for the topics that were seen and are not listed. Topics of a cluster without topic ids are left out."""
+    listed = {uuid_to_string(topic.topic_id): topic.name for topic in listings if topic.topic_id != ZERO_UUID}
+    unlisted = sorted(uuid_from_string(topic_id) for topic_id in {*seen} - listed.keys())
+    if not unlisted:
+        return Topics(listed)
+    errors = (await admin.describe_topic_ids(unlisted)).errors
+    return Topics(listed, {uuid_to_string(topic_id): error.error for topic_id, error in errors.items()})
+
+
+async def ask_ends(admin: AdminClient, names: Iterable[str]) -> list[End]:
+    """Queries the partitions of these topics. Returns them in order of topic and partition.
 
     Omits partitions for which the broker returns an error.
     """
-    names = [listing.name for listing in await admin.list_topics()]
     described = await admin.describe_topics(names)
     infos = {}
     for name in described:
@@ -148,6 +183,44 @@ def add_sample(lake: Lake, sample: Sample) -> None:
     _add(lake, "ends", [row._asdict() for row in sample.ends], sample.moment)
     _add(lake, "brokers", [row._asdict() for row in sample.brokers], sample.moment)
     _add(lake, "descriptions", [row._asdict() for row in sample.descriptions], sample.moment)
+    if sample.topics is not None:
+        _add_topics(lake, sample.topics, sample.moment)
+
+
+def seen_topics(lake: Lake) -> Collection[str]:
+    """Returns the ids of the topics that the samples of a lake have listed, without those deleted or hidden since."""
+    return (lake.note("topics") or TableNote()).made_from.keys()
+
+
+def _add_topics(lake: Lake, topics: Topics, moment: datetime) -> None:
+    """Adds rows for what has changed.
+
+    In the note, `made_from` has the names of the topics that were seen, by id. `progress` has the times in ms since
+    when the brokers do not know an id.
+    """
+    note = lake.note("topics") or TableNote()
+    now_ms = int(moment.timestamp() * 1000)
+    seen, unknown = {**note.made_from, **topics.listed}, dict[str, int]()
+    rows = [(topic_id, moment, "listed") for topic_id in topics.listed if topic_id not in note.made_from]
+    for topic_id, error in topics.unlisted.items():
+        since_ms = note.progress.get(topic_id, now_ms)
+        if error is Errors.TOPIC_AUTHORIZATION_FAILED:
+            rows.append((topic_id, moment, "hidden"))
+        elif error is Errors.UNKNOWN_TOPIC_ID and now_ms - since_ms >= _DELETED_AFTER_MS:
+            rows.append((topic_id, datetime.fromtimestamp(since_ms / 1000, UTC), "deleted"))
+        elif error is Errors.UNKNOWN_TOPIC_ID:
+            unknown[topic_id] = since_ms
+    if rows:
+        values = [
+            {"topic": seen[topic_id], "topic_id": topic_id, "timestamp": since, "state": state, "date": since.date()}
+            for topic_id, since, state in rows
+        ]
+        lake.append("topics", pa.Table.from_pylist(values, schema=TABLES["topics"].arrow_schema))
+    for topic_id, _, state in rows:
+        if state != "listed":
+            del seen[topic_id]
+    if (seen, unknown) != (note.made_from, note.progress):
+        lake.set_note("topics", TableNote(note.version + bool(rows), seen, unknown))
 
 
 def _add(lake: Lake, name: str, rows: Sequence[Mapping[str, object]], moment: datetime) -> None:

@@ -68,6 +68,7 @@ class TestTopics:
         assert all(
             partition.leader is not None and partition.isr == partition.replicas for partition in topic.partitions
         )
+        assert (await admin.describe_topic_ids([topic.topic_id]))[topic.topic_id].name == name
         assert topic.authorized_operations is not None and AclOperation.READ in topic.authorized_operations
         times = [partition.creation_time_ms for partition in topic.partitions]
         if target.has_kip_1327:
@@ -86,6 +87,12 @@ class TestTopics:
             return name not in {listing.name for listing in await admin.list_topics()}
 
         await eventually(is_gone, "the topic is deleted")
+
+        async def has_no_id() -> bool:
+            error = (await admin.describe_topic_ids([topic.topic_id])).error(topic.topic_id)
+            return error is not None and error.error is Errors.UNKNOWN_TOPIC_ID
+
+        await eventually(has_no_id, "no topic has the id")
 
     async def test_validate_only_changes_nothing(self, admin: AdminClient, name: str) -> None:
         (await admin.create_topics([NewTopic(name, 2, 1)], validate_only=True)).all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,11 @@ from kcoord.cli.lake import main
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from kcoord.pipeline.lake.jobs import SILVER
+from kcoord.pipeline.lake.samples import Topics, take_sample
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.uuid import uuid_to_string
 from tests.integration.clients.test_dump_log import write_everything
 from tests.support.authorizing_process import authorizing_process
 from tests.support.kcoord_process import KcoordProcess
@@ -112,6 +114,25 @@ def test_losses_name_who_deleted_reset_or_was_denied(
     ]
     denied = [row for row in answer["denials"] if row["resource"] == "lost"]
     assert {(row["principal"], row["resource_type"]) for row in denied} == {("User:alice", "GROUP")}
+
+
+def test_a_topic_that_the_client_may_not_see_is_not_taken_for_a_deleted_one(broker: KcoordProcess) -> None:
+    no_topic = uuid_to_string(bytes(15) + b"\x01")
+
+    async def sample(address: str, seen: Iterable[str] = ()) -> Topics:
+        async with AdminClient(bootstrap_servers=address) as admin:
+            topics = (await take_sample(admin, seen=seen, with_groups=False)).topics
+            assert topics is not None
+            return topics
+
+    listed = asyncio.run(sample(broker.address)).listed
+    assert {"orders", "__consumer_offsets"} <= {*listed.values()}
+    hidden = asyncio.run(sample(f"127.0.0.1:{broker.ports[1]}", [*listed, no_topic]))
+    assert hidden.listed == {}
+    assert hidden.unlisted == {
+        **dict.fromkeys(listed, Errors.TOPIC_AUTHORIZATION_FAILED),
+        no_topic: Errors.UNKNOWN_TOPIC_ID,
+    }
 
 
 def check_a_second_cluster(lake: Lake, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -262,8 +262,32 @@ def test_orphans_are_offsets_that_nobody_needs(lake: Lake) -> None:
     assert rows(lake.read("orphans"), "group topic reason") == [
         ("pattern", "orders", "unsubscribed"),
         ("reader", "legacy", "unsubscribed"),
-        ("reader", "vanished", "topic-missing"),
+        ("reader", "vanished", "unsubscribed"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("states", "reasons"),
+    [
+        ([("o1", 0, "listed"), ("o1", 4, "deleted")], ["topic-deleted"]),
+        ([("o1", 0, "listed"), ("o1", 1, "deleted")], ["topic-not-visible"]),  # the commit is newer
+        ([("o1", 0, "listed"), ("o1", 4, "hidden")], ["topic-not-visible"]),
+        ([], ["topic-not-visible"]),
+        ([("o1", 0, "listed"), ("o1", 4, "deleted"), ("o2", 4, "listed")], []),
+        ([("o1", 0, "listed")], []),  # an internal topic, or one without a leader, has no ends
+    ],
+)
+def test_only_evidence_makes_a_topic_deleted(
+    spark: SparkSession, lake: Lake, states: list[tuple[str, int, str]], reasons: list[str]
+) -> None:
+    """The group has committed at second 2. The samples of `ends` do not have the topic."""
+    values = [("orders", topic_id, moment(at), state, moment(at).date()) for topic_id, at, state in states]
+    builder = WHOLE["orphans"]
+    inputs = {name: lake.read(name) for name in builder.inputs}
+    inputs["ends"] = inputs["ends"].where("topic != 'orders'")
+    inputs["topics"] = spark.createDataFrame(values, TABLES["topics"].schema)
+    orphans = builder.build(inputs, LakeSettings(), moment(120))
+    assert [reason for (reason,) in rows(orphans, "reason", "`group` = 'simple'")] == reasons
 
 
 def test_audit_1327_has_the_records_that_latest_skips(lake: Lake) -> None:

@@ -288,5 +288,7 @@ def _numbers(partitions: Iterable[int]) -> str:
 
 
 def _delete_command(row: pd.Series) -> str:
+    if row["reason"] == "topic-not-visible":
+        return "# check first: the topic was deleted, or the client may not see it"
     place = f"--topic {row['topic']}:{row['partition']}"
     return f"kcoord consumer-groups --delete-offsets --group {row['group']} {place}"

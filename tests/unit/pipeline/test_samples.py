@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topics in samples of a cluster: when a topic counts as deleted, and when only as not visible."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from kcoord.pipeline.lake.samples import Sample, Topics, add_sample, seen_topics
+from kcoord.pipeline.lake.storage import Lake
+from kcoord_protocol.errors import Errors
+from tests.unit.pipeline.test_ingest import no_spark
+
+BEGAN = datetime(2026, 11, 24, tzinfo=UTC)
+GONE = Errors.UNKNOWN_TOPIC_ID
+
+
+def add(lake: Lake, second: int, listed: dict[str, str], **unlisted: Errors) -> None:
+    assert unlisted.keys() == {*seen_topics(lake)} - listed.keys(), "a sample asks for these"
+    add_sample(lake, Sample(BEGAN + timedelta(seconds=second), [], topics=Topics(listed, unlisted)))
+
+
+def states(lake: Lake) -> list[tuple[str, str, float, str]]:
+    rows = []
+    for path in Path(lake.uri, "silver", "topics").rglob("[!_]*.parquet"):
+        rows += pq.read_table(path, partitioning=None).to_pylist()
+    values = [(row["topic"], row["topic_id"], (row["timestamp"] - BEGAN).total_seconds(), row["state"]) for row in rows]
+    return sorted(values, key=lambda value: value[1:3])
+
+
+def test_a_topic_is_deleted_if_no_topic_has_its_id_for_a_minute(tmp_path: Path) -> None:
+    lake = Lake(no_spark, str(tmp_path / "lake"))
+    add(lake, 0, {"a1": "a", "b1": "b", "c1": "c"})
+    add(lake, 30, {"b1": "b", "c1": "c"}, a1=GONE)
+    add(lake, 40, {"a1": "a", "b1": "b", "c1": "c"})  # a broker that lagged behind did not know the topic
+    add(lake, 60, {"c1": "c"}, a1=GONE, b1=Errors.REQUEST_TIMED_OUT)
+    version = lake.note("topics")
+    add(lake, 90, {"c1": "c"}, a1=GONE, b1=Errors.TOPIC_AUTHORIZATION_FAILED)
+    add(lake, 120, {"a2": "a", "c1": "c"}, a1=GONE)
+    add(lake, 150, {"a2": "a", "b1": "b", "c1": "c"})
+    assert version is not None and version.version == 1, "only rows change the version"
+    assert states(lake) == [
+        ("a", "a1", 0.0, "listed"),
+        ("a", "a1", 60.0, "deleted"),
+        ("a", "a2", 120.0, "listed"),
+        ("b", "b1", 0.0, "listed"),
+        ("b", "b1", 90.0, "hidden"),
+        ("b", "b1", 150.0, "listed"),
+        ("c", "c1", 0.0, "listed"),
+    ]
