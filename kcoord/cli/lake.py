@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kcoord.cli.lake_output import print_frame
+from kcoord.cli.lake_output import own_error, print_frame
 from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
-from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, warn
+from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, error_text, warn
 from kcoord.cli.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _reason(text: str) -> str:
     """Returns the text of an error. An error of this package in a worker of Spark is in the traceback that it sent."""
-    own_errors = re.findall(r"^kcoord\.[\w.]+: (.+)$", text, re.MULTILINE)
-    return own_errors[-1] if own_errors else text.partition("JVM stacktrace")[0].strip()
+    own = own_error(text)
+    return text.partition("JVM stacktrace")[0].strip() if own is None else own[1]
 
 
 def _check_source(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -195,22 +194,35 @@ def _ends(options: argparse.Namespace) -> int:
     from kcoord.pipeline.lake.storage import Lake
 
     config = AdminConfig.from_properties(broker_properties(options), warn)
-    sample = asyncio.run(_sample(config))  # an unreachable broker is reported before the lake is touched
+    first = asyncio.run(_sample(config))  # an unreachable broker is reported before the lake is touched
     lake = Lake(lambda: session_of(options, is_small=True), options.lake, Format(options.format), options.cluster)
-    lake.bind(sample.cluster_id)
+    lake.bind(first.cluster_id)
     samples = options.samples if options.every is not None else 1
+    sample: Sample | None = first
     taken = 0
     with stop_on_signals() as stop:
         while True:
-            add_sample(lake, sample)
-            taken += 1
-            if options.json:
-                print(json.dumps({"sample": taken, "partitions": len(sample.ends)}), flush=True)
-            else:
-                print(f"sample {taken}: {len(sample.ends)} partitions", file=sys.stderr)
+            if sample is not None:
+                add_sample(lake, sample)
+                taken += 1
+                if options.json:
+                    print(json.dumps({"sample": taken, "partitions": len(sample.ends)}), flush=True)
+                else:
+                    print(f"sample {taken}: {len(sample.ends)} partitions", file=sys.stderr)
             if taken == samples or stop.wait(options.every):
                 return 0
-            sample = asyncio.run(_sample(config, seen_topics(lake)))
+            sample = _sample_if_possible(config, seen_topics(lake))
+
+
+def _sample_if_possible(config: AdminConfig, seen: Collection[str]) -> Sample | None:
+    """Returns a sample, or None with a warning if the brokers do not answer."""
+    from kcoord_protocol.errors import KafkaError
+
+    try:
+        return asyncio.run(_sample(config, seen))
+    except KafkaError as error:
+        warn(f"no sample of the brokers: {error_text(error)}")
+        return None
 
 
 async def _sample(config: AdminConfig, seen: Collection[str] = ()) -> Sample:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from kcoord.pipeline.lake.compaction import TableCompaction
 
 CLUSTER: Final = "cluster"
+
+
+def own_error(text: str) -> tuple[str, str] | None:
+    """Returns the class and the text of an error of this package from the traceback of a worker of Spark."""
+    errors = re.findall(r"^kcoord\.[\w.]*?(\w+): (.+)$", text, re.MULTILINE)
+    return errors[-1] if errors else None
 
 
 def print_made(name: str) -> None:

@@ -16,11 +16,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from kcoord.cli.lake_output import print_made
+from pyspark.errors import PySparkException
+
+from kcoord.cli.lake_output import own_error, print_made
 from kcoord.cli.lake_source import pairs, source_of
+from kcoord.cli.session import warn
 from kcoord.cli.stopping import stop_on_signals
 from kcoord.cli.table import current_time_ms, parse_time
-from kcoord.pipeline.errors import BrokerError
+from kcoord.pipeline.errors import BrokerUnavailableError
 from kcoord.pipeline.lake.audit import check_audit_log, copy_audit_log
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
@@ -118,15 +121,16 @@ class LakeRun:
             while not stop.is_set():
                 due = time.monotonic() + interval_s
                 try:
-                    self._copy_audit_logs()
+                    self._copy_audit_logs_if_possible()
                     self._add_sample()
                     while not stop.is_set() and (done := ingest.next()) is not None:
                         self._report(done)
                         self._update_silver_now()
-                except BrokerError as error:
-                    if not error.is_retriable:
+                except (BrokerUnavailableError, PySparkException) as error:
+                    reason = _reason_of_outage(error)
+                    if reason is None:
                         raise
-                    print(f"warning: {error}; trying again", file=sys.stderr)
+                    warn(f"{reason}; trying again")
                 stop.wait(max(due - time.monotonic(), 0))
 
     def _update_silver_now(self) -> None:
@@ -135,7 +139,14 @@ class LakeRun:
             with self.lake.lease("tables").held(0):
                 self.update_silver()
         except LeaseError as error:
-            print(f"warning: {error}; copying continues", file=sys.stderr)
+            warn(f"{error}; copying continues")
+
+    def _copy_audit_logs_if_possible(self) -> None:
+        """Copies audit logs. While a log rotates, a file may be missing; the next copy has its entries."""
+        try:
+            self._copy_audit_logs()
+        except (LakeError, FileNotFoundError) as error:
+            warn(f"{error}; trying again")
 
     def _copy_audit_logs(self) -> None:
         for audit_log in self._options.audit:
@@ -203,6 +214,14 @@ class LakeRun:
             print(json.dumps(progress), flush=True)
         else:
             print(progress_line(progress, done.total / seconds), file=sys.stderr)
+
+
+def _reason_of_outage(error: BrokerUnavailableError | PySparkException) -> str | None:
+    """Returns the reason if the brokers do not answer, which a worker of Spark may have found out. Else None."""
+    if isinstance(error, BrokerUnavailableError):
+        return str(error)
+    name, reason = own_error(str(error)) or ("", "")
+    return reason if name == BrokerUnavailableError.__name__ else None
 
 
 def session_of(options: argparse.Namespace, *, is_small: bool) -> SparkSession:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 
 class BrokerError(OSError):
-    """The brokers of a cluster do not answer, or refuse a request. The same request may succeed if `is_retriable`."""
+    """The brokers of a cluster do not answer, or refuse a request."""
 
-    is_retriable = False
+
+class BrokerUnavailableError(BrokerError):
+    """The brokers do not answer at the moment. The same request may succeed later."""
 
 
 class DataLossError(ValueError):

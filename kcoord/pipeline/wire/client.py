@@ -35,7 +35,7 @@ from kcoord.client.metadata import TopicMetadata
 from kcoord.client.offset_messages import by_topic
 from kcoord.client.repeat import repeat
 from kcoord.client.types import TopicPartition
-from kcoord.pipeline.errors import BrokerError
+from kcoord.pipeline.errors import BrokerError, BrokerUnavailableError
 from kcoord.pipeline.wire.place import Properties
 from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.errors import Errors, KafkaError
@@ -185,9 +185,8 @@ class BrokerClient:
         try:
             return future.result()
         except KafkaError as error:
-            failure = BrokerError(f"{self._servers}: {_reason(error, topic, operation)}")
-            failure.is_retriable = is_retriable(error)
-            raise failure from error
+            failure = BrokerUnavailableError if is_retriable(error) else BrokerError
+            raise failure(f"{self._servers}: {_reason(error, topic, operation)}") from error
 
     def close(self) -> None:
         """Closes the connections and ends the thread."""

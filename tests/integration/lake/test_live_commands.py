@@ -13,13 +13,18 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcoord.cli.lake import main
+from kcoord.cli.lake_output import own_error
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import NewTopic
+from kcoord.client.errors import TimeoutException
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
+from kcoord.pipeline.errors import BrokerUnavailableError
 from kcoord.pipeline.lake.storage import Lake
 from tests.support.confluent import produce
 from tests.support.kcoord_process import KcoordProcess
@@ -152,6 +157,17 @@ def _samples(lake: Path) -> int:
 
 def _notes(lake: Path, name: str) -> list[Path]:
     return [*lake.glob(f"_kcoord/cluster=*/{name}.json")]
+
+
+def test_an_error_of_a_worker_has_its_class_and_its_text(spark: SparkSession) -> None:
+    """`--follow` finds out so whether it tries again."""
+
+    def fail(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise BrokerUnavailableError("broker:9092: no connection") from TimeoutException("too late")
+
+    with pytest.raises(PySparkException) as raised:
+        spark.range(1).mapInArrow(lambda batches: map(fail, batches), "id long").collect()
+    assert own_error(str(raised.value)) == ("BrokerUnavailableError", "broker:9092: no connection")
 
 
 def test_ends_reports_an_unreachable_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

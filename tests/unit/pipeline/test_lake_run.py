@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of a job of `kcoord lake`, as far as it needs no Spark: which settings a lake keeps."""
+"""A run of a job of `kcoord lake`, as far as it needs no Spark: settings that a lake keeps, failures that pass."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
 import pytest
+from pyspark.errors import PySparkException
 
-from kcoord.cli.lake import make_parser
+from kcoord.cli import lake as cli_lake
+from kcoord.cli import lake_run
+from kcoord.cli.lake import main, make_parser
 from kcoord.cli.lake_run import LakeRun
 from kcoord.cli.lake_source import LakeSource
-from kcoord.pipeline.lake.ingest import ingest
+from kcoord.client.errors import TimeoutException
+from kcoord.pipeline.errors import BrokerError, BrokerUnavailableError
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.ingest import Ingest, ingest
+from kcoord.pipeline.lake.samples import End, Sample
 from kcoord.pipeline.lake.storage import Lake
+from kcoord_protocol.errors import KafkaError
 from tests.support.coordinator_log import batches_of, random_log
 from tests.unit.pipeline.support import LogWriter
 from tests.unit.pipeline.test_ingest import no_spark
@@ -60,3 +72,122 @@ def test_a_lake_keeps_the_settings_that_were_given_or_that_brokers_told(
     given = stored("--retention-minutes", "5", "--expiry-policy", "kafka")
     assert given == {"retention_ms": "300000", "storm_epochs": "7", "expiry_policy": "kafka"}
     assert stored() == given
+
+
+# --- ingest --follow --------------------------------------------------------------------------------------------------
+
+
+def follow(
+    lake: Lake, log: str, monkeypatch: pytest.MonkeyPatch, events: list[BaseException | None], *arguments: str
+) -> int:
+    """Follows the log, in which each look for new records has an event: an error, or None. Returns the looks left."""
+    stop = threading.Event()
+
+    @contextmanager
+    def stopped() -> Iterator[threading.Event]:
+        yield stop
+
+    def look(ingest: Ingest) -> None:
+        event = events.pop(0)
+        if not events:
+            stop.set()
+        if event is not None:
+            raise event
+
+    monkeypatch.setattr(lake_run, "stop_on_signals", stopped)
+    monkeypatch.setattr(lake_run, "session_of", lambda options, is_small: None)
+    monkeypatch.setattr(Ingest, "next", look)
+    run_of("ingest", lake, "--log", log, "--follow", "0.01", *arguments).follow(0.01)
+    return len(events)
+
+
+OF_A_WORKER = """
+Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times: Traceback (most recent call last):
+kcoord.client.errors.TimeoutException: REQUEST_TIMED_OUT
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+kcoord.pipeline.errors.{}: 127.0.0.1:1: no connection
+
+\tat org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+def test_following_goes_on_while_brokers_do_not_answer(
+    lake: Lake, log: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The driver or a worker of Spark may meet the error."""
+    outages = [BrokerUnavailableError("no connection"), PySparkException(OF_A_WORKER.format("BrokerUnavailableError"))]
+    assert follow(lake, log, monkeypatch, [*outages, None]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == [
+        "warning: no connection; trying again",
+        "warning: 127.0.0.1:1: no connection; trying again",
+    ]
+
+
+@pytest.mark.parametrize(
+    "failure", [BrokerError("READ is missing"), PySparkException(OF_A_WORKER.format("BrokerError"))]
+)
+def test_following_ends_with_an_error_that_does_not_pass(
+    lake: Lake, log: str, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    with pytest.raises(type(failure)):
+        follow(lake, log, monkeypatch, [failure, None])
+
+
+def test_following_goes_on_while_an_audit_log_rotates(
+    lake: Lake, log: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between two renames there may be no file, or one that is gone when it is opened."""
+    audit = tmp_path / "audit.log"
+    audit.write_text("")
+    failures: list[Exception] = [LakeError("there is no such file"), FileNotFoundError("audit.log.1")]
+    copies = 0
+
+    def copy(lake: Lake, uri: str) -> int:
+        nonlocal copies
+        copies += 1
+        if failures:
+            raise failures.pop(0)
+        return 1
+
+    monkeypatch.setattr(lake_run, "copy_audit_log", copy)
+    assert follow(lake, log, monkeypatch, [None, None, None], "--audit", str(audit)) == 0
+    assert copies == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: there is no such file; trying again",
+        "warning: audit.log.1; trying again",
+        f"{audit}: 1 new entries",
+    ]
+
+
+# --- ends --every -----------------------------------------------------------------------------------------------------
+
+
+def test_sampling_goes_on_after_a_missed_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes: list[Sample | KafkaError] = [sample(0), TimeoutException("no connection"), sample(1)]
+
+    async def take(*arguments: object) -> Sample:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, KafkaError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(cli_lake, "_sample", take)
+    arguments = ["ends", "--lake", str(tmp_path / "lake"), "--bootstrap-server", "broker:9092"]
+    assert main([*arguments, "--every", "0.01", "--samples", "2"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "sample 1: 1 partitions",
+        "warning: no sample of the brokers: no connection",
+        "sample 2: 1 partitions",
+    ]
+    outcomes = [TimeoutException("no connection")]
+    assert main(arguments) == 1
+
+
+def sample(second: int) -> Sample:
+    return Sample(datetime(2026, 11, 24, 0, 0, second, tzinfo=UTC), [End("t", "id", 0, 0, 1, None)], "A")
