@@ -65,9 +65,12 @@ class LakeRun:
             check_audit_log(audit_log)
         self._lakes = [self._open(options.cluster)]
         self._ingest = None if self.source is None else Ingest(self._lakes[0], self.source.options)
+        names = self._lakes[0].clusters()
         if self.source is None and options.cluster is None:
-            names = self._lakes[0].clusters()
             self._lakes = self._lakes if len(names) < 2 else [self._open(name) for name in names]
+        elif self.source is None and options.cluster not in names:
+            own = ", ".join(names) or "none"
+            raise LakeError(f"lake {options.lake} has no cluster {options.cluster}; it has {own}")
         self._is_small = self._takes_seconds()
 
     @property
@@ -79,9 +82,18 @@ class LakeRun:
         return self._lakes[0]
 
     def each_cluster(self) -> Iterator[tuple[Lake, Jobs]]:
-        """Yields the lake and the jobs of each cluster that the command is about."""
+        """Yields the lake and the jobs of each cluster that the command is about. Leaves out those without records.
+
+        Raises LakeError if no cluster has records.
+        """
+        lakes = [lake for lake in self._lakes if lake.note("records") is not None]
+        if not lakes:
+            self._lakes[0].check_records()
         for lake in self._lakes:
-            yield lake, self.jobs(lake)
+            if lake in lakes:
+                yield lake, self.jobs(lake)
+            else:
+                warn(lake.without_records)
 
     def jobs(self, lake: Lake) -> Jobs:
         """Returns a new run of the jobs of a cluster."""

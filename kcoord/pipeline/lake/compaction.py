@@ -32,7 +32,6 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION
 from kcoord.pipeline.lake.commits import KEY
-from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats.store import StoredFile
 from kcoord.pipeline.lake.jobs import Jobs
 from kcoord.pipeline.lake.storage import Lake, TableNote
@@ -80,8 +79,7 @@ class Compaction:
 
         Raises LakeError for a lake without records.
         """
-        if self._lake.note("records") is None:
-            raise LakeError(f"lake {self._lake.uri} has no records: run `ingest` first")
+        self._lake.check_records()
         if not dry_run:
             # Tombstones may go once this table has them.
             self._jobs.ensure("current_offsets")

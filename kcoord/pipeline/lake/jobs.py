@@ -34,7 +34,6 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake import commits, current
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE, Builder, topic_names
-from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import GROUP_OFFSET, MAX_TIMESTAMP_MS
 from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.storage import Lake, TableNote
@@ -116,8 +115,7 @@ class Jobs:
 
     def run(self, job: str) -> list[str]:
         """Updates the tables of the job. Returns the tables that were not up to date."""
-        if self._lake.note("records") is None:
-            raise LakeError(f"lake {self._lake.uri} has no records: run `ingest` first")
+        self._lake.check_records()
         self.ensure_all(JOBS[job])
         return self.made
 

@@ -135,6 +135,17 @@ class Lake:
         names = (info.base_name for info in self._files.get_file_info(selector))
         return sorted(name.removeprefix(f"{CLUSTER}=") for name in names if name.startswith(f"{CLUSTER}="))
 
+    @property
+    def without_records(self) -> str:
+        """The text for a cluster without records, because its log is empty, or only samples of it were taken."""
+        cluster = f"cluster {self.cluster} of " if self.cluster in self.clusters() else ""
+        return f"{cluster}lake {self.uri} has no records: run `ingest` first"
+
+    def check_records(self) -> None:
+        """Raises LakeError if the cluster has no records."""
+        if self.note("records") is None:
+            raise LakeError(self.without_records)
+
     def bind(self, cluster_id: str | None) -> None:
         """Chooses the cluster with this id, unless one is given, and notes its id. None means that it is unknown.
 

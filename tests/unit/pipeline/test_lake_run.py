@@ -74,6 +74,26 @@ def test_a_lake_keeps_the_settings_that_were_given_or_that_brokers_told(
     assert stored() == given
 
 
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_records_is_left_out(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its log is empty, or its first copy failed, or it has samples only."""
+    Lake(no_spark, lake.uri).bind("A")  # the id of the cluster with records
+    Lake(no_spark, lake.uri).bind("B")
+    run = run_of("status", lake)
+    assert [of_cluster.cluster for of_cluster, _ in run.each_cluster()] == ["default"]
+    assert capsys.readouterr().err == f"warning: cluster B of lake {lake.uri} has no records: run `ingest` first\n"
+    with pytest.raises(LakeError, match=r"^cluster B of lake .* has no records: run `ingest` first$"):
+        next(run_of("compact", lake, "--cluster", "B").each_cluster())
+
+
+def test_a_misspelt_cluster_is_named_with_those_of_the_lake(lake: Lake, log: str) -> None:
+    with pytest.raises(LakeError, match=r"^lake .* has no cluster defolt; it has default$"):
+        run_of("status", lake, "--cluster", "defolt")
+    assert run_of("ingest", lake, "--log", log, "--cluster", "second").lake.cluster == "second"
+
+
 # --- ingest --follow --------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ from plotly.offline import get_plotlyjs
 
 from kcoord import __version__
 from kcoord.pipeline.lake.builders import WHOLE
-from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
 from kcoord.pipeline.lake.report import figures, markup
 from kcoord.pipeline.lake.report.data import ReportData, collect
@@ -26,8 +25,7 @@ _NO_SAMPLES: Final = "Lag needs samples of the end offsets: <code>kcoord lake en
 
 def write_report(lake: Lake, jobs: Jobs, output: str, title: str) -> int:
     """Updates all tables and writes the page. Returns its size in bytes."""
-    if lake.note("records") is None:
-        raise LakeError(f"lake {lake.uri} has no records: run `ingest` first")
+    lake.check_records()
     jobs.ensure_all([*SILVER, "current_offsets", *WHOLE])
     page = render(collect(lake, jobs.now()), title).encode()
     Path(output).write_bytes(page)
