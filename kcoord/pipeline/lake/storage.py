@@ -188,7 +188,7 @@ class Lake:
 
     @cached_property
     def _has_clusters(self) -> bool:
-        return self._place.exists(f"{NOTES}/{_CLUSTERS}")
+        return not self._is_created or self._place.exists(f"{NOTES}/{_CLUSTERS}")
 
     def _check_cluster(self) -> None:
         """Raises LakeError if the given name cannot be used."""
@@ -286,6 +286,7 @@ class Lake:
         if rows is not None:
             self._replace_rows(name, rows.cast(TABLES[name].arrow_schema), whole=whole, parts=parts)
             return
+        self._create()
         self._frames.pop(name, None)
         self._store.replace(TABLES[name], frame, whole=whole, parts=parts)
 
@@ -318,29 +319,37 @@ class Lake:
         self._replace_rows(name, rows, whole=False, parts=parts)
 
     def _replace_rows(self, name: str, rows: pa.Table, *, whole: bool, parts: Collection[str]) -> None:
+        self._create()
         self._frames.pop(name, None)
         self._store.replace_rows(TABLES[name], rows, whole=whole, parts=parts)
 
     def append(self, name: str, rows: pa.Table) -> None:
         """Adds rows, which have the columns of the table. This is for samples, which no other table can replace."""
+        self._create()
         self._frames.pop(name, None)
         self._store.append(TABLES[name], rows)
 
     def _check_format(self) -> None:
-        """Raises LakeError if the lake was created with another format. Stores the format of a new lake.
-
-        The format of a lake never changes.
-        """
+        """Raises LakeError if the lake was created with another format. The format of a lake never changes."""
         stored = self._read_text(f"{NOTES}/format")
         if stored is not None and stored != self.format:
             raise LakeError(f"lake {self.uri} is kept as {stored}, not as {self.format}; use --format {stored}")
         check_library(self.format)
-        if stored is None:
+        self._is_created = stored is not None
+
+    def _create(self) -> None:
+        """Stores the format of a new lake. It precedes each write, so opening a misspelt lake leaves nothing there."""
+        if self._is_created:
+            return
+        self._check_format()
+        if not self._is_created:
             self._write_text(f"{NOTES}/{_CLUSTERS}", "")
             self._write_text(f"{NOTES}/format", self.format.value)
+            self._is_created = True
 
     def _check_spark(self, spark: SparkSession) -> None:
         """Raises LakeError if Spark cannot read the lake. Spark and pyarrow have file systems of their own."""
+        self._create()
         if self._place.s3 is not None:
             settings = self._place.s3.hadoop()
             for key, value in HADOOP_FILE_SYSTEM.items():
@@ -400,6 +409,7 @@ class Lake:
 
     def replace_text(self, name: str, text: str) -> None:
         """Replaces a file in the cluster's folder of notes. A reader sees either the old text or the new text."""
+        self._create()
         self._write_text(f"{self._notes}/{name}", text)
 
     def _read_text(self, path: str) -> str | None:

@@ -94,6 +94,14 @@ def test_a_misspelt_cluster_is_named_with_those_of_the_lake(lake: Lake, log: str
     assert run_of("ingest", lake, "--log", log, "--cluster", "second").lake.cluster == "second"
 
 
+@pytest.mark.parametrize("job", ["status", "asof 1h", "compact", "report"])
+def test_a_misspelt_lake_is_not_created(tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *arguments = job.split()
+    assert main([name, "--lake", str(tmp_path / "typo"), *arguments, "--format", "delta"]) == 1
+    assert capsys.readouterr().err == f"kcoord lake: lake {tmp_path}/typo has no records: run `ingest` first\n"
+    assert not (tmp_path / "typo").exists()
+
+
 # --- ingest --follow --------------------------------------------------------------------------------------------------
 
 
