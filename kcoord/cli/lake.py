@@ -167,7 +167,7 @@ def _add(
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--limit", type=int, default=_DEFAULT_LIMIT, metavar="N", help="number of rows to print (default 50)"
+        "--limit", type=int, default=_DEFAULT_LIMIT, metavar="N", help="number of rows of each table (default 50)"
     )
 
 
@@ -236,6 +236,7 @@ async def _sample(config: AdminConfig, seen: Collection[str] = ()) -> Sample:
 def _answer(options: argparse.Namespace) -> int:
     from kcoord.cli.lake_run import LakeRun
     from kcoord.pipeline.lake.jobs import JOBS
+    from kcoord.pipeline.lake.tables import TABLES
 
     run = LakeRun(options)
     run.copy_new_records()
@@ -244,7 +245,7 @@ def _answer(options: argparse.Namespace) -> int:
         jobs.run(options.job)
         for name, parts in frames.items():
             parts.append(lake.with_cluster(lake.read(name)))
-    return _print(options, frames)
+    return _print(options, frames, {name: TABLES[name].key for name in frames})
 
 
 def _asof(options: argparse.Namespace) -> int:
@@ -259,7 +260,7 @@ def _asof(options: argparse.Namespace) -> int:
         groups_then = snapshot(lake, jobs, moment, tuple(options.group))
         for name, parts in frames.items():
             parts.append(lake.with_cluster(getattr(groups_then, name)))
-    return _print(options, frames)
+    return _print(options, frames, {})
 
 
 def _compact(options: argparse.Namespace) -> int:
@@ -300,9 +301,16 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print(options: argparse.Namespace, frames: Mapping[str, Sequence[DataFrame]]) -> int:
-    """Prints the tables. `frames` has a part for each cluster."""
-    tables = {name: print_frame(name, parts, options.limit, as_json=options.json) for name, parts in frames.items()}
+def _print(
+    options: argparse.Namespace, frames: Mapping[str, Sequence[DataFrame]], keys: Mapping[str, Sequence[str]]
+) -> int:
+    """Prints the tables. `frames` has a part for each cluster, `keys` the columns by which a table is ordered."""
+    document: dict[str, object] = {}
+    more = []
+    for name, parts in frames.items():
+        document[name], is_cut = print_frame(name, parts, options.limit, keys.get(name, ()), as_json=options.json)
+        if is_cut:
+            more.append(name)
     if options.json:
-        print(json.dumps(tables, indent=2, ensure_ascii=False))
+        print(json.dumps({**document, "more": more}, indent=2, ensure_ascii=False))
     return 0

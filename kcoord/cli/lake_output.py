@@ -39,19 +39,25 @@ def compaction_line(done: TableCompaction) -> str:
     )
 
 
-def print_frame(name: str, parts: Sequence[DataFrame], limit: int, *, as_json: bool) -> list[dict[str, object]]:
-    """Prints the first rows as a table unless `as_json`, and returns them for JSON.
+def print_frame(
+    name: str, parts: Sequence[DataFrame], limit: int, key: Sequence[str] = (), *, as_json: bool
+) -> tuple[list[dict[str, object]], bool]:
+    """Prints the first rows by key as a table unless `as_json`. Returns them for JSON, and whether there are more.
 
-    `parts` has a frame for each cluster. The column `cluster` is printed if there are several.
+    `parts` has a frame for each cluster. The column `cluster` is printed if there are several. Without a key the frames
+    are in order.
     """
     frame = reduce(type(parts[0]).unionByName, parts)
+    if key:
+        frame = frame.orderBy(CLUSTER, *key)
     rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
     if not as_json:
         columns = [column for column in frame.columns if column != CLUSTER or len(parts) > 1]
         print(f"{name}\n")
-        print(format_table(columns, [[_text(row[key]) for key in columns] for row in rows[:limit]]))
+        print(format_table(columns, [[_text(row[column]) for column in columns] for row in rows[:limit]]))
         print(f"\n(more than {limit}: see --limit)\n" if len(rows) > limit else "")
-    return [{key: _plain(value) for key, value in row.items()} for row in rows[:limit]]
+    plain = [{column: _plain(value) for column, value in row.items()} for row in rows[:limit]]
+    return plain, len(rows) > limit
 
 
 def _plain(value: object) -> object:
