@@ -59,7 +59,10 @@ class LakeSource:
     brokers: AdminConfig | None
 
     def check(self, *, may_be_missing: bool) -> None:
-        """Raises an error if the log cannot be read: no broker answers, a right is missing, or there is no log yet."""
+        """Raises an error if the log cannot be read: no broker answers, a right is missing, or there is no log yet.
+
+        If the log `may_be_missing`, that is a warning: a broker creates it for its first group, or its name is misspelt.
+        """
         from kcoord.pipeline.log_files import NoLogError
         from kcoord.pipeline.planning import list_folders
 
@@ -70,9 +73,10 @@ class LakeSource:
                 from kcoord.pipeline.wire.planning import check_rights
 
                 check_rights(self.options)
-        except NoLogError:
+        except NoLogError as error:
             if not may_be_missing:
                 raise
+            warn(f"{error}; waiting for it")
 
     def sample(self, lake: Lake, *, with_groups: bool) -> Sample | None:
         """Asks the brokers for the next sample of a lake. Returns None with a warning if they do not answer."""

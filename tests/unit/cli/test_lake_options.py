@@ -9,6 +9,7 @@ import pytest
 
 from kcoord.cli.lake import make_parser
 from kcoord.cli.lake_source import LakeSource, source_of
+from kcoord.pipeline.log_files import NoLogError
 
 
 def source(*arguments: str) -> LakeSource:
@@ -36,3 +37,13 @@ def test_the_client_has_the_id_that_the_documented_quota_names(
     assert (properties["client.id"], properties["default.api.timeout.ms"]) == (client_id, str(timeout_ms))
     assert made.brokers is not None
     assert (made.brokers.client_id, made.brokers.default_api_timeout_ms) == (client_id, timeout_ms)
+
+
+def test_following_a_log_that_does_not_exist_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be created later. Or its name is misspelt."""
+    made = source("--log", str(tmp_path))
+    with pytest.raises(NoLogError):
+        made.check(may_be_missing=False)
+    made.check(may_be_missing=True)
+    warning = f"warning: path: there is no folder __consumer_offsets-N at {tmp_path}; waiting for it\n"
+    assert capsys.readouterr().err == warning
