@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.cli.lake_output import own_error, print_frame
 from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
+from kcoord.cli.options import moment, seconds, whole_number
 from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, error_text, warn
 from kcoord.cli.stopping import stop_on_signals
 
@@ -91,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_source_options(ingest)
     ingest.add_argument(
         "--follow",
-        type=float,
+        type=seconds(may_be_0=False),
         metavar="SECONDS",
         help="continue until SIGINT or SIGTERM, and read new records at this interval",
     )
@@ -99,30 +100,33 @@ def make_parser() -> argparse.ArgumentParser:
     add_broker_options(ends)
     ends.add_argument(
         "--every",
-        type=float,
+        type=seconds(may_be_0=False),
         metavar="SECONDS",
         help="continue until SIGINT or SIGTERM, with a sample at this interval",
     )
-    ends.add_argument("--samples", type=int, metavar="N", help="with --every: end after N samples")
+    ends.add_argument("--samples", type=whole_number(1), metavar="N", help="with --every: end after N samples")
     for name, text in _HELP.items():
         command = _add(commands, name, text, _answer)
         command.set_defaults(job=name)
         add_source_options(command)
         _add_output(command)
     asof = _add(commands, "asof", "every group as it was at a given time", _asof)
-    asof.add_argument("time", metavar="TIME", help="ISO 8601 (UTC), milliseconds since 1970, or an age such as 2h")
+    asof.add_argument(
+        "time", type=moment, metavar="TIME", help="ISO 8601 (UTC), milliseconds since 1970, or an age such as 2h"
+    )
     add_source_options(asof)
     asof.add_argument("--group", action="append", default=[], help="only this group; may be repeated")
     _add_output(asof)
     compact = _add(commands, "compact", "merge small files, and remove old history", _compact)
     compact.add_argument(
         "--older-than",
+        type=moment,
         metavar="TIME",
         help="remove history before this time or age, such as 90d, that no answer about a later time needs",
     )
     compact.add_argument(
         "--grace",
-        type=float,
+        type=seconds(may_be_0=True),
         default=60.0,
         metavar="SECONDS",
         help="how long replaced files stay for jobs that still read them (default 60; Parquet only)",
@@ -152,14 +156,20 @@ def _add(
     )
     parser.add_argument("--master", help="Spark's master (default: spark-submit's, else local[*])")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
-    parser.add_argument("--retention-minutes", type=int, metavar="N", help="the brokers' offsets.retention.minutes")
+    parser.add_argument(
+        "--retention-minutes", type=whole_number(1), metavar="N", help="the brokers' offsets.retention.minutes"
+    )
     parser.add_argument(
         "--expiry-policy", choices=("kip211", "kafka"), help="the expiry policy for KIP-848 groups without members"
     )
-    parser.add_argument("--storm-epochs", type=int, metavar="N", help="number of epochs that make a storm (default 5)")
-    parser.add_argument("--storm-window-ms", type=int, metavar="MS", help="time span of a storm (default 10000)")
     parser.add_argument(
-        "--now", metavar="TIME", help="the time that ages refer to (default: the newest time in the lake)"
+        "--storm-epochs", type=whole_number(2), metavar="N", help="number of epochs that make a storm (default 5)"
+    )
+    parser.add_argument(
+        "--storm-window-ms", type=whole_number(1), metavar="MS", help="time span of a storm (default 10000)"
+    )
+    parser.add_argument(
+        "--now", type=moment, metavar="TIME", help="the time that ages refer to (default: the newest time in the lake)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
@@ -167,7 +177,11 @@ def _add(
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--limit", type=int, default=_DEFAULT_LIMIT, metavar="N", help="number of rows of each table (default 50)"
+        "--limit",
+        type=whole_number(0),
+        default=_DEFAULT_LIMIT,
+        metavar="N",
+        help="number of rows of each table (default 50)",
     )
 
 
@@ -249,15 +263,14 @@ def _answer(options: argparse.Namespace) -> int:
 
 
 def _asof(options: argparse.Namespace) -> int:
-    from kcoord.cli.lake_run import LakeRun, moment_of
+    from kcoord.cli.lake_run import LakeRun
     from kcoord.pipeline.lake.asof import snapshot
 
     run = LakeRun(options)
     run.copy_new_records()
-    moment = moment_of(options.time)
     frames: dict[str, list[DataFrame]] = {"groups": [], "members": [], "assignments": [], "offsets": []}
     for lake, jobs in run.each_cluster():
-        groups_then = snapshot(lake, jobs, moment, tuple(options.group))
+        groups_then = snapshot(lake, jobs, options.time, tuple(options.group))
         for name, parts in frames.items():
             parts.append(lake.with_cluster(getattr(groups_then, name)))
     return _print(options, frames, {})
@@ -265,11 +278,10 @@ def _asof(options: argparse.Namespace) -> int:
 
 def _compact(options: argparse.Namespace) -> int:
     from kcoord.cli.lake_output import compaction_line
-    from kcoord.cli.lake_run import LakeRun, moment_of
+    from kcoord.cli.lake_run import LakeRun
     from kcoord.pipeline.lake.compaction import Compaction
 
-    before = None if options.older_than is None else moment_of(options.older_than)
-    compactions = [Compaction(lake, jobs, before) for lake, jobs in LakeRun(options).each_cluster()]
+    compactions = [Compaction(lake, jobs, options.older_than) for lake, jobs in LakeRun(options).each_cluster()]
     tables = []
     for compaction in compactions:
         for done in compaction.run(dry_run=options.dry_run):

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
@@ -22,7 +21,6 @@ from kcoord.cli.lake_output import own_error, print_made
 from kcoord.cli.lake_source import pairs, source_of
 from kcoord.cli.session import warn
 from kcoord.cli.stopping import stop_on_signals
-from kcoord.cli.table import current_time_ms, parse_time
 from kcoord.pipeline.errors import BrokerUnavailableError
 from kcoord.pipeline.lake.audit import check_audit_log, copy_audit_log
 from kcoord.pipeline.lake.errors import LakeError
@@ -207,7 +205,7 @@ class LakeRun:
         merged = {**stored, **{name: str(value) for name, value in given.items() if value is not None}}
         if merged != stored and lake.note("records") is not None:
             lake.store_settings(merged)
-        return settings if options.now is None else replace(settings, now=moment_of(options.now))
+        return settings if options.now is None else replace(settings, now=options.now)
 
     def _add_sample(self) -> None:
         if self.source is None or self.source.brokers is None:
@@ -268,7 +266,3 @@ def progress_line(progress: Mapping[str, int], records_per_second: float) -> str
         f"{line}; {progress['partitions_behind']} partitions behind by {progress['bytes_behind'] / 1e6:,.1f} MB, "
         f"about {progress['seconds_left']:,} s left"
     )
-
-
-def moment_of(text: str) -> datetime:
-    return datetime.fromtimestamp(parse_time(text, current_time_ms()) / 1000, UTC)

@@ -61,7 +61,7 @@ class LakeSource:
     def check(self, *, may_be_missing: bool) -> None:
         """Raises an error if the log cannot be read: no broker answers, a right is missing, or there is no log yet.
 
-        If the log `may_be_missing`, that is a warning: a broker creates it for its first group, or its name is misspelt.
+        If the log `may_be_missing`, that is a warning: a broker creates it for its first group, or its name is wrong.
         """
         from kcoord.pipeline.log_files import NoLogError
         from kcoord.pipeline.planning import list_folders

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from kcoord.cli.table import current_time_ms, parse_time
 
 
 def parse_options(
@@ -23,3 +27,43 @@ def parse_options(
 def option_name(attribute: str) -> str:
     """Returns `--dry-run` for `dry_run`."""
     return f"--{attribute.replace('_', '-')}"
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Returns the type of an option whose values are whole numbers from `least` on."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        return number
+
+    return parse
+
+
+def seconds(*, may_be_0: bool) -> Callable[[str], float]:
+    """Returns the type of an option whose values are seconds."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number < 0 or (not number and not may_be_0):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {'from' if may_be_0 else 'above'} 0")
+        return number
+
+    return parse
+
+
+def moment(text: str) -> datetime:
+    """The type of an option whose values are times (`parse_time`)."""
+    try:
+        return datetime.fromtimestamp(parse_time(text, current_time_ms()) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: give an age such as 2h, ISO 8601, or milliseconds since 1970"
+        ) from None

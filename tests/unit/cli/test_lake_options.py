@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.cli.lake import make_parser
+from kcoord.cli.lake import main, make_parser
 from kcoord.cli.lake_source import LakeSource, source_of
 from kcoord.pipeline.log_files import NoLogError
 
@@ -47,3 +47,33 @@ def test_following_a_log_that_does_not_exist_is_a_warning(tmp_path: Path, capsys
     made.check(may_be_missing=True)
     warning = f"warning: path: there is no folder __consumer_offsets-N at {tmp_path}; waiting for it\n"
     assert capsys.readouterr().err == warning
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ingest --log d --follow 0", "--follow: '0' is not a number of seconds above 0"),
+        ("ingest --log d --follow -1", "--follow: '-1' is not a number of seconds above 0"),
+        ("ingest --log d --follow nan", "--follow: 'nan' is not a number of seconds above 0"),
+        ("ends --every 0", "--every: '0' is not a number of seconds above 0"),
+        ("ends --every 1 --samples 0", "--samples: '0' is not a whole number from 1"),
+        ("compact --grace -1", "--grace: '-1' is not a number of seconds from 0"),
+        ("compact --older-than yesterday", "--older-than: 'yesterday' is no time: give an age such as 2h, "),
+        (
+            "asof 2026-13-01",
+            "TIME: '2026-13-01' is no time: give an age such as 2h, ISO 8601, or milliseconds since 1970",
+        ),
+        ("asof 99999999999999999999", "TIME: '99999999999999999999' is no time"),
+        ("status --now 2x", "--now: '2x' is no time"),
+        ("status --limit -1", "--limit: '-1' is not a whole number from 0"),
+        ("status --retention-minutes 0", "--retention-minutes: '0' is not a whole number from 1"),
+        ("status --storm-epochs 1", "--storm-epochs: '1' is not a whole number from 2"),
+        ("status --storm-window-ms 1.5", "--storm-window-ms: '1.5' is not a whole number from 1"),
+    ],
+)
+def test_a_bad_value_ends_with_exit_code_2(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job, *arguments = line.split()
+    with pytest.raises(SystemExit) as ended:
+        main([job, "--lake", "lake", *arguments])
+    assert ended.value.code == 2
+    assert f"error: argument {message}" in capsys.readouterr().err
