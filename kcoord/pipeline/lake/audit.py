@@ -136,7 +136,7 @@ def _rows_of(line: bytes) -> dict[str, list[Row]]:
     try:
         entry = json.loads(text)
         common = {**_common(entry), "timestamp": datetime.fromisoformat(entry["time"])}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):  # no JSON, no time, or no object
         return {"audit": [{"event": "unreadable", "entry": text}], "changes": [], "denials": []}
     whole = {**common, **{name: entry.get(name) for name in ("event", "allowed", "listener", "version")}, "entry": text}
     return {
