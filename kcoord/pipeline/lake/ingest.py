@@ -152,7 +152,8 @@ class Ingest:
     def _stored_plan(self) -> Plan | None:
         text = self._lake.text(PLAN)
         if text is not None:
-            return Plan(**json.loads(text))
+            with self._lake.parsing(PLAN):
+                return Plan(**json.loads(text))
         plan = _plan_of_checkpoint(self._lake)
         if plan is None and self._lake.note("records") is not None:
             raise LakeError(

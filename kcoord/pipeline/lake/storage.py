@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -379,8 +380,9 @@ class Lake:
         text = self.text(f"{name}.json")
         if text is None:
             return None
-        content = json.loads(text)
-        return TableNote(content["version"], content["made_from"], content["progress"])
+        with self.parsing(f"{name}.json"):
+            content = json.loads(text)
+            return TableNote(content["version"], content["made_from"], content["progress"])
 
     def set_note(self, name: str, note: TableNote) -> None:
         self.replace_text(f"{name}.json", note.to_json())
@@ -393,7 +395,8 @@ class Lake:
     def stored_settings(self) -> dict[str, str]:
         """Returns the stored settings of the lake. A new lake has none."""
         text = self.text("settings.json")
-        return {} if text is None else {str(key): str(value) for key, value in json.loads(text).items()}
+        with self.parsing("settings.json"):
+            return {} if text is None else {str(key): str(value) for key, value in json.loads(text).items()}
 
     def store_settings(self, settings: dict[str, str]) -> None:
         self.replace_text("settings.json", json.dumps(settings, indent=1, sort_keys=True))
@@ -401,6 +404,14 @@ class Lake:
     def text(self, name: str) -> str | None:
         """Returns the text of a file in the cluster's folder of notes, or None if there is none."""
         return self._read_text(f"{self._notes}/{name}")
+
+    @contextmanager
+    def parsing(self, name: str) -> Iterator[None]:
+        """Raises LakeError with the name of a file in the cluster's folder of notes if its text cannot be parsed."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise LakeError(f"{self.notes_uri}/{name} is damaged: restore it from a backup ({error})") from error
 
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files in a folder under the cluster's folder of notes."""

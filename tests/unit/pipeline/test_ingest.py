@@ -234,6 +234,17 @@ def test_a_lake_that_begins_at_the_latest_offset_has_what_follows_the_first_copy
     assert places(lake_at(tmp_path)) == places_in_log(log)[len(old) :]
 
 
+@pytest.mark.parametrize("name", [PLAN, "records.json", "settings.json"])
+def test_a_damaged_file_of_the_notes_is_named(tmp_path: Path, log: str, name: str) -> None:
+    lake = lake_at(tmp_path)
+    ingest(lake, log)
+    path = Path(tmp_path, "lake", "_kcoord", "cluster=default", name)
+    for text in ("", "{", "[]"):
+        path.write_text(text)
+        with pytest.raises(LakeError, match=rf"^{path} is damaged: restore it"):
+            lake.stored_settings() if name == "settings.json" else ingest(lake_at(tmp_path), log)
+
+
 # --- clusters ---------------------------------------------------------------------------------------------------------
 
 
