@@ -26,7 +26,8 @@ from kcoord.pipeline.wire.place import BrokerPartition
 from kcoord.pipeline.wire.planning import (
     broker_partitions,
     broker_ranges,
-    bytes_per_offset,
+    bytes_between,
+    range_within,
     with_sizes,
 )
 from kcoord_protocol.uuid import uuid_to_string
@@ -68,8 +69,8 @@ class BrokerFollower:
             begun = max(start.get(name, 0), log.start_offset)
             stop = stable[log.log_partition] if last is None else min(stable[log.log_partition], last.get(name, 0))
             if stop > begun:
-                end[name] = _within(log, begun, stop, budget_bytes)
-                budget_bytes -= max(int((end[name] - begun) * bytes_per_offset(log)), 1)
+                end[name], size = range_within(log, begun, stop, budget_bytes)
+                budget_bytes -= size
         return end
 
     def ranges(self, start: dict[str, int], end: dict[str, int]) -> list[tuple[LogRange, int]]:
@@ -93,9 +94,9 @@ class BrokerFollower:
         behind = {}
         for log in self._logs:
             name = str(log.log_partition)
-            offsets = log.end_offset - max(start.get(name, 0), log.start_offset)
-            if offsets > 0:
-                behind[name] = max(int(offsets * bytes_per_offset(log)), 1)
+            begun = max(start.get(name, 0), log.start_offset)
+            if begun < log.end_offset:
+                behind[name] = bytes_between(log, begun, log.end_offset)
         return behind
 
     def done(self, end: dict[str, int]) -> None:
@@ -164,16 +165,3 @@ def _stable_offset(log: BrokerPartition, begun: int, abandoned: Collection[int],
         if budget_bytes <= 0 and stable > begun:
             break
     return stable
-
-
-def _within(log: BrokerPartition, begun: int, stop: int, budget_bytes: int) -> int:
-    """Returns the end of a batch that is about the budget behind `begun`, at most `stop`."""
-    offsets = int(budget_bytes / bytes_per_offset(log)) + 1
-    while begun + offsets < stop:
-        cut = BrokerLog(log).batch_at(begun + offsets)
-        if cut is None:
-            break
-        if cut > begun:
-            return min(cut, stop)
-        offsets *= 2
-    return stop

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -32,17 +32,26 @@ from kcoord.pipeline.errors import BrokerError, DataLossError
 from kcoord.pipeline.log_reader import DamagedBytes, Piece, piece_of
 from kcoord.pipeline.wire.client import EARLIEST, LATEST, BrokerClient, FetchedPartition, client_of
 from kcoord.pipeline.wire.place import BrokerPartition
-from kcoord_protocol.batch_header import LOG_OVERHEAD_BYTES
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, LOG_OVERHEAD_BYTES
 
 FETCH_BYTES: Final = 1 << 20
 """A fetch returns at most this much, or one batch that is larger.
 
 With 8 MiB a broker of kcoord answers other clients later, and the source reads as fast.
 """
+_PROBE_BYTES: Final = 1 << 14
+"""A probe has the gaps between batches in it, which a single batch does not show."""
 _OFFSET_BYTES: Final = 8
 _LAST_DELTA_AT: Final = 23
 
 _logger = logging.getLogger(__name__)
+
+
+class Probe(NamedTuple):
+    """The base offset of the first batch at an offset, and the bytes per offset from there on, gaps included."""
+
+    base_offset: int
+    density: float
 
 
 class BrokerLog:
@@ -77,12 +86,18 @@ class BrokerLog:
         finally:
             fetch.cancel()
 
-    def batch_at(self, offset: int) -> int | None:
-        """Returns the base offset of the batch that has `offset`, or of the next batch. None if there is neither."""
-        fetched = self._client.result(self._fetch(offset, 0, 1), self._place.topic)
+    def probe(self, offset: int) -> Probe | None:
+        """Fetches the batch that has `offset`, or the next batch, and some after it. None if there is neither."""
+        fetched = self._client.result(self._fetch(offset, 0, _PROBE_BYTES), self._place.topic)
         if fetched.error_code or not fetched.records:
             return None
-        return int.from_bytes(fetched.records[:_OFFSET_BYTES], "big")
+        data = padded_copy(fetched.records)
+        base = int.from_bytes(fetched.records[:_OFFSET_BYTES], "big")
+        size, following = _size(data, 0), _next_offset(data, 0)
+        while size + BATCH_OVERHEAD_BYTES <= content_bytes(data):
+            following = max(_next_offset(data, size), following)
+            size += max(_size(data, size), 1)
+        return Probe(base, size / max(following - min(base, offset), 1))
 
     def _fetch(self, offset: int, end: int, max_bytes: int) -> Future[FetchedPartition]:
         return self._client.fetch(self._partition, self._place.topic_id, offset, end, max_bytes)
