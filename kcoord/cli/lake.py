@@ -12,7 +12,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kcoord.client.config import AdminConfig
     from kcoord.pipeline.lake.samples import Sample
+    from kcoord.pipeline.lake.storage import Lake
 
 _HELP = {
     "current": "committed offsets now",
@@ -204,15 +205,13 @@ def _ends(options: argparse.Namespace) -> int:
     from kcoord.cli.lake_run import session_of
     from kcoord.client.config import AdminConfig
     from kcoord.pipeline.lake.formats import Format
-    from kcoord.pipeline.lake.samples import add_sample, seen_topics
+    from kcoord.pipeline.lake.samples import add_sample
     from kcoord.pipeline.lake.storage import Lake
 
     config = AdminConfig.from_properties(broker_properties(options), warn)
-    first = asyncio.run(_sample(config))  # an unreachable broker is reported before the lake is touched
     lake = Lake(lambda: session_of(options, is_small=True), options.lake, Format(options.format), options.cluster)
-    lake.bind(first.cluster_id)
     samples = options.samples if options.every is not None else 1
-    sample: Sample | None = first
+    sample: Sample | None = asyncio.run(_sample(config, lake))
     taken = 0
     with stop_on_signals() as stop:
         while True:
@@ -225,26 +224,28 @@ def _ends(options: argparse.Namespace) -> int:
                     print(f"sample {taken}: {len(sample.ends)} partitions", file=sys.stderr)
             if taken == samples or stop.wait(options.every):
                 return 0
-            sample = _sample_if_possible(config, seen_topics(lake))
+            sample = _sample_if_possible(config, lake)
 
 
-def _sample_if_possible(config: AdminConfig, seen: Collection[str]) -> Sample | None:
+def _sample_if_possible(config: AdminConfig, lake: Lake) -> Sample | None:
     """Returns a sample, or None with a warning if the brokers do not answer."""
     from kcoord_protocol.errors import KafkaError
 
     try:
-        return asyncio.run(_sample(config, seen))
+        return asyncio.run(_sample(config, lake))
     except KafkaError as error:
         warn(f"no sample of the brokers: {error_text(error)}")
         return None
 
 
-async def _sample(config: AdminConfig, seen: Collection[str] = ()) -> Sample:
+async def _sample(config: AdminConfig, lake: Lake) -> Sample:
     from kcoord.client.admin.client import AdminClient
-    from kcoord.pipeline.lake.samples import take_sample
+    from kcoord.pipeline.lake.samples import seen_topics, take_sample
 
     async with AdminClient(config) as admin:
-        return await take_sample(admin, seen=seen)
+        # An unreachable broker is reported before the lake is touched.
+        lake.bind((await admin.describe_cluster()).cluster_id)
+        return await take_sample(admin, seen=seen_topics(lake))
 
 
 def _answer(options: argparse.Namespace) -> int:

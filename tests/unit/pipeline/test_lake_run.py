@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -18,11 +19,12 @@ from kcoord.cli import lake_run
 from kcoord.cli.lake import main, make_parser
 from kcoord.cli.lake_run import LakeRun
 from kcoord.cli.lake_source import LakeSource
+from kcoord.client.admin.model import ClusterDescription
 from kcoord.client.errors import TimeoutException
 from kcoord.pipeline.errors import BrokerError, BrokerUnavailableError
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import Ingest, ingest
-from kcoord.pipeline.lake.samples import End, Sample
+from kcoord.pipeline.lake.samples import End, Sample, Topics
 from kcoord.pipeline.lake.storage import Lake
 from kcoord_protocol.errors import KafkaError
 from tests.support.coordinator_log import batches_of, random_log
@@ -219,3 +221,32 @@ def test_sampling_goes_on_after_a_missed_sample(
 
 def sample(second: int) -> Sample:
     return Sample(datetime(2026, 11, 24, 0, 0, second, tzinfo=UTC), [End("t", "id", 0, 0, 1, None)], "A")
+
+
+def test_each_sample_asks_for_the_topics_that_earlier_ones_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[str]] = []
+
+    class Admin:
+        def __init__(self, config: object) -> None:
+            pass
+
+        async def __aenter__(self) -> Admin:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        async def describe_cluster(self) -> ClusterDescription:
+            return ClusterDescription("A", None, [])
+
+    async def take(admin: Admin, *, seen: Iterable[str]) -> Sample:
+        asked.append({*seen})
+        return replace(sample(len(asked)), topics=Topics({f"t{len(asked)}": "t"}))
+
+    monkeypatch.setattr("kcoord.client.admin.client.AdminClient", Admin)
+    monkeypatch.setattr("kcoord.pipeline.lake.samples.take_sample", take)
+    for _ in range(3):
+        assert main(["ends", "--lake", str(tmp_path / "lake"), "--bootstrap-server", "broker:9092"]) == 0
+    assert asked == [set(), {"t1"}, {"t1", "t2"}]
