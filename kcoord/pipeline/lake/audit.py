@@ -3,8 +3,8 @@
 
 Theory of operation. A file of an audit log grows, and is renamed by rotations. The digest of its first line names it
 in all of them. The note of bronze.audit has the position up to which each file was read. A copy reads what follows, as
-whole lines, and has a part of the layout (`batch=N`) in the three tables. That note comes last: after a crash the next
-copy replaces the same parts. So each entry is in the tables once.
+whole lines, _BATCH_BYTES at a time. Each such batch has a part of the layout (`batch=N`) in the three tables. The note
+comes last: after a crash the next copy replaces the same parts. So each entry is in the tables once.
 
 One entry has one row in bronze.audit. It has a row in silver.changes for each offset that it deleted or set, and one in
 silver.denials for each access that was denied. docs/guides/audit.md describes the entries.
@@ -42,6 +42,8 @@ _ACTIONS: Final = {
 _COMMON: Final = ("broker", "principal", "host", "request")
 _DIGEST_LETTERS: Final = 16
 _BLOCK_BYTES: Final = 1 << 16
+_BATCH_BYTES = 32 << 20
+"""The rows of a batch are in memory, and take about ten times as much. A line is much shorter."""
 
 
 class _File(NamedTuple):
@@ -57,15 +59,19 @@ def copy_audit_log(lake: Lake, uri: str) -> int:
 
     Raises LakeError if there is no such file, or another process copies audit logs for a minute or more.
     """
+    entries = 0
     with lake.lease("audit").held():
-        return _copy(lake, uri)
+        while count := _copy_batch(lake, uri):
+            entries += count
+    return entries
 
 
-def _copy(lake: Lake, uri: str) -> int:
+def _copy_batch(lake: Lake, uri: str) -> int:
     note = lake.note("audit") or TableNote()
     batch = note.progress.get("batch", -1) + 1
     progress = dict(note.progress)
     rows: dict[str, list[Row]] = {"audit": [], "changes": [], "denials": []}
+    size = 0
     for file in _files(uri, progress):
         position = file.position
         for line in file.lines:
@@ -74,6 +80,9 @@ def _copy(lake: Lake, uri: str) -> int:
                 rows[name] += [{**place, **row} for row in table_rows]
             position += len(line)
         progress[f"{_FILE}{file.digest}"] = position
+        size += position - file.position
+        if size >= _BATCH_BYTES // 2:
+            break
     if not rows["audit"]:
         return 0
     for name, table_rows in rows.items():
@@ -101,20 +110,25 @@ def check_audit_log(uri: str) -> list[fs.FileInfo]:
 
 
 def _files(uri: str, progress: Mapping[str, int]) -> Iterator[_File]:
-    """Yields the files that have new whole lines.
+    """Yields the files that have new whole lines, with at most _BATCH_BYTES of them.
 
     `progress` has to include the files that were yielded before. A rotation may give a file the name of a later one.
+    A file that is being renamed is left to the next copy.
     """
     system, _ = open_file_system(uri)
     for info in check_audit_log(uri):
-        with system.open_input_file(info.path) as file:
+        try:
+            file = system.open_input_file(info.path)
+        except FileNotFoundError:
+            continue
+        with file:
             first = _first_line(file)
             if first is None:
                 continue
             digest = sha256(first).hexdigest()[:_DIGEST_LETTERS]
             position = progress.get(f"{_FILE}{digest}", 0)
             file.seek(position)
-            whole = file.read().rpartition(b"\n")
+            whole = file.read(_BATCH_BYTES).rpartition(b"\n")
         if whole[1]:
             yield _File(digest, position, [line + b"\n" for line in whole[0].split(b"\n")])
 

@@ -175,6 +175,18 @@ def test_a_copy_that_crashed_is_done_again(tmp_path: Path, monkeypatch: pytest.M
     assert len(table(lake, "bronze/audit")) == 3
 
 
+def test_a_large_audit_log_is_copied_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, path = Lake(no_spark, str(tmp_path / "lake")), tmp_path / "audit.log"
+    text = [delete_group(f"g{number:02}", number) for number in range(20)]
+    path.write_text("".join(text[10:]))
+    (tmp_path / "audit.log.1").write_text("".join(text[:10]))
+    monkeypatch.setattr(audit, "_BATCH_BYTES", 4 * len(text[0]))
+    assert copy_audit_log(lake, str(path)) == 20
+    assert sorted(str(row["group"]) for row in table(lake, "silver/changes")) == [f"g{n:02}" for n in range(20)]
+    note = lake.note("audit")
+    assert note is not None and note.progress["batch"] == 5
+
+
 def test_a_rotation_during_a_copy_puts_no_entry_in_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first file was read, it is renamed to the name of the second one, and gets another entry."""
     lake, path = Lake(no_spark, str(tmp_path / "lake")), tmp_path / "audit.log"
