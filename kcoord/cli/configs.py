@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
         dest="entity_types",
         default=[],
         choices=(*ENTITY_TYPES, *QUOTA_TYPES),
-        help="users and clients go together, for the clients of a user",
+        help="a user and a client together mean the clients of that user",
     )
     parser.add_argument(
         "--entity-name",
@@ -142,7 +142,7 @@ class _Entity(argparse.Action):
         entity_type = SHORT_FORMS[option_string or ""]
         types, names = namespace.entity_types, namespace.entity_names
         if len(types) != len(names) or (types and {*types, entity_type} != {USERS, CLIENTS}):
-            parser.error(f"{option_string}: only a user and a client go together")
+            parser.error(f"{option_string}: only a user and a client can be combined")
         entities = [*zip(types, names, strict=True), (entity_type, values if isinstance(values, str) else "")]
         # Kafka's tool has names before defaults, and clients before users, in whatever order the options come.
         entities.sort(key=lambda entity: (entity[1] == "", entity[0] != CLIENTS))

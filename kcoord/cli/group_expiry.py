@@ -80,7 +80,7 @@ async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
     for row in await _forecasts(admin, topic, options) if topic is not None else ():
         rows.append(_row(row, now_ms))
     if not rows and options.group is not None:
-        raise CommandError(f"there is no group {options.group}")
+        raise CommandError(f"group {options.group} does not exist, or has no committed offsets")
     rows.sort(key=lambda row: str(row["group"]))
     print_rows(_JSON_COLUMNS if options.json else _COLUMNS, rows, as_json=options.json)
     return 0

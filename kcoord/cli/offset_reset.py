@@ -144,7 +144,7 @@ def _plan_line(number: int, fields: list[str], group_ids: list[str]) -> tuple[st
         fields = [group_ids[0], *fields]
     if len(fields) != 4:
         columns = "topic,partition,offset" if len(group_ids) == 1 else "group,topic,partition,offset"
-        raise ValueError(f"line {number}: not {columns}")
+        raise ValueError(f"line {number}: the columns must be {columns}")
     group_id, topic, partition, offset = (field.strip() for field in fields)
     if group_id not in group_ids:
         raise ValueError(f"line {number}: {group_id} is not one of the groups to reset")

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.json and (options.key_separator is not None or options.null_marker is not None):
-        parser.error("--key-separator and --null-marker do not go with --json")
+        parser.error("--key-separator and --null-marker cannot be used with --json")
     return run_safely(parser.prog, lambda: _produce(options))
 
 
@@ -120,7 +120,7 @@ def _bytes(name: str, value: object) -> bytes | None:
 def _integer(name: str, value: object) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
-    raise NotARecord(f"{name}: not a number")
+    raise NotARecord(f"{name}: not an integer of 0 or more")
 
 
 async def _produce(options: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     if not options.test_mode and (options.control_port is not None or options.control_host is not None):
-        parser.error("--control-port and --control-host go with --test-mode")
+        parser.error("--control-port and --control-host need --test-mode")
     _set_up_logging(options.log_level)
     try:
         settings = broker_settings(options.properties, options.override)
@@ -143,7 +143,7 @@ def _config(settings: Mapping[str, str]) -> BrokerConfig:
             "Every client of listener %s is %s without authentication (kcoord.listener.principals)", name, principal
         )
     for name, class_name in foreign_principal_builders(config).items():
-        logger.warning("%s is not loaded (%s): kcoord.listener.principals has the principals", class_name, name)
+        logger.warning("kcoord does not load %s (%s): use kcoord.listener.principals", class_name, name)
     return config
 
 

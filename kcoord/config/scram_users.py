@@ -93,7 +93,8 @@ def _parse_fields(text: str) -> dict[str, str]:
         key = key.strip()
         if not separator or key not in _FIELDS:
             # The part may belong to a password that contains a comma.
-            raise ValueError(f"a user has a part that is not one of {'=, '.join(_FIELDS)}= (a password has no comma)")
+            fields_text = "=, ".join(_FIELDS)
+            raise ValueError(f"a user has an unknown field; the fields are {fields_text}= (a password has no comma)")
         if key in fields:
             raise ValueError(f"a user has {key} twice")
         fields[key] = value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value

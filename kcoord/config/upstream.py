@@ -54,9 +54,9 @@ def parse_upstream_ports(entries: Sequence[str]) -> UpstreamPorts:
         first = _port(entry, low, entries)
         spread = range(first, (_port(entry, high, entries) if dash else first) + 1)
         if not spread:
-            raise _error(entries, f"{entry!r} has no port")
+            raise _error(entries, f"{entry!r} has no port, since the first one is above the last one")
     if not entries:
-        raise _error(entries, "there is no port")
+        raise _error(entries, "give at least one port, such as 9100-9199")
     return UpstreamPorts(fixed, spread)
 
 
@@ -101,13 +101,14 @@ def check_upstream(config: BrokerSettings) -> None:
     ports = parse_upstream_ports(config.kcoord_upstream_ports)
     if worker_count(config) > 1:
         name = PORTS_KEY if config.kcoord_worker_ports else THREADS_KEY
-        raise _unsupported(name, str(config.value(name)), "there is one worker only")
+        raise _unsupported(name, str(config.value(name)), "kcoord runs as one worker then")
     listeners = config.open_listeners
     if len(listeners) > 1:
-        raise _unsupported("listeners", ",".join(config.listeners), "there can be one listener only")
+        raise _unsupported("listeners", ",".join(config.listeners), "only one listener is possible")
     listener = listeners[0]
     if listener.port and listener.port in (*ports.fixed.values(), *ports.spread):
-        raise _error(config.kcoord_upstream_ports, f"{listener.port} is the port of listeners={listener}")
+        problem = f"the port {listener.port} is that of listeners={listener}; choose another one"
+        raise _error(config.kcoord_upstream_ports, problem)
     heartbeat_ms, session_ms = config.kcoord_upstream_heartbeat_interval_ms, config.kcoord_upstream_session_timeout_ms
     if heartbeat_ms * HEARTBEATS_PER_SESSION > session_ms:
         raise ConfigError(

@@ -100,6 +100,6 @@ def _check_ports(config: BrokerSettings, count: int) -> None:
     if too_high is not None:
         raise ConfigError(
             f"Invalid value {count} for configuration {THREADS_KEY}: "
-            f"the port {too_high.port} of {too_high.name} is above {LARGEST_PORT}"
+            f"a worker would need port {too_high.port} for {too_high.name}, and the largest port is {LARGEST_PORT}"
         )
     check_bindable(PORTS_KEY if config.kcoord_worker_ports else "listeners", listeners)

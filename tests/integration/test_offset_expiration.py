@@ -115,7 +115,7 @@ def test_expiry_shows_the_reason(make_server: MakeServer, capsys: pytest.Capture
     assert "0:05:00 after the commit: the group never had members" in printed
     assert "kept: a member of the group subscribes to the topic" in printed
     assert main(["groups", "expiry", "--bootstrap-server", server.address, "--group", "nobody"]) == 1
-    assert "there is no group nobody" in capsys.readouterr().err
+    assert "group nobody does not exist" in capsys.readouterr().err
 
 
 def beat(client: WireClient, group_id: str, epoch: int) -> None:

@@ -37,7 +37,7 @@ def test_the_node_id_is_not_one_of_the_upstream_by_default() -> None:
         ({"kcoord_upstream_bootstrap_servers": "a:70000"}, "'a:70000' is not host:port"),
         ({"kcoord_upstream_ports": "x"}, "kcoord.upstream.ports: 'x' is neither LOWEST-HIGHEST nor ID:PORT"),
         ({"kcoord_upstream_ports": "a:1"}, "'a:1' is neither"),
-        ({"kcoord_upstream_ports": ""}, "kcoord.upstream.ports: there is no port"),
+        ({"kcoord_upstream_ports": ""}, "kcoord.upstream.ports: give at least one port"),
         ({"kcoord_upstream_ports": "9-8"}, "'9-8' has no port"),
         ({"kcoord_upstream_ports": "1-2,5-6"}, "there can be one range of ports"),
         ({"kcoord_upstream_ports": "1:70000"}, "70000 is above 65535"),
@@ -46,7 +46,7 @@ def test_the_node_id_is_not_one_of_the_upstream_by_default() -> None:
             "3334 for configuration kcoord.upstream.heartbeat.interval.ms: it must be at most a third of "
             "kcoord.upstream.session.timeout.ms (10000)",
         ),
-        ({"kcoord_upstream_ports": "9090-9095"}, "9092 is the port of listeners=PLAINTEXT://127.0.0.1:9092"),
+        ({"kcoord_upstream_ports": "9090-9095"}, "the port 9092 is that of listeners=PLAINTEXT://127.0.0.1:9092"),
         ({"group_coordinator_threads": "2"}, "configuration group.coordinator.threads: with kcoord.upstream"),
         ({"kcoord_worker_ports": "9092,9093"}, "configuration kcoord.worker.ports: with kcoord.upstream"),
         (
@@ -59,7 +59,7 @@ def test_the_node_id_is_not_one_of_the_upstream_by_default() -> None:
                 "listeners": "PLAINTEXT://:9092,OTHER://:9093",
                 "listener_security_protocol_map": "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
             },
-            "configuration listeners: with kcoord.upstream.bootstrap.servers, there can be one listener only",
+            "configuration listeners: with kcoord.upstream.bootstrap.servers, only one listener is possible",
         ),
     ],
 )

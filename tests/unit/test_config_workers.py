@@ -92,7 +92,10 @@ def test_a_key_of_one_worker_takes_precedence() -> None:
             {"kcoord_worker_racks": "a", "group_coordinator_threads": "2"},
             "there are 2 workers, so 2 racks are required",
         ),
-        ({"listeners": "PLAINTEXT://:65535", "group_coordinator_threads": "2"}, "is above 65535"),
+        (
+            {"listeners": "PLAINTEXT://:65535", "group_coordinator_threads": "2"},
+            "a worker would need port 65536 for PLAINTEXT",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_together(settings: dict[str, str], text: str) -> None:

@@ -364,7 +364,7 @@ class Lake:
         except (PySparkException, Py4JError) as error:
             raise LakeError(
                 f"lake {self.uri}: Spark cannot read it, but pyarrow can: {_reason(error)}. "
-                'docs/pipeline.md, "Object storage", lists the jars and settings that Spark needs'
+                'docs/guides/pipeline-on-a-cluster.md, "Keep logs and tables on object storage", lists what Spark needs'
             ) from error
 
     def lease(self, name: str) -> Lease:

@@ -108,8 +108,8 @@ def test_a_plan_keeps_group_names_with_special_characters() -> None:
 @pytest.mark.parametrize(
     ("text", "groups", "problem"),
     [
-        ("t,0", ["g"], "line 1: not topic,partition,offset"),
-        ("t,0,1", ["g", "h"], "line 1: not group,topic,partition,offset"),
+        ("t,0", ["g"], "line 1: the columns must be topic,partition,offset"),
+        ("t,0,1", ["g", "h"], "line 1: the columns must be group,topic,partition,offset"),
         ("g,t,0,1\nx,t,0,1", ["g"], "line 2: x is not one of the groups"),
         ("t,0,-1", ["g"], "line 1: not a topic with a partition and an offset"),
         ("t,a,1", ["g"], "line 1: not a topic with a partition and an offset"),

@@ -36,8 +36,8 @@ def test_lines(arguments: list[str], line: bytes, record: InputRecord) -> None:
         (["--json"], b"[1]", "not a JSON object"),
         (["--json"], b'{"x": 1}', "x: unknown field"),
         (["--json"], b'{"headers": 1}', "headers: not an object"),
-        (["--json"], b'{"partition": "1"}', "partition: not a number"),
-        (["--json"], b'{"partition": true}', "partition: not a number"),
+        (["--json"], b'{"partition": "1"}', "partition: not an integer of 0 or more"),
+        (["--json"], b'{"partition": true}', "partition: not an integer of 0 or more"),
     ],
 )
 def test_malformed_lines(arguments: list[str], line: bytes, problem: str) -> None:

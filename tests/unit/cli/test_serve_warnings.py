@@ -11,5 +11,5 @@ def test_fixed_principals_of_listeners_are_warned_about(caplog: pytest.LogCaptur
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
         "Every client of listener PLAINTEXT is User:alice without authentication (kcoord.listener.principals)",
-        "org.example.Names is not loaded (principal.builder.class): kcoord.listener.principals has the principals",
+        "kcoord does not load org.example.Names (principal.builder.class): use kcoord.listener.principals",
     ]
