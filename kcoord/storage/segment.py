@@ -15,6 +15,7 @@ they are rebuilt from the log.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -99,6 +100,7 @@ class Segment:
         "_files",
         "_first_timestamp",
         "_highest",
+        "_is_closed",
         "_own_indexes",
         "_path",
         "_pinned",
@@ -120,6 +122,7 @@ class Segment:
         self.config = config
         self.is_active = False
         self.is_unsynced = False
+        self._is_closed = False
         self._files = files
         self._path = join(directory, segment_name(base_offset))
         self._size = _UNKNOWN
@@ -174,11 +177,18 @@ class Segment:
         return self._first_timestamp
 
     def file(self) -> File:
-        """Returns the log file for reading."""
+        """Returns the log file for reading.
+
+        Raises FileNotFoundError if the segment is closed: its path may belong to a segment of another log by now, as a
+        search in another thread may outlive its topic.
+        """
         pinned = self._pinned
         if pinned is not None:
             return pinned
-        file = self._files.reader(self.log_path)
+        file = None if self._is_closed else self._files.reader(self.log_path)
+        if file is None or self._is_closed:
+            self._files.forget(self.log_path)
+            raise FileNotFoundError(errno.ENOENT, "the segment is closed", self.log_path)
         # A file of the same name may have replaced the file meanwhile. The old one was pinned before that.
         return self._pinned or file
 
@@ -354,7 +364,8 @@ class Segment:
         return indexes.store(self._fs, self._path)
 
     def close(self) -> None:
-        """Closes all files."""
+        """Closes all files. The segment must not be used again."""
+        self._is_closed = True
         self._pinned = None
         self._files.forget(self.log_path)
         self._files.forget(self._path)
@@ -387,10 +398,11 @@ class Segment:
             return own
         if self.is_active:
             return self._own_indexes.setdefault("own", self._load_indexes())
-        cached = self._files.indexes(self._path)
+        cached = None if self._is_closed else self._files.indexes(self._path)
         if cached is None:
             cached = self._load_indexes()
-            self._files.keep_indexes(self._path, cached)
+            if not self._is_closed:
+                self._files.keep_indexes(self._path, cached)
         return self._own_indexes.get("own") or cached
 
     def _load_indexes(self) -> SegmentIndexes:

@@ -482,9 +482,9 @@ def test_indexes_of_the_new_segment_are_right_before_and_after_a_restart() -> No
     for number in range(60):
         writer.put((f"key-{number % 40}", "x" * 30))
     writer.roll()
-    log = writer.log
-    clean(log, file_system)
-    for opened in (log, reopened(file_system, log)):
+    clean(writer.log, file_system)
+    for is_again in (False, True):
+        opened = reopened(file_system, writer.log) if is_again else writer.log
         assert len(opened.segments[0].indexes().offsets) > 10
         for offset in range(60):
             data = opened.read(offset, 10)

@@ -13,6 +13,7 @@ from kcoord.runtime.snapshot import Chunk, Snapshot
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import File, make_durable_dirs, read_file, write_file_atomically
 from kcoord.storage.journal import JOURNAL_FILE, Extent, Journal, make_named_logs_durable, restore
+from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 from kcoord.storage.segment_indexes import SegmentIndexes
 from kcoord.storage.snapshot import read_snapshot, write_snapshot
@@ -211,3 +212,21 @@ def test_files_of_deleted_segments_are_neither_in_the_log_nor_in_the_cache(delay
     assert set(names) >= {path.rpartition("/")[2] for _, path in retired}
     fs.crash()
     assert open_log(fs).start_offset in (0, 2)
+
+
+def test_a_closed_log_brings_no_file_back_that_a_new_log_would_read() -> None:
+    """A search in another thread may outlive its topic, which is then created again."""
+    fs = MemoryFileSystem()
+    files = FileCache(fs)
+    make_durable_dirs(fs, "data")
+    old = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
+    old.append(batch(0, timestamp_ms=5), now_ms=NOW_MS)
+    old.flush()
+    old.abandon()
+    with pytest.raises(FileNotFoundError, match="the segment is closed"):
+        old.offset_for_timestamp(5)
+    fs.rename(DIRECTORY, "data/deleted")
+    new = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
+    new.append(batch(0, timestamp_ms=6), now_ms=NOW_MS)
+    new.flush()
+    assert new.read(0, 1 << 20) == batch(0, timestamp_ms=6)
