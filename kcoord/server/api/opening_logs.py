@@ -10,6 +10,8 @@ from kcoord.topics.log_opening import Opening
 
 async def ends_before(opening: Opening[object], end: float) -> bool:
     """Waits until an opening has ended. Returns False if it has not at `end`, a time of the event loop."""
+    if opening.has_ended:
+        return True
     ended = asyncio.Event()
     opening.observers.append(ended.set)
     try:
