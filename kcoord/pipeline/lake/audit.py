@@ -54,13 +54,13 @@ class _File(NamedTuple):
     lines: list[bytes]
 
 
-def copy_audit_log(lake: Lake, uri: str) -> int:
+def copy_audit_log(lake: Lake, uri: str, wait_s: float | None = None) -> int:
     """Copies the new entries of an audit log and its older files. Returns their number.
 
-    Raises LakeError if there is no such file, or another process copies audit logs for a minute or more.
+    Raises LakeError if there is no such file, or another process copies audit logs for `wait_s` (a minute).
     """
     entries = 0
-    with lake.lease("audit").held():
+    with lake.lease("audit").held(wait_s):
         while count := _copy_batch(lake, uri):
             entries += count
     return entries

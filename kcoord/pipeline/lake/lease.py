@@ -5,9 +5,10 @@ Theory of operation. A lease is a file beside the notes (`NAME.lease`), whose fi
 that finds a holder waits for a while, and then raises LeaseError with that line.
 
 * On a local file system the holder locks the file. The kernel ends the lock with the process, however that ends.
-* Other file systems have no locks, and pyarrow cannot create a file only if there is none. There the holder writes the
-  file again every _RENEWAL_SECONDS, with another number, and deletes it in the end. A process that finds the file
-  watches it. If the number does not change for _SILENT_SECONDS, the holder was killed. No clocks are compared.
+* Object storage has no locks, nor have some network file systems, and pyarrow cannot create a file only if there is
+  none. There the holder writes the file again every _RENEWAL_SECONDS, with another number, and deletes it in the end. A
+  process that finds the file watches it. If the number does not change for _SILENT_SECONDS, the holder was killed. No
+  clocks are compared.
 * A holder that stood still for longer than that has lost its lease, and two processes that begin in the same moment may
   both take it. So a holder calls `check` before it writes a plan or a note: the one that wrote the file last
   continues, the other one ends with LeaseError.
@@ -17,6 +18,7 @@ If the file cannot be written, nothing in the lake can. The process then has no 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -39,6 +41,7 @@ WAIT_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.5
 _RENEWAL_SECONDS: Final = 5.0
 _SILENT_SECONDS: Final = 20.0
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class LeaseError(LakeError):
@@ -53,7 +56,8 @@ class Lease:
         path = f"{folder}/{name}.lease"
         self._place = place
         self._purpose = PURPOSES[name]
-        self._file: _LeaseFile = _Lock(files, path) if isinstance(files, fs.LocalFileSystem) else _Mark(files, path)
+        self._mark = _Mark(files, path)
+        self._file: _LeaseFile = _Lock(files, path) if isinstance(files, fs.LocalFileSystem) else self._mark
         self._guard = threading.Lock()
         self._holders = 0
 
@@ -64,7 +68,7 @@ class Lease:
             if not self._holders:
                 since = datetime.now(UTC).isoformat(" ", "seconds").removesuffix("+00:00")
                 own = f"process {os.getpid()} on {socket.gethostname()} {self._purpose} since {since} UTC"
-                self._raise_for(self._file.take(own, time.monotonic() + (WAIT_SECONDS if wait_s is None else wait_s)))
+                self._raise_for(self._take(own, time.monotonic() + (WAIT_SECONDS if wait_s is None else wait_s)))
             self._holders += 1
         try:
             yield
@@ -73,6 +77,15 @@ class Lease:
                 self._holders -= 1
                 if not self._holders:
                     self._file.release()
+
+    def _take(self, own: str, deadline: float) -> str | None:
+        try:
+            return self._file.take(own, deadline)
+        except OSError as error:
+            if self._file is self._mark or error.errno not in _NO_LOCKS:
+                raise
+            self._file = self._mark
+            return self._file.take(own, deadline)
 
     def check(self) -> None:
         """Raises LeaseError if the lease was lost."""
@@ -109,32 +122,42 @@ class _Lock:
     def take(self, own: str, deadline: float) -> str | None:
         try:
             self._files.create_dir(os.path.dirname(self._path))
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
             return None
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        try:
+            while not _is_locked(self._descriptor):
                 if time.monotonic() >= deadline:
-                    os.close(descriptor)
+                    self.release()
                     return _read(self._files, self._path)
                 time.sleep(_LOOK_SECONDS)
-            else:
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, own.encode())
-                self._descriptor = descriptor
-                return None
+        except BaseException:
+            self.release()
+            raise
+        with suppress(OSError):  # The disk may be full. Others then cannot name the holder.
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, own.encode())
+        return None
 
     def holder(self) -> str | None:
         return None
 
     def release(self) -> None:
         if self._descriptor is not None:
-            # A forked process would keep the lock otherwise.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            with suppress(OSError):  # Some file systems have no locks.
+                # A forked process would keep the lock otherwise.
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Locks a file if no other process has. Returns whether this process has it now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class _Mark:
@@ -144,6 +167,7 @@ class _Mark:
         self._files = files
         self._path = path
         self._own = ""
+        self._failure: OSError | None = None
         self._released = threading.Event()
         self._renewal: threading.Thread | None = None
 
@@ -159,13 +183,19 @@ class _Mark:
             seen, silent_from = text, time.monotonic()
         self._own = f"{own}\n{uuid4()}"
         self._released = threading.Event()
-        with suppress(OSError):
+        try:
             self._write(0)
-            self._renewal = threading.Thread(target=self._renew, args=(self._released,), daemon=True)
-            self._renewal.start()
+        except OSError as error:
+            self._failure = error
+            return None
+        self._failure = None
+        self._renewal = threading.Thread(target=self._renew, args=(self._released,), daemon=True)
+        self._renewal.start()
         return None
 
     def holder(self) -> str | None:
+        if self._failure is not None:
+            raise LeaseError(f"{self._path} cannot be written: {self._failure}")
         text = self._text()
         return None if self._own and text.startswith(self._own) else text.partition("\n")[0]
 
@@ -174,8 +204,8 @@ class _Mark:
         if self._renewal is not None:
             self._renewal.join()
             self._renewal = None
-        if self.holder() is None:
-            with suppress(OSError):
+        with suppress(OSError):
+            if self._failure is None and self.holder() is None:
                 self._files.delete_file(self._path)
         self._own = ""
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import subprocess
@@ -134,14 +136,41 @@ def test_a_lease_that_cannot_be_written_keeps_nobody_from_reading(
     storage: fs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object) -> NoReturn:
-        raise PermissionError
+        raise PermissionError("no rights")
 
     monkeypatch.setattr(module, "replace_text", refuse)
     unwritable = lease(storage)
-    with unwritable.held(0), pytest.raises(LeaseError):
+    with unwritable.held(0), pytest.raises(LeaseError, match=r"^notes/ingest\.lease cannot be written: no rights$"):
         unwritable.check()
     (tmp_path / "file").touch()
     with Lease(fs.LocalFileSystem(), str(tmp_path / "file"), "ingest", "lake l").held(0):
+        pass
+
+
+def test_a_local_file_system_without_locks_has_leases_as_object_storage(
+    storage: fs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    first, second = (Lease(fs.LocalFileSystem(), str(tmp_path), "ingest", "lake l") for _ in range(2))
+    with first.held():
+        with pytest.raises(LeaseError, match=HOLDER), second.held(0):
+            pass
+        first.check()
+
+
+def test_a_full_disk_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    first, second = (Lease(fs.LocalFileSystem(), str(tmp_path), "ingest", "lake l") for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        with first.held(0), pytest.raises(LeaseError), second.held(0):
+            pass
+    with second.held(0):
         pass
 
 
