@@ -166,10 +166,10 @@ class Ingest:
         """Returns the batch after the last one, without its tasks, or None if there is nothing new."""
         last = self._plan
         start = self._stream.initial() if last is None else last.end
-        if last is None and self._options.starting_offsets != "earliest":
-            # The next command would find a later `latest`.
-            last = self._store(Plan(-1, start, start, 0, None), [])
         end = self._stream.latest(start, self._options.max_bytes_per_trigger or _BATCH_BYTES)
+        if last is None and self._options.starting_offsets != "earliest":
+            # The next command would find a later `latest`. The stream has checked that the log has these offsets.
+            last = self._store(Plan(-1, start, start, 0, None), [])
         return None if end == start else Plan(0 if last is None else last.batch + 1, start, end, 0, None)
 
     def _store(self, plan: Plan, ranges: list[tuple[LogRange, int]]) -> Plan:

@@ -181,8 +181,13 @@ class Lake:
         ids = {name: self._cluster_id_of(name) for name in self.clusters()}
         if cluster_id in ids.values():
             return next(name for name in ids if ids[name] == cluster_id)
-        # If the id of the only cluster was unknown until now, it is this one. The topic's id would tell another.
-        return next(iter(ids)) if [*ids.values()] == [None] else cluster_id
+        if [*ids.values()] == [None]:
+            (name,) = ids
+            # If the id of the only cluster was unknown until now, it is this one. The topic's id would tell another.
+            # A first run that failed leaves no records, and its cluster may be any.
+            if self._read_text(f"{NOTES}/{CLUSTER}={name}/records.json") is not None:
+                return name
+        return cluster_id
 
     def _cluster_id_of(self, name: str) -> str | None:
         return self._read_text(f"{NOTES}/{CLUSTER}={name}/{_CLUSTER_ID}")

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pyarrow.parquet as pq
 import pytest
 
-from kcoord.pipeline.errors import OtherTopicError
+from kcoord.pipeline.errors import DataLossError, OtherTopicError
 from kcoord.pipeline.lake import record_files
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import PLAN, Ingest, Ingested, ingest
@@ -232,6 +232,26 @@ def test_a_lake_that_begins_at_the_latest_offset_has_what_follows_the_first_copy
     grow(tmp_path, 3)
     assert [batch.batch for batch in ingest(lake_at(tmp_path), log)] == [1]
     assert places(lake_at(tmp_path)) == places_in_log(log)[len(old) :]
+
+
+def test_a_start_that_the_log_does_not_have_can_be_corrected(tmp_path: Path) -> None:
+    grow(tmp_path, 1)
+    log, wrong = str(tmp_path / "log"), {"startingOffsets": '{"0": 1000000}', "failOnDataLoss": "true"}
+    for _ in range(2):
+        with pytest.raises(DataLossError):
+            ingest(lake_at(tmp_path), log, wrong)
+    ingest(lake_at(tmp_path), log)
+    assert places(lake_at(tmp_path)) == places_in_log(log)
+
+
+def test_a_first_run_that_failed_does_not_give_its_cluster_to_another_one(tmp_path: Path) -> None:
+    """It leaves notes, but no records and no id."""
+    failed = lake_at(tmp_path)
+    failed.choose("A")
+    failed.replace_text("settings.json", "{}")
+    other = lake_at(tmp_path)
+    other.bind("B")
+    assert (other.cluster, other.clusters()) == ("B", ["A", "B"])
 
 
 @pytest.mark.parametrize("name", [PLAN, "records.json", "settings.json"])
