@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from kcoord.cli.lake_output import own_error, print_made
-from kcoord.cli.lake_source import pairs, source_of
+from kcoord.cli.lake_source import LakeSource, pairs, source_of
 from kcoord.cli.session import warn
 from kcoord.cli.stopping import stop_on_signals
 from kcoord.pipeline.errors import BrokerUnavailableError
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 _SMALL_BYTES: Final = 64 << 20
 """With less log to read and a small lake a job takes seconds, and starting Spark is most of them."""
 _DESCRIBE_SECONDS: Final = 60.0
-"""The least time between two samples with descriptions of all groups, which cost the coordinators most."""
+"""The least time between two samples with descriptions of all groups, which cost the coordinators most.
+
+Also that between two questions for a retention that the brokers do not tell.
+"""
 
 
 class LakeRun:
@@ -55,6 +58,8 @@ class LakeRun:
         self._starting: Future[SparkSession] | None = None
         self._began = time.monotonic()
         self._described_at = float("-inf")
+        self._retention_asked_at = float("-inf")
+        self._retention_minutes: int | None = None
         self._read_bytes = 0
         self.source = source_of(options)
         if self.source is not None:
@@ -152,15 +157,15 @@ class LakeRun:
             warn(f"{error}; copying continues")
 
     def _copy_audit_logs_if_possible(self) -> None:
-        """Copies audit logs. While a log rotates, a file may be missing; the next copy has its entries."""
+        """Copies audit logs, unless another process does. The log is copied even if one of them is missing."""
         try:
-            self._copy_audit_logs()
+            self._copy_audit_logs(wait_s=0)
         except (LakeError, FileNotFoundError) as error:
             warn(f"{error}; trying again")
 
-    def _copy_audit_logs(self) -> None:
+    def _copy_audit_logs(self, wait_s: float | None = None) -> None:
         for audit_log in self._options.audit:
-            entries = copy_audit_log(self.lake, audit_log)
+            entries = copy_audit_log(self.lake, audit_log, wait_s)
             if entries and not self._options.json:
                 print(f"{audit_log}: {entries:,} new entries", file=sys.stderr)
 
@@ -194,7 +199,7 @@ class LakeRun:
         options, stored = self._options, lake.stored_settings()
         minutes = options.retention_minutes
         if minutes is None and self.source is not None and "retention_ms" not in stored:
-            minutes = self.source.retention_minutes()
+            minutes = self._told_retention_minutes(self.source)
         given = {
             "retention_ms": None if minutes is None else minutes * MS_PER_MINUTE,
             "expiry_policy": options.expiry_policy,
@@ -206,6 +211,13 @@ class LakeRun:
         if merged != stored and lake.note("records") is not None:
             lake.store_settings(merged)
         return settings if options.now is None else replace(settings, now=options.now)
+
+    def _told_retention_minutes(self, source: LakeSource) -> int | None:
+        """Asks the brokers for their retention, at most once a minute. None if they have not told it yet."""
+        if self._retention_minutes is None and time.monotonic() - self._retention_asked_at >= _DESCRIBE_SECONDS:
+            self._retention_asked_at = time.monotonic()
+            self._retention_minutes = source.retention_minutes()
+        return self._retention_minutes
 
     def _add_sample(self) -> None:
         if self.source is None or self.source.brokers is None:
