@@ -35,8 +35,11 @@ def build(
     regexes: DataFrame,
     ends: DataFrame,
 ) -> DataFrame:
-    groups = group_states(epochs, members).select(
-        "group", "incarnation", F.col("creation_timestamp").alias("group_created")
+    # What streams groups read is not known.
+    groups = (
+        group_states(epochs, members)
+        .where("`kind` != 'streams'")
+        .select("group", "incarnation", F.col("creation_timestamp").alias("group_created"))
     )
     topics = subscriptions(members, regexes).select("group", F.explode("topics").alias("topic"))
     read = (

@@ -12,18 +12,25 @@ TOPIC_PARTITION = ("topic", "partition")
 
 
 def with_lives(ends: DataFrame) -> DataFrame:
-    """Adds `life`, how often the end of the partition had fallen, and `first_ms`, the first sample of that life.
+    """Adds `life`, how often the topic was created again, `first_ms`, when that life was first seen, and `reached`.
 
-    The end of a partition falls if the topic is deleted and created again.
+    `reached` is the largest end in the life until the sample. The end of a partition may fall, if its log is truncated.
+    Without topic ids a fall begins a new life.
     """
     order = Window.partitionBy(*TOPIC_PARTITION).orderBy("timestamp")
-    falls = (F.col("end_offset") < F.lag("end_offset").over(order)).cast("int")
-    life = F.sum(F.coalesce("falls", F.lit(0))).over(order)
-    first_ms = F.min(F.unix_millis("timestamp")).over(Window.partitionBy(*TOPIC_PARTITION, "life"))
-    return ends.withColumn("falls", falls).withColumn("life", life).withColumn("first_ms", first_ms)
+    before, fell = F.lag("topic_id").over(order), F.col("end_offset") < F.lag("end_offset").over(order)
+    is_known = before.isNotNull() & F.col("topic_id").isNotNull()
+    begins = F.when(is_known, F.col("topic_id") != before).otherwise(F.coalesce(fell, F.lit(False))).cast("int")
+    life = Window.partitionBy(*TOPIC_PARTITION, "life")
+    return (
+        ends.withColumn("begins", begins)
+        .withColumn("life", F.sum("begins").over(order))
+        .withColumn("first_ms", F.min(F.unix_millis("timestamp")).over(life))
+        .withColumn("reached", F.max("end_offset").over(life.orderBy("timestamp")))
+    )
 
 
-def lines(samples: DataFrame, key: tuple[str, ...] = TOPIC_PARTITION) -> DataFrame:
+def lines(samples: DataFrame, key: tuple[str, ...] = TOPIC_PARTITION, end: str = "end_offset") -> DataFrame:
     """Returns the lines from each sample (t0, e0) of the key to the next (t1, e1). Times are in ms.
 
     t1 and e1 of the last sample are null.
@@ -32,16 +39,16 @@ def lines(samples: DataFrame, key: tuple[str, ...] = TOPIC_PARTITION) -> DataFra
     return samples.select(
         *key,
         F.unix_millis("timestamp").alias("t0"),
-        F.col("end_offset").alias("e0"),
+        F.col(end).alias("e0"),
         F.lead(F.unix_millis("timestamp")).over(order).alias("t1"),
-        F.lead("end_offset").over(order).alias("e1"),
+        F.lead(end).over(order).alias("e1"),
     )
 
 
 def with_end_at(rows: DataFrame, ends: DataFrame, at: str, name: str) -> DataFrame:
     """Adds the column `name`: the end offset at the time in column `at`, or null before the first sample."""
     rows = rows.withColumn("t0", F.unix_millis(F.col(at)))
-    rows = with_latest(rows, lines(ends), TOPIC_PARTITION, "t0", "line")
+    rows = with_latest(rows, lines(ends).where("t1 IS NULL OR t1 > t0"), TOPIC_PARTITION, "t0", "line")
     between = F.expr("line.e0 + (line.e1 - line.e0) * (t0 - line.t0) / (line.t1 - line.t0)")
     return rows.withColumn(name, F.when(F.col("line.t1").isNull(), F.col("line.e0")).otherwise(F.floor(between)))
 

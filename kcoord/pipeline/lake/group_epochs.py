@@ -77,7 +77,7 @@ def _with_classic_changes(rows: DataFrame) -> DataFrame:
         {
             "came": F.size(F.array_except("ids", "ids_before")) > 0,
             "went": F.size(F.array_except("ids_before", "ids")) > 0,
-            "members": F.when(is_classic, F.size("ids")).otherwise(F.col("member_count")),
+            "members": F.when(is_classic, F.size("ids")).when(F.col("kind") != "streams", F.col("member_count")),
         }
     )
 

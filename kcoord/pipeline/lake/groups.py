@@ -44,8 +44,9 @@ def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None 
         .agg(F.count_distinct("member_id").cast("int").alias("members"))
     )
     states = with_zeros(there.join(counts, ["group", "incarnation", "kind"], "left"), "members")
-    state = F.when(F.col("kind") == "streams", "Unknown").when(F.col("members") > 0, "Stable").otherwise("Empty")
-    return states.withColumn("state", state)
+    is_read, is_stable = F.col("kind") != "streams", F.col("members") > 0
+    state = F.when(~is_read, "Unknown").when(is_stable, "Stable").otherwise("Empty")
+    return states.withColumns({"state": state, "members": F.when(is_read, F.col("members"))})
 
 
 def subscriptions(members: DataFrame, regexes: DataFrame) -> DataFrame:

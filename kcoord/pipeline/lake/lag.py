@@ -24,8 +24,8 @@ _LIFE = (*TOPIC_PARTITION, "life")
 def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
     samples = with_lives(ends)
     committed = _committed_at_samples(commits, samples)
-    # Within a life the ends only grow, so the last line that begins at or below the offset is the one that passes it.
-    rising = lines(samples, _LIFE).where("e1 > e0").withColumn("committed_offset", F.col("e0"))
+    # What a life has reached only grows, so the last line that begins at or below the offset is the one that passes it.
+    rising = lines(samples, _LIFE, "reached").where("e1 > e0").withColumn("committed_offset", F.col("e0"))
     rows = with_latest(committed, rising, _LIFE, "committed_offset", "line")
     passed = F.expr("line.t0 + (committed_offset - line.e0) * (line.t1 - line.t0) / (line.e1 - line.e0)")
     seconds = (F.unix_millis("timestamp") - F.coalesce(passed, F.col("first_ms"))) / 1000.0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares `lag`, and the end offsets that are interpolated, with loops over random histories, a partition each.
 
-Ends fall when a topic is created again. Clocks of coordinators differ, so later commits may have earlier times.
+Ends fall when a topic is created again, and when a log is truncated. Clocks of coordinators differ, so later commits
+may have earlier times.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SECONDS = 100
 class Sample(NamedTuple):
     at: int
     end: int
+    topic: int
 
 
 class Commit(NamedTuple):
@@ -37,10 +39,13 @@ History = tuple[list[Sample], list[Commit]]
 
 
 def random_history(random: Random) -> History:
-    end, samples = random.randrange(20), []
+    end, topic = random.randrange(20), 0
+    samples: list[Sample] = []
     for at in sorted(random.sample(range(SECONDS), random.randint(1, 8))):
-        end = random.randrange(10) if random.random() < 0.15 else end + random.choice((0, 0, 5, 40))
-        samples.append(Sample(at, end))
+        topic += random.random() < 0.15
+        is_new = bool(samples) and topic != samples[-1].topic
+        end = random.randrange(10) if is_new else max(end + random.choice((-10, 0, 0, 5, 40)), 0)
+        samples.append(Sample(at, end, topic))
     commits, clock = [], 0
     for _ in range(random.randrange(6)):
         clock += random.randint(-8, 30)
@@ -60,13 +65,12 @@ def expected_lag(samples: list[Sample], commits: list[Commit]) -> list[tuple[int
         if committed is None:
             continue
         behind = max(sample.end - committed, 0)
-        life = [samples[number]]
-        while len(life) <= number and samples[number - len(life)].end <= life[0].end:
-            life.insert(0, samples[number - len(life)])
-        passed = None
+        life = [earlier for earlier in samples[: number + 1] if earlier.topic == sample.topic]
+        passed, reached = None, life[0].end
         for before, after in pairwise(life):
-            if before.end <= committed < after.end:
-                passed = before.at + (committed - before.end) * (after.at - before.at) / (after.end - before.end)
+            if reached <= committed < after.end:
+                passed = before.at + (committed - reached) * (after.at - before.at) / (after.end - reached)
+            reached = max(reached, after.end)
         seconds = sample.at - (life[0].at if passed is None else passed) if behind else 0.0
         rows.append((sample.at, committed, behind, round(seconds, 3), bool(behind) and passed is None))
     return rows
@@ -88,8 +92,13 @@ def histories() -> list[History]:
 
 
 def ends_of(spark: SparkSession, histories: list[History]) -> DataFrame:
-    rows = [("t", number, moment(at), end) for number, (samples, _) in enumerate(histories) for at, end in samples]
-    return spark.createDataFrame(rows, "topic string, partition int, timestamp timestamp, end_offset bigint")
+    rows = [
+        ("t", number, str(topic), moment(at), end)
+        for number, (samples, _) in enumerate(histories)
+        for at, end, topic in samples
+    ]
+    names = "topic string, partition int, topic_id string, timestamp timestamp, end_offset bigint"
+    return spark.createDataFrame(rows, names)
 
 
 def test_lag_of_random_histories_is_what_a_loop_finds(spark: SparkSession, histories: list[History]) -> None:

@@ -86,6 +86,8 @@ def test_incarnations_of_a_group_have_different_numbers(lake: Lake) -> None:
         (5, 0),
         (7, 1),
     ]
+    streams = rows(lake.read("group_epochs"), "kind epoch members empty_since", "`group` = 'flow'")
+    assert streams == [("streams", None, None, None)]
     epochs = rows(lake.read("group_epochs"), "incarnation epoch group_end", "`group` = 'again'")
     assert epochs == [(0, 1, False), (0, 2, False), (0, None, True), (1, 1, False)]
     # A group that moves between the protocols is the same group.

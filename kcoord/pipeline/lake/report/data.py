@@ -123,7 +123,7 @@ def _lag(lake: Lake) -> DataFrame:
 
 def _epochs(lake: Lake) -> DataFrame:
     epochs = lake.read("group_epochs")
-    rows = epochs.where("`kind` != 'target'")
+    rows = epochs.where("`kind` NOT IN ('target', 'streams')")
     busiest = rows.groupBy("group").agg(F.count("*").alias("count")).orderBy(F.col("count").desc(), "group")
     rows = rows.join(F.broadcast(busiest.limit(MAX_GROUPS)), "group")
     kept = rows.orderBy(F.col("timestamp").desc()).limit(MAX_EPOCHS)
