@@ -15,7 +15,6 @@ they are rebuilt from the log.
 
 from __future__ import annotations
 
-import errno
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -179,16 +178,15 @@ class Segment:
     def file(self) -> File:
         """Returns the log file for reading.
 
-        Raises FileNotFoundError if the segment is closed: its path may belong to a segment of another log by now, as a
+        The cache does not keep a file of a closed segment. Its path may belong to a segment of another log soon, as a
         search in another thread may outlive its topic.
         """
         pinned = self._pinned
         if pinned is not None:
             return pinned
-        file = None if self._is_closed else self._files.reader(self.log_path)
-        if file is None or self._is_closed:
+        file = self._fs.open_read(self.log_path) if self._is_closed else self._files.reader(self.log_path)
+        if self._is_closed:  # perhaps only since it was opened
             self._files.forget(self.log_path)
-            raise FileNotFoundError(errno.ENOENT, "the segment is closed", self.log_path)
         # A file of the same name may have replaced the file meanwhile. The old one was pinned before that.
         return self._pinned or file
 
@@ -364,7 +362,7 @@ class Segment:
         return indexes.store(self._fs, self._path)
 
     def close(self) -> None:
-        """Closes all files. The segment must not be used again."""
+        """Closes all files."""
         self._is_closed = True
         self._pinned = None
         self._files.forget(self.log_path)

@@ -176,7 +176,7 @@ def test_following_goes_on_while_an_audit_log_rotates(
     failures: list[Exception] = [LakeError("there is no such file"), FileNotFoundError("audit.log.1")]
     copies = 0
 
-    def copy(lake: Lake, uri: str) -> int:
+    def copy(lake: Lake, uri: str, wait_s: float | None) -> int:
         nonlocal copies
         copies += 1
         if failures:
