@@ -20,8 +20,10 @@ from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.waiting import ShardState
 from kcoord.server.errors import StartError
 from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import MetadataRequest, MetadataResponse
 from tests.integration.upstream.owner import FOREIGN_ID_WAIT_MS, Owner
+from tests.integration.wire import WireClient
 from tests.support.followed_log import FollowedLog
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_jars import KafkaJars
@@ -280,11 +282,22 @@ async def test_an_instance_that_is_killed_has_acknowledged_nothing_that_is_lost(
 
 
 @pytest.fixture
-async def no_topic(admin: AdminClient) -> None:
+async def no_topic(admin: AdminClient, kafka: KafkaCluster) -> None:
+    """Deletes the topic. Each broker learns of that by itself, and any of them may be asked next."""
     await admin.delete_topics([OFFSETS_TOPIC])
     async with asyncio.timeout(20):
-        while (await admin.describe_topics([OFFSETS_TOPIC])).error(OFFSETS_TOPIC) is None:
-            await asyncio.sleep(0.05)
+        for address in kafka.address.split(","):
+            with WireClient(int(address.rpartition(":")[2])) as broker:
+                while not _lacks_topic(broker):
+                    await asyncio.sleep(0.05)
+
+
+def _lacks_topic(broker: WireClient) -> bool:
+    request = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=OFFSETS_TOPIC)], allow_auto_topic_creation=False
+    )
+    (topic,) = broker.call(request, 9, MetadataResponse).topics
+    return topic.error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @pytest.mark.usefixtures("no_topic")
