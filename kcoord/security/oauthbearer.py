@@ -100,7 +100,7 @@ class JwkKeys:
         """Raises TokenError if the document is no key set, or has no usable key."""
         try:
             parsed = json.loads(document)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TokenError("the key set is not JSON") from None
         entries = parsed.get("keys") if isinstance(parsed, dict) else None
         if not isinstance(entries, list):

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Final, NoReturn
 from urllib.error import HTTPError
@@ -84,7 +85,7 @@ def read_keys(url: str) -> JwkKeys:
         if len(document) > LARGEST_BYTES:
             raise JwksError(f"{url}: the key set has more than {LARGEST_BYTES} bytes")
         keys = JwkKeys(document)
-    except (OSError, TokenError) as error:
+    except (OSError, HTTPException, TokenError) as error:
         raise JwksError(f"{url}: {error}") from error
     for reason in keys.skipped:
         _logger.warning("%s: a key is not used: %s", url, reason)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -139,4 +140,24 @@ def test_a_file_that_is_missing_or_too_large(tmp_path: Path) -> None:
         read_keys(path.as_uri())
     path.write_bytes(b" " * (jwks.LARGEST_BYTES + 1))
     with pytest.raises(JwksError, match="more than"):
+        read_keys(path.as_uri())
+
+
+@pytest.mark.parametrize(
+    "error", [http.client.BadStatusLine("x"), http.client.IncompleteRead(b"{"), http.client.LineTooLong("header line")]
+)
+def test_a_provider_with_broken_responses(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opener:
+        def open(self, request: object, timeout: float) -> object:
+            raise error
+
+    monkeypatch.setattr(jwks, "build_opener", lambda *handlers: Opener())
+    with pytest.raises(JwksError, match="https://issuer/keys"):
+        read_keys("https://issuer/keys")
+
+
+def test_a_document_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text('{"keys":' + "[" * 100_000)
+    with pytest.raises(JwksError, match="not JSON"):
         read_keys(path.as_uri())
