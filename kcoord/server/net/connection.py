@@ -235,8 +235,8 @@ class KafkaConnection(asyncio.Protocol):
         self._frame_started: float | None = None
         self._unread_bytes = 0
         self._last_taken = 0.0
-        self._login_timer: asyncio.TimerHandle | None = None
-        """Set if the client has to log in. It is cancelled when the connection is lost, so it does not keep that."""
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        """The timers by what they call. A throttle may last for days, so they are cancelled with the connection."""
 
     # --- called by the event loop -------------------------------------------------------------------------------------
 
@@ -252,15 +252,15 @@ class KafkaConnection(asyncio.Protocol):
         if not self._owner.admit(self, str(host)):
             self._transport.abort()
         elif self.path.must_log_in:
-            seconds = self._owner.login_timeout_seconds
-            self._login_timer = asyncio.get_running_loop().call_later(seconds, self._end_login, seconds)
+            self._call_later(self._owner.login_timeout_seconds, self._end_login)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._sender is not None:
             self._sender.close()
-        if self._login_timer is not None:
-            self._login_timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         self.path.close()
         self._owner.forget(self)
 
@@ -329,12 +329,12 @@ class KafkaConnection(asyncio.Protocol):
     def hold(self, seconds: float) -> None:
         """Mutes the connection for `seconds`: it was made faster than max.connection.creation.rate."""
         self._hold()
-        asyncio.get_running_loop().call_later(seconds, self._release)
+        self._call_later(seconds, self._release)
 
     def close_after(self, seconds: float) -> None:
         """Mutes the connection, and closes it after `seconds`: its address is above connection_creation_rate."""
         self._hold()
-        asyncio.get_running_loop().call_later(seconds, self.close)
+        self._call_later(seconds, self.close)
 
     def _hold(self) -> None:
         self._held = True
@@ -346,9 +346,19 @@ class KafkaConnection(asyncio.Protocol):
         self._pause_path()
         self._continue()
 
-    def _end_login(self, seconds: float) -> None:
+    def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Calls a method after `seconds`, unless the connection is lost before. Replaces an earlier timer for it."""
+        if self._transport is None:
+            return
+        timer = self._timers.get(function)
+        if timer is not None:
+            timer.cancel()
+        self._timers[function] = asyncio.get_running_loop().call_later(seconds, function)
+
+    def _end_login(self) -> None:
         """Ends the connection if the client has not logged in. It gets no response, since it has not asked for one."""
         if self._transport is not None and self.path.must_log_in and not self._is_closing:
+            seconds = self._owner.login_timeout_seconds
             self._owner.report(f"{self.peer}: closing, the client has not logged in after {seconds:g} s")
             self._transport.abort()
 
@@ -357,12 +367,11 @@ class KafkaConnection(asyncio.Protocol):
         until = self._time() + seconds
         if until > self._throttled_until:
             self._throttled_until = until
-            asyncio.get_running_loop().call_at(until, self._end_throttle, until)
+            self._call_later(seconds, self._end_throttle)
 
-    def _end_throttle(self, until: float) -> None:
-        if until == self._throttled_until:
-            self.path.end_throttle()
-            self._continue()
+    def _end_throttle(self) -> None:
+        self.path.end_throttle()
+        self._continue()
 
     def stop_reading(self) -> None:
         """Accepts no further requests; those in flight are still answered."""
@@ -416,7 +425,7 @@ class KafkaConnection(asyncio.Protocol):
             self._is_closing = True
             self._owner.report(f"{self.peer}: closing, {path.close_reason}")
             if path.close_delay_ms:
-                asyncio.get_running_loop().call_later(path.close_delay_ms / 1000, self.close)
+                self._call_later(path.close_delay_ms / 1000, self.close)
             else:
                 self.close()
         if throttle_ms := path.take_throttle_ms():

@@ -415,49 +415,90 @@ async def test_many_requests_at_once_are_answered_turn_by_turn() -> None:
     assert peer.transport.reading
 
 
+class Timers:
+    """The timers of the event loop, which the test lets expire."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.set: list[tuple[float, Callable[[], None] | None]] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._call_later)
+
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> SimpleNamespace:
+        number = len(self.set)
+        self.set.append((seconds, callback))
+        return SimpleNamespace(cancel=lambda: self.set.__setitem__(number, (seconds, None)))
+
+    def active_seconds(self) -> list[float]:
+        return [seconds for seconds, callback in self.set if callback is not None]
+
+    def expire(self) -> None:
+        """Lets the only active timer expire."""
+        (callback,) = [callback for _, callback in self.set if callback is not None]
+        callback()
+
+
 async def test_a_connection_above_the_creation_rate_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    later: list[tuple[float, Callable[[], object]]] = []
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
+    timers = Timers(monkeypatch)
     peer = Peer()
     peer.connection.hold(0.01)
     peer.connection.data_received(request(1))
     assert peer.answers() == []
-    ((delay, release),) = later
-    assert delay == 0.01
-    release()
+    assert timers.active_seconds() == [0.01]
+    timers.expire()
     assert [number for number, _ in peer.answers()] == [1]
 
 
 async def test_a_connection_above_the_rate_of_its_address_is_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    later: list[tuple[float, Callable[[], object]]] = []
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
+    timers = Timers(monkeypatch)
     peer = Peer()
     peer.connection.close_after(0.7)
     peer.connection.data_received(request(1))
     assert not peer.transport.reading
-    ((delay, close),) = later
-    assert delay == 0.7
+    assert timers.active_seconds() == [0.7]
     assert not peer.transport.is_closing()
-    close()
+    timers.expire()
     assert peer.transport.is_closing()
     assert peer.answers() == []
 
 
 async def test_a_throttled_connection_reads_on_after_the_longest_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(monkeypatch)
     peer = Peer()
-    loop = asyncio.get_running_loop()
-    timers: list[Callable[[], None]] = []
-    monkeypatch.setattr(loop, "call_at", lambda when, callback, *args: timers.append(partial(callback, *args)))
     for throttle_ms in (300, 100, 700):
         peer.connection.path.client.throttle(throttle_ms)
         peer.connection.data_received(b"")
         assert not peer.transport.reading
     peer.connection.data_received(request(1))
-    first, longest = timers
-    first()
     assert (peer.transport.reading, peer.answers()) == (False, [])
-    longest()
+    assert timers.active_seconds() == [0.7]
+    timers.expire()
     assert (peer.transport.reading, [number for number, _ in peer.answers()]) == (True, [1])
+
+
+async def test_no_timer_keeps_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A throttle may last for days, and a client that is throttled may connect again and again."""
+    timers = Timers(monkeypatch)
+    futures: list[asyncio.Future[object]] = []
+
+    def handle(_: ListGroupsRequest) -> object:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    peer = Peer(handle)
+    peer.connection.close_after(0.7)
+    peer.connection.hold(0.1)
+    peer.connection.path.client.throttle(10**9)
+    peer.connection.data_received(b"")
+    assert len(timers.active_seconds()) == 3
+    peer.connection.connection_lost(None)
+    assert timers.active_seconds() == []
+
+    late = Peer(handle)
+    late.connection.data_received(request(1))
+    late.connection.path.client.throttle(10**9)
+    late.connection.connection_lost(None)
+    futures[0].cancel()
+    await turns()
+    assert timers.active_seconds() == []
 
 
 async def test_a_late_response_may_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,7 +512,7 @@ async def test_a_late_response_may_throttle(monkeypatch: pytest.MonkeyPatch) -> 
     peer.connection.data_received(request(1))
     peer.connection.path.client.throttle(1000)
     futures[0].set_result(ListGroupsResponse())
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_at", lambda *_: None)
+    Timers(monkeypatch)
     await turns()
     assert [number for number, _ in peer.answers()] == [1]
     assert not peer.transport.reading
