@@ -10,10 +10,12 @@ class BrokerAttributes:
 
     advertised_listeners: list[str] | None
     allow_everyone_if_no_acl_found: bool
+    alter_config_policy_class_name: str | None
     authorizer_class_name: str
     auto_create_topics_enable: bool
     broker_id: int
     broker_rack: str | None
+    client_quota_callback_class: str | None
     compression_gzip_level: int
     compression_lz4_level: int
     compression_type: str
@@ -24,6 +26,7 @@ class BrokerAttributes:
     controller_listener_names: list[str]
     controller_quota_window_num: int
     controller_quota_window_size_seconds: int
+    create_topic_policy_class_name: str | None
     default_replication_factor: int
     delegation_token_expiry_check_interval_ms: int
     delegation_token_expiry_time_ms: int
@@ -203,6 +206,7 @@ class BrokerAttributes:
     sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int
     sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int
     sasl_oauthbearer_jwks_endpoint_url: str | None
+    sasl_oauthbearer_jwt_validator_class: str
     sasl_oauthbearer_scope_claim_name: str
     sasl_oauthbearer_sub_claim_name: str
     sasl_server_callback_handler_class: str | None

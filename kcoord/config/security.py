@@ -18,6 +18,13 @@ _PRINCIPAL_BUILDER = "principal.builder.class"
 _DEFAULT_PRINCIPAL_BUILDER = BROKER_KEYS[_PRINCIPAL_BUILDER].default
 _ENABLED_MECHANISMS = "sasl.enabled.mechanisms"
 _SASL_CLASSES = ("sasl.login.callback.handler.class", "sasl.login.class", "sasl.server.callback.handler.class")
+_CLASSES = (
+    "alter.config.policy.class.name",
+    "client.quota.callback.class",
+    "create.topic.policy.class.name",
+    "ssl.engine.factory.class",
+    *_SASL_CLASSES,
+)
 _BEARER_PACKAGE = "org.apache.kafka.common.security.oauthbearer."
 _BEARER_CLASSES = (
     f"{_BEARER_PACKAGE}OAuthBearerLoginCallbackHandler",
@@ -26,6 +33,8 @@ _BEARER_CLASSES = (
     f"{_BEARER_PACKAGE}secured.OAuthBearerValidatorCallbackHandler",
 )
 """Kafka's classes for signed tokens, which brokers of Kafka must set. kcoord does for OAUTHBEARER what they do."""
+_JWT_VALIDATOR = "sasl.oauthbearer.jwt.validator.class"
+_JWT_VALIDATORS = (f"{_BEARER_PACKAGE}BrokerJwtValidator", f"{_BEARER_PACKAGE}DefaultJwtValidator")
 _FAILURE_DELAY = "connection.failed.authentication.delay.ms"
 
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -34,19 +43,16 @@ SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 def check_security(config: BrokerSettings) -> None:
     """Raises ConfigError for a setting of security that this broker cannot follow."""
+    _check_placeholders(config)
     _check_authorizer(config.authorizer_class_name)
     parse_super_users(config.super_users)
     parse_listener_principals(config.kcoord_listener_principals, config.open_listeners)
     for listener in config.open_listeners:
         if listener.security_protocol.has_sasl and not config.passes_logins:
             _check_sasl(config, listener)
-    if config.ssl_engine_factory_class:
-        raise ConfigError(
-            f"Invalid value {config.ssl_engine_factory_class} for configuration ssl.engine.factory.class: "
-            "kcoord loads no classes of Kafka's plug-ins; leave it empty"
-        )
-    for name in _SASL_CLASSES:
-        _check_sasl_class(name, config.value(name))
+    for name in _CLASSES:
+        _check_class(name, config.value(name))
+    _check_jwt_validator(config, None)
     for name, value in foreign_principal_builders(config).items():
         if not _has_fixed_principals(config, name):
             raise ConfigError(
@@ -76,6 +82,18 @@ def _has_fixed_principals(config: BrokerSettings, name: str) -> bool:
     return bool(names) and config.listener_principals.keys() >= set(names)
 
 
+def _check_placeholders(config: BrokerSettings) -> None:
+    """Raises ConfigError if a value has a placeholder of config.providers, which would itself be a password, say."""
+    settings = {**config.explicit, **config.dynamic}
+    for provider in filter(None, map(str.strip, settings.get("config.providers", "").split(","))):
+        for name, value in settings.items():
+            if f"${{{provider}:" in value:
+                raise ConfigError(
+                    f"Invalid value [hidden] for configuration {name}: kcoord does not replace the placeholders "
+                    f"${{{provider}:...}} of config.providers; give the value itself"
+                )
+
+
 def _check_authorizer(class_name: str) -> None:
     if class_name not in ("", STANDARD_AUTHORIZER):
         raise ConfigError(
@@ -99,7 +117,8 @@ def _check_sasl(config: BrokerSettings, listener: Listener) -> None:
         for mechanism in mechanisms:
             value = config.value_for_listener(listener, name, mechanism)
             if mechanism != "OAUTHBEARER" or value not in _BEARER_CLASSES:
-                _check_sasl_class(config.name_for_listener(listener, name, mechanism), value)
+                _check_class(config.name_for_listener(listener, name, mechanism), value)
+    _check_jwt_validator(config, listener)
     delay_ms, idle_ms = config.connection_failed_authentication_delay_ms, config.connections_max_idle_ms
     if 0 <= idle_ms <= delay_ms:
         raise ConfigError(
@@ -108,7 +127,20 @@ def _check_sasl(config: BrokerSettings, listener: Listener) -> None:
         )
 
 
-def _check_sasl_class(name: str, value: ConfigValue) -> None:
+def _check_jwt_validator(config: BrokerSettings, listener: Listener | None) -> None:
+    """Raises ConfigError for a class that may accept fewer tokens than kcoord, of all listeners or of one."""
+    name, value = _JWT_VALIDATOR, config.value(_JWT_VALIDATOR)
+    if listener is not None:
+        name = config.name_for_listener(listener, _JWT_VALIDATOR, "OAUTHBEARER")
+        value = config.value_for_listener(listener, _JWT_VALIDATOR, "OAUTHBEARER")
+    if value not in _JWT_VALIDATORS:
+        raise ConfigError(
+            f"Invalid value {value} for configuration {name}: kcoord loads no classes of Kafka's plug-ins; set one of "
+            f"{', '.join(_JWT_VALIDATORS)}, whose checks kcoord makes itself"
+        )
+
+
+def _check_class(name: str, value: ConfigValue) -> None:
     if value:
         raise ConfigError(
             f"Invalid value {value} for configuration {name}: kcoord loads no classes of Kafka's plug-ins; leave it out"

@@ -34,6 +34,31 @@ SASL = {
             {"ssl.engine.factory.class": "org.example.Engines"},
             "for configuration ssl.engine.factory.class: .*no classes",
         ),
+        *[
+            ({key: "org.example.Own"}, f"org.example.Own for configuration {key}: .*no classes")
+            for key in (
+                "alter.config.policy.class.name",
+                "client.quota.callback.class",
+                "create.topic.policy.class.name",
+            )
+        ],
+        *[
+            (
+                SASL | {"sasl.enabled.mechanisms": "OAUTHBEARER", key: "org.example.Own"},
+                f"org.example.Own for configuration {key}: .*no classes .*BrokerJwtValidator",
+            )
+            for key in (
+                "sasl.oauthbearer.jwt.validator.class",
+                "listener.name.users.oauthbearer.sasl.oauthbearer.jwt.validator.class",
+            )
+        ],
+        *[
+            (
+                {"config.providers": "env, file", key: "x ${file:/pw:x}"},
+                rf"value \[hidden\] for configuration {key}: .*\$\{{file:",
+            )
+            for key in ("ssl.key.password", "listener.name.users.plain.sasl.jaas.config")
+        ],
         (
             {"listeners": "SASL_PLAINTEXT://:9093"},
             "GSSAPI for configuration sasl.enabled.mechanisms: GSSAPI is not offered, and SASL_PLAINTEXT://:9093 is "
@@ -99,13 +124,17 @@ def test_other_keys_of_a_secured_broker_are_accepted() -> None:
     without_effect = {
         "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
         "security.inter.broker.protocol": "PLAINTEXT",
+        "config.providers": "file",
+        "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
     }
     of_listeners_with_sasl = {
         "sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "sasl.oauthbearer.jwks.endpoint.url": "https://keys.example",
+        "sasl.oauthbearer.jwt.validator.class": "org.apache.kafka.common.security.oauthbearer.BrokerJwtValidator",
         "listener.name.internal.scram-sha-512.sasl.jaas.config": "x required;",
         "listener.name.internal.sasl.server.callback.handler.class": "org.example.Own",
         "connections.max.reauth.ms": "3600000",
+        "ssl.key.password": "${env:PW} is a password if no provider has the name env",
     }
     config = BrokerConfig.from_properties(without_effect | of_listeners_with_sasl)
     assert sorted(config.ignored) == sorted(without_effect)
