@@ -162,9 +162,11 @@ def parse_ip_overrides(text: str) -> dict[str, int]:
     for entry in filter(None, (part.strip() for part in text.split(","))):
         host, _, count = entry.rpartition(":")
         if not host or not count.strip().isdecimal():
-            raise ConfigError(
-                f"Invalid value {text} for configuration max.connections.per.ip.overrides: "
-                "expected host:count pairs separated by commas"
-            )
+            raise ip_overrides_error(text, "expected host:count pairs separated by commas")
         limits[host.strip().strip("[]")] = int(count)
     return limits
+
+
+def ip_overrides_error(text: str, problem: str) -> ConfigError:
+    """Returns the error of a value of max.connections.per.ip.overrides."""
+    return ConfigError(f"Invalid value {text} for configuration max.connections.per.ip.overrides: {problem}")

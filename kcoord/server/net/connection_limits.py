@@ -3,15 +3,37 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kcoord.config.checks import parse_ip_overrides
+from kcoord.config import ConfigError
+from kcoord.config.checks import ip_overrides_error, parse_ip_overrides
+from kcoord.server.errors import StartError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
+    from kcoord.config.broker_settings import BrokerSettings
     from kcoord.server.client_quotas import ConnectionQuota
+
+_logger = logging.getLogger(__name__)
+
+
+def limits_by_address(text: str) -> Mapping[str, int]:
+    """Returns the counts of max.connections.per.ip.overrides by ip address, in the form that connections have.
+
+    Names are looked up. Raises ConfigError if a name is unknown.
+    """
+    limits: dict[str, int] = {}
+    for host, count in parse_ip_overrides(text).items():
+        try:
+            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise ip_overrides_error(text, f"the host {host} is unknown") from None
+        limits.update((str(info[4][0]), count) for info in infos)
+    return limits
 
 
 class ConnectionLimits:
@@ -20,14 +42,15 @@ class ConnectionLimits:
     As in Kafka, `max.connections` and `max.connections.per.ip` refuse a connection, and `max.connection.creation.rate`
     delays it. A connection that would wait longer than the quota windows is refused: otherwise a flood, whose
     connections keep their turns when they are closed, would delay later clients without a bound. The configuration is
-    read for each connection, so a dynamic broker config takes effect at once.
+    read for each connection, so a dynamic broker config takes effect at once. As in Kafka, names of hosts are looked up
+    once: at the start, and when the config has changed. The constructor raises StartError if a name is unknown.
 
     `quota` returns the current quota of ip addresses, None if there is none. A connection above it is kept open, muted,
     for at most `quota.window.size.seconds`, and then closed, as in Kafka. Clients that connect again and again are
     slowed by that. It takes no turn of `max.connection.creation.rate`.
     """
 
-    __slots__ = ("_config", "_per_ip", "_quota", "_total", "_turn_seconds")
+    __slots__ = ("_by_address", "_config", "_overrides", "_per_ip", "_quota", "_total", "_turn_seconds")
 
     def __init__(self, config: BrokerConfig, quota: Callable[[], ConnectionQuota | None] = lambda: None) -> None:
         self._config = config
@@ -35,6 +58,13 @@ class ConnectionLimits:
         self._per_ip: Counter[str] = Counter()
         self._total = 0
         self._turn_seconds = float("-inf")
+        self._overrides = ""
+        self._by_address: Mapping[str, int] = {}
+        try:
+            _check_overrides(config)
+        except ConfigError as error:
+            raise StartError(str(error)) from None
+        config.further_checks.append(_check_overrides)
 
     def refusal(self, host: str, now_seconds: float) -> str | None:
         """Counts a connection from `host` and returns None, or returns why it is refused."""
@@ -44,13 +74,22 @@ class ConnectionLimits:
             return f"max.connection.creation.rate={rate} is exceeded by all connections of {self._window_seconds} s"
         if self._total >= config.max_connections:
             return f"max.connections={config.max_connections} reached"
-        overrides = parse_ip_overrides(config.max_connections_per_ip_overrides)
-        allowed = overrides.get(host, config.max_connections_per_ip)
+        if config.max_connections_per_ip_overrides != self._overrides:
+            self._follow_overrides(config.max_connections_per_ip_overrides)
+        allowed = self._by_address.get(host, config.max_connections_per_ip)
         if self._per_ip[host] >= allowed:
             return f"max.connections.per.ip={allowed} reached"
         self._per_ip[host] += 1
         self._total += 1
         return None
+
+    def _follow_overrides(self, text: str) -> None:
+        self._overrides = text
+        try:
+            self._by_address = limits_by_address(text)
+        except ConfigError as error:
+            # The name was known when the config was altered.
+            _logger.error("The limits on connections stay as they were: %s", error)
 
     def release(self, host: str) -> None:
         self._total -= 1
@@ -79,3 +118,8 @@ class ConnectionLimits:
     @property
     def _window_seconds(self) -> int:
         return self._config.quota_window_num * self._config.quota_window_size_seconds
+
+
+def _check_overrides(changed: BrokerSettings) -> None:
+    """Raises ConfigError if the settings name a host that is unknown."""
+    limits_by_address(changed.max_connections_per_ip_overrides)

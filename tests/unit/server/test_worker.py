@@ -7,10 +7,11 @@ import asyncio
 
 import pytest
 
-from kcoord.config import BrokerConfig
+from kcoord.config import BrokerConfig, ConfigError
 from kcoord.server.client_quotas import ConnectionQuota
+from kcoord.server.errors import StartError
 from kcoord.server.net.connection import ReportLimiter
-from kcoord.server.net.connection_limits import ConnectionLimits
+from kcoord.server.net.connection_limits import ConnectionLimits, limits_by_address
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ListGroupsRequest, OffsetCommitRequest
 
@@ -122,6 +123,25 @@ def test_connection_limits_by_host() -> None:
     assert limits.refusal("10.0.0.9", 0.0) == "max.connections=3 reached"
     limits.release("10.0.0.1")
     assert limits.refusal("10.0.0.1", 0.0) is None
+
+
+def test_overrides_are_limits_of_addresses(caplog: pytest.LogCaptureFixture) -> None:
+    assert limits_by_address("[0:0:0:0:0:0:0:1]:5, 10.0.0.9:7,FE80::A:0") == {"::1": 5, "10.0.0.9": 7, "fe80::a": 0}
+    key = "max.connections.per.ip.overrides"
+    with pytest.raises(StartError, match=r"no\.\.where:3 .*the host no\.\.where is unknown"):
+        ConnectionLimits(BrokerConfig.from_properties({key: "no..where:3"}))
+    config = BrokerConfig.from_properties({key: "localhost:1"})
+    limits = ConnectionLimits(config)
+    assert limits.refusal("127.0.0.1", 0.0) is None
+    assert limits.refusal("127.0.0.1", 0.0) == "max.connections.per.ip=1 reached"
+    (check,) = config.further_checks
+    with pytest.raises(ConfigError, match=r"the host no\.\.where is unknown"):
+        check(config.with_dynamic({key: "no..where:3"}))
+    config.apply_dynamic({key: "no..where:3"})
+    assert limits.refusal("127.0.0.1", 0.0) == "max.connections.per.ip=1 reached"
+    assert "The limits on connections stay as they were" in caplog.text
+    config.apply_dynamic({key: "localhost:2"})
+    assert limits.refusal("127.0.0.1", 0.0) is None
 
 
 def test_the_rate_of_new_connections_holds_over_the_quota_windows() -> None:
