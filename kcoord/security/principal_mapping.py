@@ -3,12 +3,15 @@
 
 A rule is DEFAULT, which keeps the distinguished name, or RULE:pattern/replacement/ with an optional L (lower case) or U
 (upper case) behind it. Rules are separated by commas or newlines. The first rule whose pattern matches the whole name
-decides. Patterns are Python's regular expressions; Kafka's are Java's, which differ only in rare constructs.
+decides. Patterns are Python's regular expressions; Kafka's are Java's, which differ only in rare constructs. As in
+Java, only ASCII letters are word characters and ignore case. A pattern that Java reads in another way, such as an
+intersection of sets, is an error if Python warns of it.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -92,7 +95,9 @@ def _parse(text: str) -> Iterator[_Rule]:
             yield _Rule(None)
         elif match["pattern"] is not None:
             try:
-                pattern = re.compile(match["pattern"])
-            except re.error as error:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", FutureWarning)
+                    pattern = re.compile(match["pattern"], re.ASCII)
+            except (re.error, FutureWarning) as error:
                 raise PrincipalMappingError(f"Invalid rule: {match[0].strip()}: {error}") from None
             yield _Rule(pattern, match["replacement"], match["case"])

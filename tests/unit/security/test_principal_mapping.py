@@ -30,6 +30,10 @@ NAME = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
         ("RULE:CN=(.*?),.*/\\$1/", NAME, "$1"),
         ("RULE:CN=(.*?)(X)?,OU.*/$1-$2/", NAME, "Duke-"),
         ("RULE:CN=Duke,OU=no such.*/x/", NAME, None),
+        ("RULE:(?i)cn=kafka/admin/", "CN=KAFKA", "admin"),
+        ("RULE:(?i)cn=kafka/admin/", "CN=\N{KELVIN SIGN}afka", None),
+        (r"RULE:CN=(\w+)/$1/", "CN=\N{CYRILLIC SMALL LETTER A}dmin", None),
+        (r"RULE:CN=(\d+)/$1/", "CN=\N{ARABIC-INDIC DIGIT ONE}", None),
     ],
 )
 def test_the_first_rule_that_matches_the_whole_name_decides(rules: str, name: str, principal: str | None) -> None:
@@ -53,6 +57,8 @@ def test_the_first_rule_that_matches_the_whole_name_decides(rules: str, name: st
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/LU",
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/L",
         "RULE:(/x/",
+        "RULE:CN=[a-z&&[^b]]/x/",
+        "RULE:CN=[[a]b]/x/",
         "DEFAULT,RULE:^CN=(.*?)/$1/l",
     ],
 )
