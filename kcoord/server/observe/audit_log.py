@@ -20,6 +20,7 @@ workers pass on to each other make no second entry.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +47,9 @@ CHANGES: Final = "changes"
 COMMITS: Final = "commits"
 DENIALS: Final = "denials"
 LOGINS: Final = "logins"
+MOST_CHARACTERS: Final = 1 << 18
+"""An entry has no more characters in its texts. Clients choose the lengths of names, also those without any right."""
+_LONGEST_TEXT: Final = 1024
 
 
 class AuditLog:
@@ -117,7 +121,7 @@ class AuditLog:
             entry["errors"] = errors_of(response) if isinstance(response, Message) else []
             if error is not None:
                 entry["errors"] = [{"error": error}]
-        self.file.add(entry)
+        self.file.add(_Bounded().entry(entry))
 
     def login(self, client: Client, listener_name: str, now_ms: int, mechanism: str, failure: str | None) -> None:
         """Notes the end of an authentication. `failure` is why it failed; None if it succeeded."""
@@ -138,3 +142,25 @@ class AuditLog:
     def _start(self, now_ms: int, event: str) -> Mapping[str, object]:
         time = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
         return {"time": time.replace("+00:00", "Z"), "event": event, "broker": self._broker_id}
+
+
+class _Bounded:
+    """Makes values that JSON has, of a bounded size, out of the values of one entry."""
+
+    def __init__(self) -> None:
+        self._left = MOST_CHARACTERS
+
+    def entry(self, entry: AuditEntry) -> AuditEntry:
+        """Returns the entry with texts of at most _LONGEST_TEXT, and together of at most MOST_CHARACTERS."""
+        return {name: self._value(value) for name, value in entry.items()}
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, str):
+            shown = value[: min(_LONGEST_TEXT, self._left)]
+            self._left -= len(shown)
+            return value if len(shown) == len(value) else f"{shown}... ({len(value)} characters)"
+        if isinstance(value, Mapping):
+            return self.entry(value)
+        if isinstance(value, list):
+            return [self._value(part) for part in value]
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value

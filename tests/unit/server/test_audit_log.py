@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.message import Message
-from kcoord_protocol.messages import DeleteGroupsRequest, DeleteGroupsResponse, ListGroupsRequest, OffsetCommitRequest
+from kcoord_protocol.messages import (
+    AlterClientQuotasRequest,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+)
 
 REQUESTS: dict[str, tuple[ApiKey, Message]] = {
     "change": (ApiKey.DELETE_GROUPS, DeleteGroupsRequest(groups_names=["g"])),
@@ -101,3 +108,34 @@ async def test_the_result_of_a_request_that_waits_is_noted(tmp_path: Path) -> No
         [{"error": "UNKNOWN_SERVER_ERROR"}],
         [{"error": "UNKNOWN"}],
     ]
+
+
+def test_long_names_do_not_make_an_entry_long(tmp_path: Path) -> None:
+    """A client without any right could otherwise rotate away the entries before."""
+    log = Log(tmp_path)
+    names = ["short", *[f"{number}{'x' * 30_000}" for number in range(150)]]
+    context = log.context(ApiKey.DELETE_GROUPS)
+    assert context.rights is not None
+    context.rights.allowed(AclOperation.DELETE, ResourceType.GROUP, names)
+    results = [
+        DeleteGroupsResponse.DeletableGroupResult(group_id=name, error_code=Errors.GROUP_AUTHORIZATION_FAILED)
+        for name in names
+    ]
+    change = log.audit.change_of(context, DeleteGroupsRequest(groups_names=names))
+    log.audit.answered(context, change, DeleteGroupsResponse(results=results))
+    (entry,) = log.entries()
+    assert entry["fields"]["groupsNames"][:2] == ["short", f"0{'x' * 1023}... (30001 characters)"]
+    assert len(entry["errors"]) == 151
+    assert len(json.dumps(entry)) < 400_000
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_every_entry_is_json(tmp_path: Path, value: float) -> None:
+    log = Log(tmp_path)
+    context = log.context(ApiKey.ALTER_CLIENT_QUOTAS)
+    quota = AlterClientQuotasRequest.EntryData(
+        entity=[], ops=[AlterClientQuotasRequest.OpData(key="producer_byte_rate", value=value)]
+    )
+    log.audit.answered(context, log.audit.change_of(context, AlterClientQuotasRequest(entries=[quota])), None)
+    (entry,) = log.entries()
+    assert entry["fields"]["entries"][0]["ops"][0]["value"] == str(value)
