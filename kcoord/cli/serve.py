@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, merge_properties
-from kcoord.config.security import foreign_principal_builders
+from kcoord.config.security import foreign_principal_builders, ineffective_settings
 
 if TYPE_CHECKING:
     from kcoord.server.process import ReadyLine
@@ -138,6 +138,8 @@ def _config(settings: Mapping[str, str]) -> BrokerConfig:
         logger.info("Accepted, but without effect: %s", ", ".join(sorted(config.ignored)))
     if config.unknown:
         logger.warning("Unknown configuration keys: %s", ", ".join(sorted(config.unknown)))
+    for name, reason in ineffective_settings(config).items():
+        logger.warning("%s has no effect: %s", name, reason)
     for name, principal in config.listener_principals.items():
         logger.warning(
             "Every client of listener %s is %s without authentication (kcoord.listener.principals)", name, principal

@@ -71,6 +71,24 @@ def foreign_principal_builders(config: BrokerSettings) -> dict[str, str]:
     return {name: value for name, value in settings.items() if value.strip() not in ("", _DEFAULT_PRINCIPAL_BUILDER)}
 
 
+def ineffective_settings(config: BrokerSettings) -> dict[str, str]:
+    """Returns settings that protect nothing, by their keys with the reason. A name may be misspelt, for example."""
+    reasons: dict[str, str] = {}
+    listeners = {listener.name.lower(): listener.security_protocol for listener in config.open_listeners}
+    controllers = {name.lower() for name in config.controller_listener_names}
+    for name in config.explicit:
+        key, listener = key_of_listener(name), name.split(".")[2:3]
+        if name in ("super.users", "allow.everyone.if.no.acl.found") and not config.authorizer_class_name:
+            reasons[name] = "authorizer.class.name is not set"
+        elif key is None or not key.startswith(("sasl.", "ssl.")) or listener[0] in controllers:
+            continue
+        elif (protocol := listeners.get(listener[0])) is None:
+            reasons[name] = f"no listener has the name {listener[0].upper()}"
+        elif not (protocol.has_tls if key.startswith("ssl.") else protocol.has_sasl):
+            reasons[name] = f"the security protocol of {listener[0].upper()} is {protocol.name}"
+    return reasons
+
+
 def _has_fixed_principals(config: BrokerSettings, name: str) -> bool:
     """Returns whether all listeners have a fixed principal that the principal builder class `name` is for."""
     names = [

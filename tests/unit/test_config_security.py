@@ -7,7 +7,7 @@ import pytest
 
 from kcoord.config import BrokerConfig, ConfigError
 from kcoord.config.principals import parse_super_users
-from kcoord.config.security import foreign_principal_builders
+from kcoord.config.security import foreign_principal_builders, ineffective_settings
 from kcoord.config.workers import worker_properties
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -266,3 +266,26 @@ def test_a_listener_has_its_own_settings_of_tls_before_those_of_all() -> None:
     assert changed.value_for_listener(second, "ssl.client.auth") == "none"
     with pytest.raises(ConfigError, match=r"Invalid value maybe for configuration ssl\.client\.auth"):
         BrokerConfig.from_properties({"listener.name.a.ssl.client.auth": "maybe"})
+
+
+def test_settings_that_protect_nothing() -> None:
+    properties = TWO_LISTENERS | {
+        "listeners": "A://:1,C://:3",
+        "controller.listener.names": "CONTROLLER",
+        "listener.name.a.ssl.client.auth": "required",
+        "listener.name.x.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.c.ssl.client.auth": "required",
+        "listener.name.c.plain.sasl.jaas.config": "x required;",
+        "listener.name.controller.ssl.client.auth": "required",
+        "listener.name.x.max.connections": "5",
+        "super.users": "User:admin",
+        "ssl.client.auth": "required",
+    }
+    assert ineffective_settings(BrokerConfig.from_properties(properties)) == {
+        "listener.name.a.ssl.client.auth": "the security protocol of A is PLAINTEXT",
+        "listener.name.x.sasl.enabled.mechanisms": "no listener has the name X",
+        "listener.name.c.plain.sasl.jaas.config": "the security protocol of C is SSL",
+        "super.users": "authorizer.class.name is not set",
+    }
+    with_authorizer = {"authorizer.class.name": AUTHORIZER, "super.users": "User:admin"}
+    assert ineffective_settings(BrokerConfig.from_properties(with_authorizer)) == {}
