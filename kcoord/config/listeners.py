@@ -70,7 +70,8 @@ def key_of_listener(name: str) -> str | None:
     match = _KEY_OF_LISTENER.fullmatch(name)
     if match is None:
         return None
-    return next((key for key in _KEYS_OF_MECHANISMS if match["key"].endswith(key)), match["key"])
+    key = match["key"].removeprefix("oauthbearer.")
+    return next((of_mechanism for of_mechanism in _KEYS_OF_MECHANISMS if key.endswith(of_mechanism)), key)
 
 
 def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:

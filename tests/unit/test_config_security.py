@@ -289,3 +289,14 @@ def test_settings_that_protect_nothing() -> None:
     }
     with_authorizer = {"authorizer.class.name": AUTHORIZER, "super.users": "User:admin"}
     assert ineffective_settings(BrokerConfig.from_properties(with_authorizer)) == {}
+
+
+def test_a_key_of_oauthbearer_is_checked_and_has_an_effect() -> None:
+    key = "sasl.oauthbearer.clock.skew.seconds"
+    properties = SASL | {"sasl.enabled.mechanisms": "OAUTHBEARER", f"listener.name.users.oauthbearer.{key}": "7"}
+    config = BrokerConfig.from_properties(properties)
+    (listener,) = config.open_listeners
+    assert config.value_for_listener(listener, key, "OAUTHBEARER") == 7
+    assert (config.ignored, config.unknown) == ([], [])
+    with pytest.raises(ConfigError, match=r"sasl\.oauthbearer\.clock\.skew\.seconds: not a 32-bit integer"):
+        BrokerConfig.from_properties(properties | {f"listener.name.users.oauthbearer.{key}": "x"})
