@@ -302,7 +302,7 @@ class KafkaConnection(asyncio.Protocol):
     def close_if_idle(self, now: float, idle_seconds: float) -> bool:
         """Closes the connection, and returns True, if for `idle_seconds` one of these is true:
 
-        * The client sent nothing and waits for no response.
+        * The client sent nothing and the broker works on no request of it.
         * The client did not finish a frame.
         * The client read nothing of the responses that wait for it.
         """
@@ -319,7 +319,7 @@ class KafkaConnection(asyncio.Protocol):
             # An orderly close would first send everything. If the peer is gone, TCP retries for a quarter of an hour.
             transport.abort()
             return True
-        quiet = now - max(self.last_active, self._last_taken) > idle_seconds and not self.path.in_flight
+        quiet = now - max(self.last_active, self._last_taken) > idle_seconds and not self.path.is_working
         stalled = self._frame_started is not None and now - self._frame_started > idle_seconds
         if quiet or stalled:
             transport.close()

@@ -366,6 +366,11 @@ class RequestPath:
         return len(self._frames)
 
     @property
+    def is_working(self) -> bool:
+        """True if the broker works on a request. One that waits behind a throttle, perhaps for days, does not count."""
+        return bool(self._exchanges)
+
+    @property
     def in_flight(self) -> int:
         """Number of requests that were received and are not answered yet."""
         return len(self._exchanges) + len(self._frames)

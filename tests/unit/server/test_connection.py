@@ -349,6 +349,19 @@ async def test_idle_and_stalled_connections_are_closed_but_not_those_that_wait_f
     assert not waiting.connection.close_if_idle(now + 11, 10)
 
 
+async def test_a_throttle_does_not_keep_a_connection_whose_client_is_gone() -> None:
+    """The broker does not read meanwhile, so it cannot see that the client is gone."""
+    peer = Peer()
+    peer.connection.path.client.throttle(10**8)
+    peer.connection.data_received(request(1) * 3)
+    assert (peer.connection.in_flight, peer.transport.reading) == (3, False)
+    now = peer.connection.last_active
+    assert not peer.connection.close_if_idle(now + 9, 10)
+    assert peer.connection.close_if_idle(now + 11, 10)
+    assert peer.transport.closed
+    peer.connection.connection_lost(None)
+
+
 async def test_a_client_that_reads_none_of_its_responses_is_aborted() -> None:
     """An orderly close would wait for the client as long as TCP retries. Its unanswered requests do not keep it."""
     gone, slow, refused = Peer(), Peer(), Peer()
