@@ -135,6 +135,13 @@ class TestTokens:
         claims = {"sub": " alice ", "iat": NOW, "exp": NOW + 1}
         assert TokenRules().validate(token(claims), KEYS, NOW_MS).subject == "alice"
 
+    @pytest.mark.parametrize(
+        ("subject", "principal"),
+        [(" alice\t", "alice"), ("\x1calice", "alice"), ("\xa0alice", "\xa0alice"), ("\u2003alice", "\u2003alice")],
+    )
+    def test_only_the_spaces_that_kafka_trims_are_no_part_of_the_subject(self, subject: str, principal: str) -> None:
+        assert RULES.validate(token({**CLAIMS, "sub": subject}), KEYS, NOW_MS).subject == principal
+
     def test_the_configured_claims_name_subject_and_scopes(self) -> None:
         rules = TokenRules(scope_claim="scp", subject_claim="client")
         validated = rules.validate(token({**CLAIMS, "client": "app", "scp": ["read", "write"]}), KEYS, NOW_MS)
