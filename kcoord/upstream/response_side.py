@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from kcoord.security.relayed_login import RelayedLogin
+from kcoord.server.net.muting import Mute
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.link import UpstreamLink
@@ -22,6 +23,7 @@ LOGIN_KEYS: Final = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 MAX_REWRITTEN_BYTES: Final = 256 << 20
 """The largest response that is decoded: Metadata of a very large cluster."""
 _LENGTH_BYTES: Final = 4
+_TAKES_NO_RESPONSE: Final = Mute.SLOW_READER | Mute.SENDING | Mute.HELD | Mute.EARLIER_RESPONSE
 
 Write: TypeAlias = Callable[[bytes | memoryview], None]
 
@@ -61,9 +63,6 @@ class ResponseSide(RequestPath):
         self, settings: PathSettings, gateway: Gateway, node_id: int | None, on_answer: Callable[[], None]
     ) -> None:
         self._link: UpstreamLink | None = None
-        self._is_holding = False
-        self._is_relaying = False
-        """True while the upstream has to answer a request of the login."""
         super().__init__(settings, on_answer)
         self._gateway = gateway
         self._node_id = node_id
@@ -81,8 +80,12 @@ class ResponseSide(RequestPath):
         """Gives the path the client's transport, for responses that are passed on."""
         self._write, self._end = transport.write, transport.close
 
-    def pause(self, is_paused: bool) -> None:
-        super().pause(is_paused)
+    def mute(self, reason: Mute) -> None:
+        super().mute(reason)
+        self._follow_client()
+
+    def unmute(self, reason: Mute) -> None:
+        super().unmute(reason)
         self._follow_client()
 
     def close(self) -> None:
@@ -92,16 +95,14 @@ class ResponseSide(RequestPath):
         if self._link is not None:
             self._link.close()
 
-    def _mute_or_unmute(self) -> None:
-        super()._mute_or_unmute()
-        if self._is_holding or self._is_relaying or (self._link is not None and self._link.is_blocked):
-            self.is_muted = True
-
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def link_changed(self) -> None:
         """Follows `is_blocked` of the link."""
-        self._mute_or_unmute()
+        if self._link is not None and self._link.is_blocked:
+            self.mute(Mute.LINK)
+        else:
+            self.unmute(Mute.LINK)
         self._on_answer()
 
     def link_lost(self, link: UpstreamLink, reason: str) -> None:
@@ -119,7 +120,7 @@ class ResponseSide(RequestPath):
     def _follow_client(self) -> None:
         """Reads responses only while the client takes them, and while none of kcoord's own is before them."""
         if self._link is not None:
-            self._link.pause_reading(self._is_paused or self._is_holding)
+            self._link.pause_reading(bool(self._reasons & _TAKES_NO_RESPONSE))
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class ResponseSide(RequestPath):
         if self._response_rest:
             data = self._response_rest + data
             self._response_rest = b""
-        if self._is_holding:
+        if self._reasons & Mute.EARLIER_RESPONSE:
             self._response_rest = data
             return
         start, end = 0, len(data)
@@ -173,7 +174,7 @@ class ResponseSide(RequestPath):
             # Responses of kcoord that waited for the ones before.
             self._write(self.take_output())
         if self.is_muted:
-            self._mute_or_unmute()
+            self._follow_reasons()
             self._on_answer()
 
     def _collect_response(self, data: bytes) -> int:
@@ -196,7 +197,7 @@ class ResponseSide(RequestPath):
         if entry is PASSED:
             # If the first entry of both queues is passed on, it is the same one.
             if self._exchanges[0] is not PASSED:
-                self._hold(is_holding=True)
+                self.mute(Mute.EARLIER_RESPONSE)
                 return False
         elif length > MAX_REWRITTEN_BYTES:
             self._fail_responses(f"the upstream sent a response of {length} bytes, which is too large to be decoded")
@@ -208,17 +209,12 @@ class ResponseSide(RequestPath):
         self._refuse(reason)
         self._on_answer()
 
-    def _hold(self, *, is_holding: bool) -> None:
-        self._is_holding = is_holding
-        self._mute_or_unmute()
-        self._follow_client()
-
     def _continue_responses(self) -> None:
         """Passes on the responses that were held, if the one before them has left."""
         if output := self.take_output():
             self._write(output)
         if self._expected and self._exchanges and self._exchanges[0] is self._expected[0]:
-            self._hold(is_holding=False)
+            self.unmute(Mute.EARLIER_RESPONSE)
             self.respond(b"")
 
     def _emit(self, data: bytes, start: int, end: int) -> None:
@@ -268,12 +264,11 @@ class ResponseSide(RequestPath):
             return
         assert isinstance(answer, SaslHandshakeResponse | SaslAuthenticateResponse)
         step = login.answered(answer, now_ms)
-        self._is_relaying = False
         # The response to a login that fails is the farewell of the path.
         entry.data = step.output if step.failure is None else b""
         if step.failure is not None:
             self._fail_login(login, step, now_ms, is_again=is_again)
         elif login.is_complete:
             self._complete_login(login, now_ms, is_again=is_again)
-        self._mute_or_unmute()
+        self.unmute(Mute.LOGIN)
         self._on_answer()

@@ -37,9 +37,9 @@ So every response leaves in the order of its request, and correlation ids need n
 
 Backpressure. Each side reads only while the other one takes bytes. If the link's transport asks for a pause
 (`pause_writing`), or while the link is being opened, the path is muted, so the driver stops reading the client. If the
-client's transport asks for it, the driver calls `pause`, and the link stops reading the upstream. So a connection keeps
-at most one read of each side beyond the transports' own high-water marks. Frames that are collected are bounded: from
-the client by kcoord.request.max.bytes, from the upstream by MAX_REWRITTEN_BYTES.
+client's transport asks for it, the driver mutes the path, and the link stops reading the upstream. So a connection
+keeps at most one read of each side beyond the transports' own high-water marks. Frames that are collected are bounded:
+from the client by kcoord.request.max.bytes, from the upstream by MAX_REWRITTEN_BYTES.
 
 End. If the upstream closes the link or cannot be reached, the client connection is closed: a client treats that like a
 broker that closes its connection. Only on kcoord's own port, where requests may go to any broker of the upstream, a
@@ -58,7 +58,8 @@ from kcoord.config import Kip1327Form
 from kcoord.security.relayed_login import RelayedLogin
 from kcoord.server.api.api_table import KEY_AND_VERSION
 from kcoord.server.net.foreign_protocol import guess_protocol
-from kcoord.server.net.request_path import FRAMES_PER_TURN, PathSettings
+from kcoord.server.net.muting import Mute
+from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.link import UpstreamLink
 from kcoord.upstream.produce_acks import produce_acks
@@ -121,7 +122,7 @@ class SplicedPath(ResponseSide):
         return self._completed - before
 
     def process(self) -> None:
-        if self._is_holding:
+        if self._reasons & Mute.EARLIER_RESPONSE:
             self._continue_responses()
         if self._rest and not self.is_muted:
             data, self._rest = self._rest, b""
@@ -192,8 +193,7 @@ class SplicedPath(ResponseSide):
             return
         self._rest = data[position:]
         if needs_turn and not self.is_muted:
-            self.needs_turn = True
-            self._mute_or_unmute()
+            self.mute(Mute.NEXT_TURN)
 
     def _pass_on(self, data: bytes, start: int, end: int) -> None:
         if start < end:
@@ -291,8 +291,7 @@ class SplicedPath(ResponseSide):
         link = self._open_link()
         self._expect(Forwarded(key, version, version))
         link.write(encode_request(key, version, 0, self._gateway.upstream.client_id, request.encode(version)))
-        self._is_relaying = True
-        self._mute_or_unmute()
+        self.mute(Mute.LOGIN)
 
     def _may_open_link(self) -> bool:
         """Returns whether requests may use a new link. A client that logs in at the upstream has to log in again."""
@@ -305,16 +304,15 @@ class SplicedPath(ResponseSide):
         if self._link is None:
             self.client.has_begun = True
             self._link = UpstreamLink(self)
-            self._mute_or_unmute()
+            self.mute(Mute.LINK)
             self._broker.spawn(self._link.open(self._gateway, self._node_id))
-            self._follow_client()
         return self._link
 
     def _expect(self, entry: Forwarded) -> None:
         self._exchanges.append(entry)
         self._expected.append(entry)
-        if len(self._exchanges) >= self._most_exchanges:
-            self._mute_or_unmute()
+        if len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS:
+            self.is_muted = True
 
     def _take(self, frame: bytes) -> None:
         """Answers a whole frame, or passes it on."""

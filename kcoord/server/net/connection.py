@@ -11,19 +11,7 @@ A connection is in one of these states:
 * *Reading*: `data_received` passes bytes to the path, which works on complete requests before it returns.
 * *Muted*: the path works on no further request, and the transport does not read, so TCP slows the client down.
   `_continue` or `_take_turn` ends this state: it first works on the requests that wait, and then resumes reading.
-  The reasons for muting:
-
-  - The client reads its responses too slowly: `pause_writing` until `resume_writing`.
-  - Parts of files are being sent: `_send_pieces` until `_on_sent` (`kcoord.server.net.piece_sender`).
-  - The connection came faster than max.connection.creation.rate: `hold` until its timer. With TLS, the handshake
-    begins then.
-  - The address of the client is above connection_creation_rate: `close_after` until its timer closes the connection.
-  - The client is above its quota: `_throttle` until its timer.
-  - MAX_IN_FLIGHT_REQUESTS are unanswered, until responses leave.
-  - More requests wait than one turn may process, by their number or the size of their responses: until the next turn
-    of the event loop.
-  - Responses of MAX_READY_BYTES wait for an earlier response, until that leaves.
-
+  `kcoord.server.net.muting` has the reasons.
 * *Stopped*: no request is accepted any more, but responses may still leave. The listener stops a connection at
   shutdown. A path stops itself if the client sends bytes that are no Kafka request, or if a handler asks for it. The
   connection then closes with one log line, and no other connection is affected. If an authentication failed, it closes
@@ -51,6 +39,7 @@ from typing import TypeAlias, cast
 
 from kcoord.server.api.pieces import Pieces
 from kcoord.server.net.connection_limits import ConnectionLimits
+from kcoord.server.net.muting import Mute
 from kcoord.server.net.piece_sender import PieceSender
 from kcoord.server.net.request_path import RequestPath
 
@@ -227,7 +216,6 @@ class KafkaConnection(asyncio.Protocol):
         """Not None while parts of files, or responses after them, are not sent."""
         self._closes_when_sent = False
         self._reading_paused = False
-        self._held = False
         self._throttled_until = 0.0
         self._is_closing = False
         self.peer = "?"
@@ -266,7 +254,7 @@ class KafkaConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         path = self.path
-        if path.is_stopped:
+        if path.is_muted and path.is_stopped:
             return
         self.last_active = now = self._time()
         completed = path.receive(data)
@@ -283,19 +271,13 @@ class KafkaConnection(asyncio.Protocol):
         self._write_paused = True
         if self._sender is not None:
             self._sender.pause()
-        self._pause_path()
-        self._pause_or_resume_reading()
+        self._mute(Mute.SLOW_READER)
 
     def resume_writing(self) -> None:
         self._write_paused = False
         if self._sender is not None:
             self._sender.resume()
-        self._pause_path()
-        self._continue()
-
-    def _pause_path(self) -> None:
-        """Mutes the path while this connection has a reason for that, or ends it."""
-        self.path.pause(self._write_paused or self._held or self._sender is not None)
+        self._unmute(Mute.SLOW_READER)
 
     # --- called by the listener ---------------------------------------------------------------------------------------
 
@@ -328,23 +310,16 @@ class KafkaConnection(asyncio.Protocol):
 
     def hold(self, seconds: float) -> None:
         """Mutes the connection for `seconds`: it was made faster than max.connection.creation.rate."""
-        self._hold()
+        self._mute(Mute.HELD)
         self._call_later(seconds, self._release)
 
     def close_after(self, seconds: float) -> None:
         """Mutes the connection, and closes it after `seconds`: its address is above connection_creation_rate."""
-        self._hold()
+        self._mute(Mute.HELD)
         self._call_later(seconds, self.close)
 
-    def _hold(self) -> None:
-        self._held = True
-        self._pause_path()
-        self._pause_or_resume_reading()
-
     def _release(self) -> None:
-        self._held = False
-        self._pause_path()
-        self._continue()
+        self._unmute(Mute.HELD)
 
     def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Calls a method after `seconds`, unless the connection is lost before. Replaces an earlier timer for it."""
@@ -370,8 +345,7 @@ class KafkaConnection(asyncio.Protocol):
             self._call_later(seconds, self._end_throttle)
 
     def _end_throttle(self) -> None:
-        self.path.end_throttle()
-        self._continue()
+        self._unmute(Mute.THROTTLED)
 
     def stop_reading(self) -> None:
         """Accepts no further requests; those in flight are still answered."""
@@ -405,6 +379,14 @@ class KafkaConnection(asyncio.Protocol):
         return not self.in_flight and not self.path.has_unfinished_frame
 
     # --- following the path -------------------------------------------------------------------------------------------
+
+    def _mute(self, reason: Mute) -> None:
+        self.path.mute(reason)
+        self._pause_or_resume_reading()
+
+    def _unmute(self, reason: Mute) -> None:
+        self.path.unmute(reason)
+        self._continue()
 
     def _continue(self) -> None:
         """Works on waiting requests, writes the responses, and resumes reading if the path is no longer muted."""
@@ -491,15 +473,13 @@ class KafkaConnection(asyncio.Protocol):
         if sender.send(data):
             self._sender = None
         elif is_new:
-            self._pause_path()
-            self._pause_or_resume_reading()
+            self._mute(Mute.SENDING)
 
     def _on_sent(self) -> None:
         self._sender = None
         if self._closes_when_sent and self._transport is not None:
             self._transport.close()
-        self._pause_path()
-        self._continue()
+        self._unmute(Mute.SENDING)
 
     def _on_failed_send(self, reason: str | None) -> None:
         if reason is not None:

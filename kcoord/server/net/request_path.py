@@ -12,14 +12,13 @@ connection of the server drives one, and so can a simulation or a test. The cont
 * `receive` may leave responses to take. The path calls `on_answer()` if a response becomes ready later: a handler
   returned a future, or a fast path waits until its records are durable. The driver then calls `take_output()` soon, and
   `process()` after that, because requests may have waited for a free place in the queue.
-* A muted path works on no further request. It is muted while the driver pauses it (`pause`), while the client is
-  throttled, while a request holds those that follow (`Client.holds`), while MAX_IN_FLIGHT_REQUESTS are unanswered,
-  while responses of MAX_READY_BYTES wait to be taken, while `needs_turn`, and after `stop()`. The path keeps bytes that
-  it receives meanwhile, so a driver that bounds memory stops reading while `is_muted`.
+* A muted path works on no further request. `kcoord.server.net.muting` has the reasons. For those of its own, the driver
+  calls `mute` and `unmute`. The path keeps bytes that it receives meanwhile, so a driver that bounds memory stops
+  reading while `is_muted`.
 * `needs_turn` means that more requests wait than one turn may process: FRAMES_PER_TURN, or fewer if their responses are
   large. The driver takes the output, serves its other connections and then calls `next_turn()`.
-* A client above its quota is throttled (KIP-219). Its response leaves at once, and the path is muted until
-  the driver calls `end_throttle()` after that time. The driver asks by `take_throttle_ms()` if `is_muted`.
+* A client above its quota is throttled (KIP-219). Its response leaves at once, and the path is muted until the driver
+  ends that after the time. The driver asks for the time by `take_throttle_ms()` if `is_muted`.
 * `close_reason` is set once the connection must be closed: the client sent bytes that are no request, or a handler
   asked for it (CloseConnection). The path is then stopped. The driver sends `take_output()` and closes.
   If `close_delay_ms` is not 0, the driver closes after that time, and sends `take_farewell()` just before.
@@ -72,6 +71,7 @@ from kcoord.server.fast.guarded import GuardedFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataAnswers, MetadataFastPath
 from kcoord.server.net.foreign_protocol import guess_protocol
+from kcoord.server.net.muting import Mute
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import DecodeError, FramingError
 from kcoord_protocol.framing import FrameReader, decode_request_header
@@ -155,18 +155,15 @@ class RequestPath:
         """At least the bytes in memory of the responses that are ready. Those that were taken may still be counted."""
         self._has_file_slices = False
         """True if parts of files are in `_output`, too."""
-        self._is_paused = False
         self._is_closed = False
         self.client = Client(self._broker.apis.form, remote_host, remote_port)
         self.client.principal = settings.principal
         self.client.throttle = self._throttle
-        self._most_exchanges = MAX_IN_FLIGHT_REQUESTS
-        """Number of unanswered requests at which the path is muted; 0 while the client is throttled or held."""
-        self._is_throttled = False
+        self._reasons = 0
+        """The bits of the reasons for muting (`Mute`) that hold."""
         self._throttle_ms = 0
         self.is_muted = False
-        self.is_stopped = False
-        self.needs_turn = False
+        """Follows `_reasons` and what `Mute` says beside them; an attribute, because it is read far more often."""
         self.has_unfinished_frame = False
         """True if the last bytes that were received end within a frame."""
         self.close_reason: str | None = None
@@ -230,59 +227,56 @@ class RequestPath:
             return
         now_ms = self._broker.now_ms()
         left = FRAMES_PER_TURN
-        # Only exchanges, a held client and a throttle can mute the path inside the loop; a refusal empties `frames`.
-        while frames and left and len(exchanges) < self._most_exchanges:
+        while frames and left and not self._reasons and len(exchanges) < MAX_IN_FLIGHT_REQUESTS:
             if self._ready_bytes >= MAX_READY_BYTES and self._is_full():
                 break
             self._enter(frames.popleft(), now_ms)
             left -= 1
-        if frames and len(exchanges) < self._most_exchanges:
-            self.needs_turn = True
-        if frames or len(exchanges) >= self._most_exchanges:
-            self._mute_or_unmute()
+        if len(exchanges) >= MAX_IN_FLIGHT_REQUESTS:
+            self.is_muted = True
+        elif frames and not self._reasons:
+            self.mute(Mute.NEXT_TURN)
 
     def next_turn(self) -> None:
         """Continues after `needs_turn`."""
-        self.needs_turn = False
-        self._mute_or_unmute()
+        self.unmute(Mute.NEXT_TURN)
         self.process()
 
-    def pause(self, is_paused: bool) -> None:
-        """Mutes the path for the driver, or ends that. Other reasons for muting are unaffected."""
-        self._is_paused = is_paused
-        self._mute_or_unmute()
+    @property
+    def needs_turn(self) -> bool:
+        """True if the driver has to call `next_turn`."""
+        return bool(self._reasons & Mute.NEXT_TURN)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if the path accepts no request any more."""
+        return bool(self._reasons & Mute.STOPPED)
+
+    def mute(self, reason: Mute) -> None:
+        """Works on no further request while the reason holds."""
+        self._reasons |= reason
+        self.is_muted = True
+
+    def unmute(self, reason: Mute) -> None:
+        """Ends a reason for muting. The others are unaffected."""
+        self._reasons &= ~reason
+        self._follow_reasons()
+
+    def _follow_reasons(self) -> None:
+        self.is_muted = self._reasons != 0 or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS or self._is_full()
 
     def take_throttle_ms(self) -> int:
         """Returns for how long the client is throttled from now on, 0 if nothing has changed since the last call."""
         throttle_ms, self._throttle_ms = self._throttle_ms, 0
         return throttle_ms
 
-    def end_throttle(self) -> None:
-        self._is_throttled = False
-        self._limit_exchanges()
-
     def _throttle(self, throttle_ms: int) -> None:
         self._throttle_ms = max(self._throttle_ms, throttle_ms)
-        self._is_throttled = True
-        self._limit_exchanges()
+        self.mute(Mute.THROTTLED)
 
     def _end_hold(self, _: asyncio.Future[object]) -> None:
         self.client.holds = False
-        self._limit_exchanges()
-
-    def _limit_exchanges(self) -> None:
-        self._most_exchanges = 0 if self._is_throttled or self.client.holds else MAX_IN_FLIGHT_REQUESTS
-        self._mute_or_unmute()
-
-    def _mute_or_unmute(self) -> None:
-        """Sets `is_muted`, an attribute because it is read far more often than it changes."""
-        self.is_muted = (
-            self._is_paused
-            or self.is_stopped
-            or self.needs_turn
-            or len(self._exchanges) >= self._most_exchanges
-            or self._is_full()
-        )
+        self.unmute(Mute.ORDER)
 
     def _is_full(self) -> bool:
         """Returns whether responses of MAX_READY_BYTES are in memory.
@@ -312,7 +306,7 @@ class RequestPath:
             return b""
         self._output = []
         if self.is_muted:
-            self._mute_or_unmute()
+            self._follow_reasons()
         if self._has_file_slices:
             self._has_file_slices = False
             return cast("Pieces", output)
@@ -336,7 +330,7 @@ class RequestPath:
     def stop(self) -> None:
         """Accepts no further requests and drops those that wait; those in flight are still answered."""
         self._frames.clear()
-        self.is_stopped = self.is_muted = True
+        self.mute(Mute.STOPPED)
 
     def close(self) -> None:
         """Ends the long polls of a client that is gone."""
@@ -505,7 +499,7 @@ class RequestPath:
             exchange.frame = b""
             self._exchanges.append(exchange)
             if self.client.holds:
-                self._limit_exchanges()
+                self.mute(Mute.ORDER)
                 response.add_done_callback(self._end_hold)
             response.add_done_callback(partial(self._settled, exchange, use))
         else:

@@ -26,6 +26,7 @@ from kcoord.server.api.api_table import Api, ApiTable, CloseConnection
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
+from kcoord.server.net.muting import Mute
 from kcoord.server.net.request_path import (
     FRAMES_PER_TURN,
     LARGE_REQUEST_BYTES,
@@ -511,11 +512,11 @@ class Bare:
 
 def test_a_paused_path_keeps_requests_until_the_pause_ends() -> None:
     bare = Bare()
-    bare.path.pause(True)
+    bare.path.mute(Mute.SLOW_READER)
     bare.receive(1, 2)
     assert bare.path.is_muted
     assert (bare.handled, bare.answered, bare.path.queued, bare.take()) == (0, 0, 2, [])
-    bare.path.pause(False)
+    bare.path.unmute(Mute.SLOW_READER)
     bare.path.process()
     assert (bare.handled, bare.path.queued, bare.take()) == (2, 0, [1, 2])
 
@@ -532,11 +533,11 @@ def test_a_throttled_path_answers_at_once_and_keeps_later_requests() -> None:
     assert (bare.path.take_throttle_ms(), bare.path.take_throttle_ms()) == (700, 0)
     bare.receive(3)
     assert (bare.handled, bare.path.is_muted, bare.take()) == (1, True, [])
-    bare.path.end_throttle()
+    bare.path.unmute(Mute.THROTTLED)
     bare.path.process()
     assert (bare.handled, bare.path.is_muted, bare.take()) == (2, True, [2])
-    bare.path.pause(True)
-    bare.path.end_throttle()
+    bare.path.mute(Mute.SLOW_READER)
+    bare.path.unmute(Mute.THROTTLED)
     assert bare.path.is_muted
 
 
@@ -553,13 +554,13 @@ async def test_a_request_can_hold_those_that_follow() -> None:
     bare.receive(1, 2)
     assert (bare.handled, bare.path.is_muted, bare.path.queued, bare.take()) == (1, True, 1, [])
     bare.path.client.throttle(700)
-    bare.path.end_throttle()
+    bare.path.unmute(Mute.THROTTLED)
     assert (bare.take(), bare.path.is_muted) == ([], True), "a throttle that ends does not end the hold"
     bare.path.client.throttle(700)
     answer.set_result(ListGroupsResponse())
     await asyncio.sleep(0)
     assert (bare.answered, bare.take(), bare.path.is_muted) == (1, [1], True), "nor the other way round"
-    bare.path.end_throttle()
+    bare.path.unmute(Mute.THROTTLED)
     bare.path.process()
     assert (bare.handled, bare.take(), bare.path.is_muted) == (2, [2], False)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kcoord.metrics.measures import RequestMeasures
+from kcoord.server.net.muting import Mute
 from kcoord.server.net.request_path import PathSettings
 from kcoord.server.observe.broker_metrics import MeasuredPath
 from kcoord.server.quota_use import response_bytes
@@ -222,7 +223,7 @@ async def test_metrics_have_the_throttle_times(cluster: Cluster) -> None:
     assert await list_groups(alice) == 0
     assert requests.throttles == {}
     assert await list_groups(alice) == WINDOW_MS
-    alice.path.end_throttle()
+    alice.path.unmute(Mute.THROTTLED)
     assert (await alice.ask(commit(1), 9, OffsetCommitResponse)).throttle_time_ms == WINDOW_MS
     throttles = {key: (histogram.count, histogram.sum_ms) for key, histogram in requests.throttles.items()}
     assert throttles == {ApiKey.LIST_GROUPS: (1, WINDOW_MS), ApiKey.OFFSET_COMMIT: (1, WINDOW_MS)}

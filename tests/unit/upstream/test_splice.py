@@ -11,6 +11,7 @@ import pytest
 
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
+from kcoord.server.net.muting import Mute
 from kcoord.server.net.request_path import MAX_IN_FLIGHT_REQUESTS
 from kcoord.upstream.produce_acks import produce_acks
 from kcoord_protocol.api_keys import ApiKey
@@ -173,9 +174,9 @@ async def test_the_upstream_is_not_read_while_the_client_takes_no_bytes() -> Non
     async with stage() as on_stage:
         dialogue = on_stage.connect()
         await dialogue.send(dialogue.frame(FETCH, FETCH_VERSION))
-        dialogue.path.pause(True)
+        dialogue.path.mute(Mute.SLOW_READER)
         assert dialogue.is_upstream_paused()
-        dialogue.path.pause(False)
+        dialogue.path.unmute(Mute.SLOW_READER)
         assert not dialogue.is_upstream_paused()
 
 
@@ -184,8 +185,8 @@ async def test_requests_wait_until_the_link_is_open() -> None:
         on_stage.upstream.gate.clear()
         dialogue = on_stage.connect()
         frames = [dialogue.frame(FETCH, FETCH_VERSION) for _ in range(3)]
-        dialogue.path.pause(True)
-        dialogue.path.pause(False)
+        dialogue.path.mute(Mute.SLOW_READER)
+        dialogue.path.unmute(Mute.SLOW_READER)
         await dialogue.send(b"".join(frames))
         assert dialogue.is_muted()
         on_stage.upstream.gate.set()
