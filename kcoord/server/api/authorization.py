@@ -10,8 +10,10 @@ path keeps its authorizer and compares it for each request (`kcoord.server.fast.
 
 Decisions go to Kafka's audit logger with Kafka's text: denials at INFO, permissions at DEBUG. A decision that only
 leaves something out of a response is no access: a denial is then logged at TRACE. Decisions that only show a client
-what it may do are logged at TRACE, too. If the broker has an audit log (`kcoord.server.observe.audit_log`), `Rights`
-keeps the decisions of its request for it.
+what it may do are logged at TRACE, too. Of the denials of one request at INFO, the first MOST_LOGGED are logged. A
+client without any right could otherwise fill the disk, and block other clients, with a few large requests.
+
+If the broker has an audit log (`kcoord.server.observe.audit_log`), `Rights` keeps the decisions of its request for it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ audit_logger: Final = logging.getLogger("kafka.authorizer.logger")
 TRACE: Final = 5
 """Kafka's level below DEBUG."""
 logging.addLevelName(TRACE, "TRACE")
+MOST_LOGGED: Final = 200
+"""The number of denials of one request that are logged at INFO."""
 
 ERRORS: Final = {
     ResourceType.TOPIC: (Errors.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed."),
@@ -51,7 +55,7 @@ ERRORS: Final = {
 class Rights:
     """The rights of one client, for one request."""
 
-    __slots__ = ("_api_key", "_authorizer", "_decided", "_host", "_principal")
+    __slots__ = ("_api_key", "_authorizer", "_decided", "_denials", "_host", "_principal")
 
     def __init__(
         self, authorizer: Authorizer, principal: str, host: str, api_key: ApiKey, *, is_audited: bool = False
@@ -59,6 +63,8 @@ class Rights:
         self._authorizer = authorizer
         self._decided: dict[tuple[AclOperation, ResourceType, str], bool] | None = {} if is_audited else None
         """The decisions for the audit log; None if there is none."""
+        self._denials = 0
+        """Number of denials at INFO so far."""
         self._principal = principal
         self._host = host
         self._api_key = api_key
@@ -77,8 +83,10 @@ class Rights:
         if allowed:
             if audit_logger.isEnabledFor(logging.DEBUG):
                 audit_logger.debug(self._decision(operation, resource_type, name, references))
-        elif audit_logger.isEnabledFor(level := logging.INFO if logs_denial else TRACE):
-            audit_logger.log(level, self._decision(operation, resource_type, name, references))
+        elif logs_denial:
+            self._log_denial(operation, resource_type, name, references)
+        elif audit_logger.isEnabledFor(TRACE):
+            audit_logger.log(TRACE, self._decision(operation, resource_type, name, references))
         if self._decided is not None and (allowed or logs_denial):
             self._decided[operation, resource_type, name] = allowed
         return allowed
@@ -140,6 +148,14 @@ class Rights:
             }
             for (operation, resource_type, name), allowed in islice(decided, most)
         ]
+
+    def _log_denial(self, operation: AclOperation, resource_type: ResourceType, name: str, references: int) -> None:
+        self._denials += 1
+        if self._denials <= MOST_LOGGED and audit_logger.isEnabledFor(logging.INFO):
+            audit_logger.info(self._decision(operation, resource_type, name, references))
+        elif self._denials == MOST_LOGGED + 1:
+            text = "Principal = %s is denied more in this request = %s, which is left out here"
+            audit_logger.info(text, self._principal, request_name(self._api_key))
 
     def _decision(self, operation: AclOperation, resource_type: ResourceType, name: str, references: int) -> str:
         """Returns Kafka's text about a decision."""

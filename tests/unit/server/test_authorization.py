@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kcoord.server.api.api_table import Api, BoundApi, RequestContext
-from kcoord.server.api.authorization import TRACE
+from kcoord.server.api.authorization import MOST_LOGGED, TRACE
 from kcoord.server.net.request_path import PathSettings
 from kcoord_protocol.acls import AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -397,6 +397,19 @@ async def test_people_do_not_share_metadata_answers(cluster: Cluster) -> None:
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_with_many_denials_does_not_fill_the_log(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    eve = Person(cluster.broker, "User:eve")
+    names = [f"t{number}" for number in range(1000)]
+    with caplog.at_level(logging.INFO, "kafka.authorizer.logger"):
+        response = await eve.ask(named(*names), 12, MetadataResponse)
+    assert {topic.error_code for topic in response.topics} == {Errors.TOPIC_AUTHORIZATION_FAILED}
+    assert len(caplog.records) == MOST_LOGGED + 1
+    last = "Principal = User:eve is denied more in this request = Metadata, which is left out here"
+    assert caplog.records[-1].getMessage() == last
 
 
 async def test_decisions_are_logged_with_the_text_of_kafka(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
