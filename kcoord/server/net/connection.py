@@ -396,9 +396,7 @@ class KafkaConnection(asyncio.Protocol):
 
     def _take_turn(self) -> None:
         self._turn_scheduled = False
-        self.path.next_turn()
-        self._flush()
-        self._follow_path()
+        self._unmute(Mute.NEXT_TURN)
 
     def _follow_path(self) -> None:
         """Closes, schedules a turn, pauses or resumes reading, as the state of the path demands."""

@@ -16,7 +16,7 @@ connection of the server drives one, and so can a simulation or a test. The cont
   calls `mute` and `unmute`. The path keeps bytes that it receives meanwhile, so a driver that bounds memory stops
   reading while `is_muted`.
 * `needs_turn` means that more requests wait than one turn may process: FRAMES_PER_TURN, or fewer if their responses are
-  large. The driver takes the output, serves its other connections and then calls `next_turn()`.
+  large. The driver takes the output, serves its other connections, ends Mute.NEXT_TURN and calls `process()`.
 * A client above its quota is throttled (KIP-219). Its response leaves at once, and the path is muted until the driver
   ends that after the time. The driver asks for the time by `take_throttle_ms()` if `is_muted`.
 * `close_reason` is set once the connection must be closed: the client sent bytes that are no request, or a handler
@@ -237,14 +237,9 @@ class RequestPath:
         elif frames and not self._reasons:
             self.mute(Mute.NEXT_TURN)
 
-    def next_turn(self) -> None:
-        """Continues after `needs_turn`."""
-        self.unmute(Mute.NEXT_TURN)
-        self.process()
-
     @property
     def needs_turn(self) -> bool:
-        """True if the driver has to call `next_turn`."""
+        """True if the driver has to end Mute.NEXT_TURN soon."""
         return bool(self._reasons & Mute.NEXT_TURN)
 
     @property

@@ -173,13 +173,15 @@ class PathDriver(Driver):
             self.path.receive(data[:size])
             data = data[size:]
             if self.path.needs_turn and self.random.random() < 0.5:
-                self.path.next_turn()
+                self.path.unmute(Mute.NEXT_TURN)
+                self.path.process()
         while not (output := self.path.take_output()):
             assert self.path.close_reason is None, self.path.close_reason
             await self.answered.wait()
             self.answered.clear()
         if self.path.needs_turn:
-            self.path.next_turn()
+            self.path.unmute(Mute.NEXT_TURN)
+            self.path.process()
         self.path.process()
         return output
 
@@ -571,7 +573,8 @@ def test_requests_beyond_a_turn_wait_for_the_next_one() -> None:
     assert (bare.path.needs_turn, bare.path.is_muted) == (True, True)
     bare.path.process()
     assert bare.take() == list(range(FRAMES_PER_TURN))
-    bare.path.next_turn()
+    bare.path.unmute(Mute.NEXT_TURN)
+    bare.path.process()
     assert (bare.path.needs_turn, bare.path.is_muted) == (False, False)
     assert bare.take() == [FRAMES_PER_TURN]
 
@@ -590,7 +593,8 @@ def test_a_turn_ends_when_the_responses_that_wait_are_large() -> None:
         output = bare.path.take_output()
         assert MAX_READY_BYTES <= len(output) < 1.3 * MAX_READY_BYTES
         answered += [int.from_bytes(frame[:4], "big") for frame in FrameReader(1 << 30).feed(output)]
-        bare.path.next_turn()
+        bare.path.unmute(Mute.NEXT_TURN)
+        bare.path.process()
     assert len(answered) >= FRAMES_PER_TURN - 4
     assert answered + bare.take() == list(range(FRAMES_PER_TURN))
     assert not bare.path.is_muted
@@ -609,14 +613,16 @@ async def test_large_responses_that_wait_for_an_earlier_one_mute_the_path() -> N
     bare = Bare(lambda: large_response() if bare.handled > 1 else first)
     bare.receive(*range(10))
     assert (bare.take(), bare.handled) == ([], 5)
-    bare.path.next_turn()
+    bare.path.unmute(Mute.NEXT_TURN)
+    bare.path.process()
     assert (bare.handled, bare.path.is_muted, bare.path.needs_turn) == (5, True, False), "no turn would change that"
     first.set_result(ListGroupsResponse())
     await asyncio.sleep(0)
     assert (bare.answered, bare.take(), bare.path.is_muted) == (1, [0, 1, 2, 3, 4], False)
     bare.path.process()
     assert (bare.handled, bare.path.needs_turn, bare.take()) == (9, True, [5, 6, 7, 8])
-    bare.path.next_turn()
+    bare.path.unmute(Mute.NEXT_TURN)
+    bare.path.process()
     assert (bare.take(), bare.path.is_muted) == ([9], False)
 
 
