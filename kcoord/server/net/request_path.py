@@ -474,17 +474,15 @@ class RequestPath:
             frame_bytes=len(frame),
             use=use,
         )
+        # The handler may change its request. A large one is not decoded yet, and is none that an audit log has.
+        change = audit.change_of(context, request) if audit is not None else None
         response: object
         if is_large:
             exchange.request = request
             response = asyncio.ensure_future(self._decode_and_respond(exchange, frame, context))
-            if audit is not None:
-                audit.answered(context, None, response)
-        elif audit is None:
-            response = bound.respond(self._broker, context, request)
         else:
-            change = audit.change_of(context, request)
             response = bound.respond(self._broker, context, request)
+        if audit is not None:
             audit.answered(context, change, response)
         if asyncio.isfuture(response):
             if use is not None:
