@@ -5,7 +5,7 @@
 are these events, of which `kcoord.audit.events` selects:
 
 * `change`: a request of an administrator that changes something (`audited_requests`), with its fields and errors.
-* `commit`: an OffsetCommit of a client that is no member of the group, such as a reset.
+* `commit`: an OffsetCommit or TxnOffsetCommit of a client that is no member of the group, such as a reset.
 * `denied`: any other request of which an ACL, or the absence of one, denies a part.
 * `login`: an authentication with SASL that succeeded or failed.
 

@@ -19,7 +19,7 @@ from kcoord_protocol.acls import AclOperation, PatternType, PermissionType, Reso
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.message import Message, Struct
-from kcoord_protocol.messages import LeaveGroupRequest, OffsetCommitRequest
+from kcoord_protocol.messages import LeaveGroupRequest, OffsetCommitRequest, TxnOffsetCommitRequest
 from kcoord_protocol.scram_mechanisms import ScramMechanism
 from kcoord_protocol.uuid import ZERO_UUID, uuid_to_string
 
@@ -113,7 +113,9 @@ def is_change(key: ApiKey, request: Message) -> bool:
 
 def is_commit_without_member(request: Message) -> bool:
     """Returns whether a client that is no member commits offsets: a reset, or a consumer that assigns itself."""
-    return isinstance(request, OffsetCommitRequest) and request.generation_id_or_member_epoch < 0
+    return (
+        isinstance(request, OffsetCommitRequest | TxnOffsetCommitRequest) and request.generation_id_or_member_epoch < 0
+    )
 
 
 def fields_of(key: ApiKey, message: Message, topic_name: TopicName) -> dict[str, object]:

@@ -29,6 +29,7 @@ from kcoord_protocol.messages import (
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
+    TxnOffsetCommitRequest,
 )
 from tests.protocol.samples import full_sample
 
@@ -132,11 +133,14 @@ def test_only_an_administrator_removes_other_members(member_id: str, reason: str
     assert is_change(ApiKey.LEAVE_GROUP, leave(member_id, reason)) is expected
 
 
+@pytest.mark.parametrize("request_class", [OffsetCommitRequest, TxnOffsetCommitRequest])
 @pytest.mark.parametrize(("generation", "expected"), [(-1, True), (0, False), (7, False)])
-def test_only_clients_without_a_generation_are_no_members(generation: int, expected: bool) -> None:
-    request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=generation)
+def test_only_clients_without_a_generation_are_no_members(
+    request_class: type[OffsetCommitRequest | TxnOffsetCommitRequest], generation: int, expected: bool
+) -> None:
+    request = request_class(group_id="g", generation_id_or_member_epoch=generation)
     assert is_commit_without_member(request) is expected
-    assert not is_change(ApiKey.OFFSET_COMMIT, request)
+    assert not is_change(ApiKey(request.api_key), request)
 
 
 def test_errors_name_their_resource() -> None:
