@@ -36,6 +36,7 @@ _FILE_CHECK_SECONDS = 1.0
 _KEYS = tuple(name for name in BROKER_KEYS if name.startswith("ssl."))
 _CLIENT_AUTH = "ssl.client.auth"
 _MAPPING_RULES = "ssl.principal.mapping.rules"
+_AUTHORITIES = ("ssl.truststore.location", "ssl.truststore.certificates")
 
 _Fingerprint = tuple[tuple[int, int] | None, ...]
 """Time of the last change and size of each file, None if it is missing."""
@@ -58,6 +59,12 @@ class ListenerCertificates:
             self._mapper = PrincipalMapper(self._settings.text(_MAPPING_RULES) or "")
         except PrincipalMappingError as error:
             raise self._settings.error(_MAPPING_RULES, str(error)) from None
+        if self._context.verify_mode is not ssl.CERT_NONE and not any(map(self._settings.text, _AUTHORITIES)):
+            _logger.warning(
+                "Listener %s accepts clients with a certificate of any authority of the system; set one of %s",
+                listener.name,
+                ", ".join(_AUTHORITIES),
+            )
 
     def context(self, now_seconds: float) -> ssl.SSLContext:
         """Returns the context for a new connection. `now_seconds` is the event loop's time."""

@@ -182,3 +182,24 @@ async def test_bytes_that_are_not_encrypted_close_a_connection_with_responses(tm
     assert owner.handled == 1
     assert peer.socket.closed
     assert "closing, TLS failed" in owner.reports[-1]
+
+
+@pytest.mark.parametrize(
+    ("client_auth", "has_own", "warns"), [("required", False, True), ("none", False, False), ("requested", True, False)]
+)
+def test_certificates_of_public_authorities_are_warned_of(
+    client_auth: str, has_own: bool, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka accepts them, too. Everyone can have such a certificate."""
+    authority = Authority()
+    settings = {
+        "listeners": "SSL://127.0.0.1:0",
+        "ssl.client.auth": client_auth,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": authority.issue("broker", "localhost").write_pem(tmp_path / "broker.pem"),
+    }
+    if has_own:
+        settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority.pem}
+    config = BrokerConfig.from_properties(settings)
+    ListenerCertificates(config, config.open_listeners[0])
+    assert ("any authority of the system" in caplog.text) is warns
