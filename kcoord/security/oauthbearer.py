@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, RSAKey
@@ -112,7 +113,7 @@ class JwkKeys:
         for entry in entries:
             try:
                 self._add(entry)
-            except (JoseError, ValueError, TypeError, KeyError) as error:
+            except (JoseError, ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
                 key_id = entry.get("kid") if isinstance(entry, dict) else None
                 self.skipped.append(f"key {key_id!r}: {error}")
         if not self._keys:

@@ -11,12 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
+from joserfc.jwk import ECKey
 
 from kcoord.security.oauthbearer import (
     BearerExchange,
@@ -261,6 +263,15 @@ class TestKeySets:
     def test_a_document_that_is_no_key_set(self, document: bytes) -> None:
         with pytest.raises(TokenError, match="key set"):
             JwkKeys(document)
+
+    def test_a_key_that_the_library_does_not_support_is_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def import_key(fields: object) -> object:
+            raise UnsupportedAlgorithm("the curve is not supported")
+
+        monkeypatch.setattr(ECKey, "import_key", import_key)
+        key_set = keys({"kty": "EC", "crv": "secp256k1", "x": "AA", "y": "AA"}, jwk(RSA, kid="r"))
+        assert key_set.skipped == ["key None: the curve is not supported"]
+        assert RULES.validate(token(), key_set, NOW_MS).subject == "alice"
 
 
 class TestMessages:
