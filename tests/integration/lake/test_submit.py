@@ -22,11 +22,13 @@ from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
 from tests.docs.terminal import blocks_of
 from tests.support.offsets_sample import committed_offsets, described_offsets, unpack_sample
+from tests.support.private_network import private_network
 from tests.support.shared import ROOT
 from tests.support.spark import small_settings
 from tests.support.spark_cluster import SparkCluster, run_spark
 
 GUIDE = ROOT / "docs" / "guides" / "pipeline-on-a-cluster.md"
+BLOCKS = {block.title: block.text for block in blocks_of(GUIDE.read_text())}
 CLUSTER = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -54,10 +56,7 @@ def lake(spark: SparkSession, log: str, tmp_path_factory: pytest.TempPathFactory
     """A lake filled by `ingest` on a cluster."""
     folder = tmp_path_factory.mktemp("cluster")
     uri = str(folder / "lake")
-    blocks = {block.title: block.text for block in blocks_of(GUIDE.read_text())}
-    settings = "".join(f"{name} {value}\n" for name, value in {**small_settings(), **CLUSTER}.items())
-    (folder / "spark-defaults.conf").write_text(f"{blocks['spark-defaults.conf']}{settings}")
-    command = blocks["a job on a standalone cluster"]
+    command = BLOCKS["a job on a standalone cluster"]
     with SparkCluster(folder) as cluster:
         for shown, path in (
             ("spark://host:7077", cluster.master),
@@ -67,7 +66,7 @@ def lake(spark: SparkSession, log: str, tmp_path_factory: pytest.TempPathFactory
         ):
             assert shown in command
             command = command.replace(shown, path)
-        run_spark(folder, "bash", "-c", f"export SPARK_CONF_DIR={folder}; {command}")
+        _run(folder, command, BLOCKS["spark-defaults.conf"])
     yield Lake(spark, uri)
 
 
@@ -78,54 +77,39 @@ def test_a_submitted_job_fills_the_lake(lake: Lake, log: str, spark: SparkSessio
     assert committed_offsets(lake.read("current_offsets").collect()) == described_offsets(*READ)
 
 
-@pytest.fixture
-def remote(spark: SparkSession) -> Iterator[str]:
-    """Serves Spark Connect from the JVM of the tests. Yields the address.
-
-    Without a server `spark-pipelines` starts one, in a JVM of its own and on a fixed port of all interfaces.
-    """
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    service = getattr(getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$"), "MODULE$")
-    settings = spark.sparkContext._jsc.sc().conf()
-    settings.set("spark.connect.grpc.binding.address", "127.0.0.1").set("spark.connect.grpc.binding.port", "0")
-    service.start(spark.sparkContext._jsc.sc())
-    yield f"sc://127.0.0.1:{service.localPort()}"
-    service.stop(jvm.scala.Option.empty(), jvm.scala.Option.empty())
-
-
-@pytest.fixture
-def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    """Creates an empty database, whose tables are in a folder of its name."""
-    spark.sql(f"CREATE DATABASE declared LOCATION '{tmp_path / 'declared'}'")
-    yield "declared"
-    spark.sql("DROP DATABASE declared CASCADE")
-
-
 def test_the_declarative_pipeline_makes_the_same_tables(
-    lake: Lake, log: str, spark: SparkSession, remote: str, database: str, tmp_path: Path
+    lake: Lake, log: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    project = tmp_path / "project"
-    shutil.copytree(ROOT / "examples" / "lake-pipeline", project)
-    spec = project / "spark-pipeline.yml"
+    """Needs a network of its own: `spark-pipelines` starts a Spark Connect server on a fixed port."""
+    command = BLOCKS["the lake as a declarative pipeline"]
+    spec = tmp_path / "examples" / "lake-pipeline" / "spark-pipeline.yml"
+    assert str(spec.relative_to(tmp_path)) in command
+    shutil.copytree(ROOT / "examples" / "lake-pipeline", spec.parent)
     settings = f'{log}\n  kcoord.retention-minutes: "1"\n  kcoord.now: "{NOW.isoformat()}"'
     text = spec.read_text()
     for shown, value in (
         ("/tmp/kcoord-pipeline/log", settings),
         ("/tmp/kcoord-pipeline/storage", str(tmp_path / "storage")),
-        ("database: default", f"database: {database}"),
     ):
         assert shown in text
         text = text.replace(shown, value)
     spec.write_text(text)
-    run_spark(project, "spark-pipelines", "run", "--spec", "spark-pipeline.yml", "--remote", remote)
+    with private_network():
+        _run(tmp_path, command)
 
     jobs = Jobs(lake, LakeSettings(NOW, retention_ms=MS_PER_MINUTE))
     names = ["records", "commits", "current_offsets", *BY_LOG_PARTITION, *WHOLE]
     jobs.ensure_all(names)
     for name in names:
-        made = spark.read.schema(TABLES[name].schema).parquet(str(tmp_path / database / name))
+        made = spark.read.schema(TABLES[name].schema).parquet(str(tmp_path / "spark-warehouse" / name))
         assert _rows(name, made) == _rows(name, lake.read(name)), name
+
+
+def _run(folder: Path, command: str, defaults: str = "") -> None:
+    """Runs a command of the guide in a folder, with the settings of the tests after those of the guide."""
+    settings = "".join(f"{name} {value}\n" for name, value in {**small_settings(), **CLUSTER}.items())
+    (folder / "spark-defaults.conf").write_text(f"{defaults}{settings}")
+    run_spark(folder, "bash", "-c", f"export SPARK_CONF_DIR={folder}; {command}")
 
 
 def _rows(name: str, frame: DataFrame) -> list[str]:
