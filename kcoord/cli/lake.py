@@ -240,11 +240,11 @@ def _sample_if_possible(config: AdminConfig, lake: Lake) -> Sample | None:
 
 async def _sample(config: AdminConfig, lake: Lake) -> Sample:
     from kcoord.client.admin.client import AdminClient
-    from kcoord.pipeline.lake.samples import seen_topics, take_sample
+    from kcoord.pipeline.lake.samples import bind, seen_topics, take_sample
 
     async with AdminClient(config) as admin:
         # An unreachable broker is reported before the lake is touched.
-        lake.bind((await admin.describe_cluster()).cluster_id)
+        await bind(lake, admin)
         return await take_sample(admin, seen=seen_topics(lake))
 
 

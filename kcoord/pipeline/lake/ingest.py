@@ -40,7 +40,7 @@ from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
 from kcoord.pipeline.log_reader import END_OF_LOG
-from kcoord.pipeline.log_stream import LogStream, StreamOffset
+from kcoord.pipeline.log_stream import TOPIC_ID, LogStream, StreamOffset
 from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.planning import cluster_id_of, pack
 from kcoord.pipeline.range_reader import LogRange
@@ -150,11 +150,7 @@ class Ingest:
     # The plan.
 
     def _stored_plan(self) -> Plan | None:
-        text = self._lake.text(PLAN)
-        if text is not None:
-            with self._lake.parsing(PLAN):
-                return Plan(**json.loads(text))
-        plan = _plan_of_checkpoint(self._lake)
+        plan = _plan_of(self._lake)
         if plan is None and self._lake.note("records") is not None:
             raise LakeError(
                 f"{self._lake.notes_uri}/{PLAN} does not exist, so it is unknown which records the lake has: "
@@ -298,6 +294,22 @@ def _note(lake: Lake, batch: int, facts: Iterable[Mapping[str, int | None]]) -> 
 def _last_batch(note: TableNote | None) -> int:
     """Returns the number of the last batch that is done, -1 if there is none."""
     return -1 if note is None else note.progress.get("batch", -1)
+
+
+def copied_topic_id(lake: Lake) -> str | None:
+    """Returns the id of the topic that the lake has copied, None if it is unknown."""
+    plan = _plan_of(lake)
+    topic_id = None if plan is None else plan.end.get(TOPIC_ID)
+    return None if topic_id is None else str(topic_id)
+
+
+def _plan_of(lake: Lake) -> Plan | None:
+    """Returns the stored plan, or the one that follows from the checkpoint of an older release."""
+    text = lake.text(PLAN)
+    if text is None:
+        return _plan_of_checkpoint(lake)
+    with lake.parsing(PLAN):
+        return Plan(**json.loads(text))
 
 
 def _plan_of_checkpoint(lake: Lake) -> Plan | None:

@@ -23,7 +23,8 @@ import pyarrow as pa
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, OffsetSpec, TopicListing
 from kcoord.client.types import TopicPartition
-from kcoord.pipeline.lake.ingest import MAX_TIMESTAMP_MS
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.ingest import MAX_TIMESTAMP_MS, copied_topic_id
 from kcoord.pipeline.lake.jobs import SAMPLED_TOPICS
 from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
@@ -90,6 +91,27 @@ class Sample:
     brokers: Sequence[SampledBroker] = ()
     descriptions: Sequence[Description] = ()
     topics: Topics | None = None
+
+
+async def bind(lake: Lake, admin: AdminClient) -> None:
+    """Binds the lake to the cluster of the brokers.
+
+    If the lake does not have the id of its cluster yet, the id of the topic that it has copied shows which cluster it
+    is, as in `ingest`. Raises LakeError if it is another cluster.
+    """
+    cluster_id = (await admin.describe_cluster()).cluster_id
+    lake.choose(cluster_id)
+    topic_id = None if lake.cluster_id is not None else copied_topic_id(lake)
+    if topic_id is not None:
+        errors = (await admin.describe_topic_ids([uuid_from_string(topic_id)])).errors
+        if any(error.error is Errors.UNKNOWN_TOPIC_ID for error in errors.values()):
+            own = "its cluster" if lake.cluster is None else f"the cluster {lake.cluster}"
+            hint = "begin another lake" if lake.cluster is None else "choose another name (--cluster)"
+            raise LakeError(
+                f"lake {lake.uri}: {own} was copied from a topic with the id {topic_id}, which the cluster "
+                f"{cluster_id} does not have: {hint}"
+            )
+    lake.bind(cluster_id)
 
 
 async def take_sample(admin: AdminClient, *, seen: Iterable[str] = (), with_groups: bool = True) -> Sample:

@@ -147,13 +147,18 @@ class Lake:
         if self.note("records") is None:
             raise LakeError(self.without_records)
 
+    @property
+    def cluster_id(self) -> str | None:
+        """The id of the cluster, None if the lake does not have it yet."""
+        return self.text(_CLUSTER_ID)
+
     def bind(self, cluster_id: str | None) -> None:
         """Chooses the cluster with this id, unless one is given, and notes its id. None means that it is unknown.
 
         Raises LakeError if the chosen cluster has another id, or the id is that of another cluster.
         """
         self.choose(cluster_id)
-        if cluster_id is not None and self.text(_CLUSTER_ID) is None:
+        if cluster_id is not None and self.cluster_id is None:
             self.replace_text(_CLUSTER_ID, cluster_id)
 
     def choose(self, cluster_id: str | None) -> None:
@@ -163,7 +168,7 @@ class Lake:
         if self._has_clusters and self._given_cluster is None:
             self._given_cluster = self._name_of(cluster_id)
             self._check_cluster()
-        stored = self.text(_CLUSTER_ID)
+        stored = self.cluster_id
         if stored is None and self.cluster is not None:
             name = self._name_of(cluster_id)
             if self._cluster_id_of(name) == cluster_id:
@@ -278,7 +283,7 @@ class Lake:
 
     def with_cluster(self, frame: DataFrame) -> DataFrame:
         """Adds the name of the cluster to rows of the lake, as the first column."""
-        return frame.select(F.lit(self.cluster or self.text(_CLUSTER_ID)).alias(CLUSTER), "*")
+        return frame.select(F.lit(self.cluster or self.cluster_id).alias(CLUSTER), "*")
 
     def write(self, name: str, frame: DataFrame, *, whole: bool = False, parts: Collection[str] = ()) -> None:
         """Replaces the parts of the table's layout for which the frame has rows.

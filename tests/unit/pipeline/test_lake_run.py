@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,17 +19,21 @@ from kcoord.cli import lake_run
 from kcoord.cli.lake import main, make_parser
 from kcoord.cli.lake_run import LakeRun
 from kcoord.cli.lake_source import LakeSource
-from kcoord.client.admin.model import ClusterDescription
+from kcoord.client.admin.model import ClusterDescription, TopicDescription
 from kcoord.client.errors import TimeoutException
+from kcoord.client.results import Results
 from kcoord.pipeline.errors import BrokerError, BrokerUnavailableError
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import Ingest, ingest
 from kcoord.pipeline.lake.samples import End, Sample, Topics
 from kcoord.pipeline.lake.storage import Lake
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.uuid import uuid_to_string
 from tests.support.coordinator_log import batches_of, random_log
 from tests.unit.pipeline.support import LogWriter
-from tests.unit.pipeline.test_ingest import no_spark
+from tests.unit.pipeline.test_ingest import name_topic, no_spark
+
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
 @pytest.fixture
@@ -223,23 +227,32 @@ def sample(second: int) -> Sample:
     return Sample(datetime(2026, 11, 24, 0, 0, second, tzinfo=UTC), [End("t", "id", 0, 0, 1, None)], "A")
 
 
-def test_each_sample_asks_for_the_topics_that_earlier_ones_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Admin:
+    """A client of the cluster A, in which no topic has an id of `deleted`."""
+
+    deleted: Sequence[str] = ()
+
+    def __init__(self, config: object) -> None:
+        pass
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def describe_cluster(self) -> ClusterDescription:
+        return ClusterDescription("A", None, [])
+
+    async def describe_topic_ids(self, topic_ids: Iterable[bytes]) -> Results[bytes, TopicDescription]:
+        unknown = KafkaError(Errors.UNKNOWN_TOPIC_ID)
+        return Results({topic_id: unknown for topic_id in topic_ids if uuid_to_string(topic_id) in self.deleted})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Makes samples of the cluster A. Each lists a topic `tN`. Returns the topics that each sample was asked for."""
     asked: list[set[str]] = []
-
-    class Admin:
-        def __init__(self, config: object) -> None:
-            pass
-
-        async def __aenter__(self) -> Admin:
-            return self
-
-        async def __aexit__(self, *error: object) -> None:
-            pass
-
-        async def describe_cluster(self) -> ClusterDescription:
-            return ClusterDescription("A", None, [])
 
     async def take(admin: Admin, *, seen: Iterable[str]) -> Sample:
         asked.append({*seen})
@@ -247,6 +260,44 @@ def test_each_sample_asks_for_the_topics_that_earlier_ones_listed(
 
     monkeypatch.setattr("kcoord.client.admin.client.AdminClient", Admin)
     monkeypatch.setattr("kcoord.pipeline.lake.samples.take_sample", take)
+    return asked
+
+
+def test_each_sample_asks_for_the_topics_that_earlier_ones_listed(tmp_path: Path, asked: list[set[str]]) -> None:
     for _ in range(3):
         assert main(["ends", "--lake", str(tmp_path / "lake"), "--bootstrap-server", "broker:9092"]) == 0
     assert asked == [set(), {"t1"}, {"t1", "t2"}]
+
+
+def test_samples_of_another_cluster_leave_a_cluster_without_an_id_as_it_is(
+    tmp_path: Path,
+    log: str,
+    asked: list[set[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The lake was begun from a copied folder. The id of its topic shows whether the brokers have the same log."""
+    name_topic(log, TOPIC_ID)
+    lake = Lake(no_spark, str(tmp_path / "lake"))
+    ingest(lake, log)
+    ends = ["ends", "--lake", lake.uri, "--bootstrap-server", "broker:9092"]
+    monkeypatch.setattr(Admin, "deleted", [TOPIC_ID])
+    assert main(ends) == 1
+    assert capsys.readouterr().err == (
+        f"kcoord lake: lake {lake.uri}: the cluster default was copied from a topic with the id {TOPIC_ID}, which the "
+        "cluster A does not have: choose another name (--cluster)\n"
+    )
+    assert (lake.text("cluster_id"), lake.note("ends"), asked) == (None, None, [])
+    assert main([*ends, "--cluster", "other"]) == 0
+    other = Lake(no_spark, lake.uri, cluster="other")
+    assert (lake.text("cluster_id"), other.text("cluster_id")) == (None, "A")
+
+
+def test_samples_give_a_cluster_its_id_if_the_brokers_have_its_log(
+    tmp_path: Path, log: str, asked: list[set[str]]
+) -> None:
+    name_topic(log, TOPIC_ID)
+    lake = Lake(no_spark, str(tmp_path / "lake"))
+    ingest(lake, log)
+    assert main(["ends", "--lake", lake.uri, "--bootstrap-server", "broker:9092"]) == 0
+    assert (lake.clusters(), lake.text("cluster_id"), len(asked)) == (["default"], "A", 1)
