@@ -35,7 +35,12 @@ from pyarrow import fs
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.files import replace_text
 
-PURPOSES: Final = {"ingest": "copies a log", "audit": "copies audit logs", "tables": "updates tables"}
+PURPOSES: Final = {
+    "ingest": "copies a log",
+    "audit": "copies audit logs",
+    "tables": "updates tables",
+    "samples": "adds a sample",
+}
 WAIT_SECONDS: Final = 60.0
 """How long a process waits for the holder. Most jobs need seconds."""
 _LOOK_SECONDS: Final = 0.5

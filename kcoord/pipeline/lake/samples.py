@@ -201,12 +201,16 @@ async def _describe_groups(admin: AdminClient) -> list[Description]:
 
 
 def add_sample(lake: Lake, sample: Sample) -> None:
-    """Adds the rows of a sample to its tables."""
-    _add(lake, "ends", [row._asdict() for row in sample.ends], sample.moment)
-    _add(lake, "brokers", [row._asdict() for row in sample.brokers], sample.moment)
-    _add(lake, "descriptions", [row._asdict() for row in sample.descriptions], sample.moment)
-    if sample.topics is not None:
-        _add_topics(lake, sample.topics, sample.moment)
+    """Adds the rows of a sample to its tables. `ends` and `ingest` may do so at once, in turns.
+
+    Raises LeaseError if another process adds a sample for a minute.
+    """
+    with lake.lease("samples").held():
+        _add(lake, "ends", [row._asdict() for row in sample.ends], sample.moment)
+        _add(lake, "brokers", [row._asdict() for row in sample.brokers], sample.moment)
+        _add(lake, "descriptions", [row._asdict() for row in sample.descriptions], sample.moment)
+        if sample.topics is not None:
+            _add_topics(lake, sample.topics, sample.moment)
 
 
 def seen_topics(lake: Lake) -> Collection[str]:
@@ -225,6 +229,8 @@ def _add_topics(lake: Lake, topics: Topics, moment: datetime) -> None:
     seen, unknown = {**note.made_from, **topics.listed}, dict[str, int]()
     rows = [(topic_id, moment, "listed") for topic_id in topics.listed if topic_id not in note.made_from]
     for topic_id, error in topics.unlisted.items():
+        if topic_id not in seen:
+            continue  # another process has added a sample without this topic meanwhile
         since_ms = note.progress.get(topic_id, now_ms)
         if error is Errors.TOPIC_AUTHORIZATION_FAILED:
             rows.append((topic_id, moment, "hidden"))

@@ -6,7 +6,7 @@
     LAKE/_kcoord/cluster=CLUSTER/TABLE.json                                 the note of a table
     LAKE/_kcoord/cluster=CLUSTER/settings.json, cluster_id                  settings of a cluster, and its id
     LAKE/_kcoord/cluster=CLUSTER/ingest.json                                the last batch of `ingest`
-    LAKE/_kcoord/cluster=CLUSTER/ingest.lease, tables.lease, audit.lease    who writes now (`lease`)
+    LAKE/_kcoord/cluster=CLUSTER/ingest.lease, tables.lease, ...            who writes now (`lease`)
 
 Theory of operation. A lake holds one or more clusters. The tables have a column `cluster`, by which their files are
 laid out first. A `Lake` reads and writes the rows of one cluster, and its frames do not have that column. The name of
