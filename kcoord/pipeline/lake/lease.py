@@ -13,7 +13,8 @@ that finds a holder waits for a while, and then raises LeaseError with that line
   both take it. So a holder calls `check` before it writes a plan or a note: the one that wrote the file last
   continues, the other one ends with LeaseError.
 
-If the file cannot be written, nothing in the lake can. The process then has no lease, and may only read.
+If the file cannot be written, nothing in the lake can. The process then waits for nobody, has no lease, and may only
+read: `check` raises LeaseError.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Lease:
     def __init__(self, files: fs.FileSystem, folder: str, name: str, place: str) -> None:
         """`folder` has the file. `place` names the cluster and its lake in errors."""
         path = f"{folder}/{name}.lease"
+        self._path = path
         self._place = place
         self._purpose = PURPOSES[name]
         self._mark = _Mark(files, path)
@@ -93,7 +95,10 @@ class Lease:
             return self._file.take(own, deadline)
 
     def check(self) -> None:
-        """Raises LeaseError if the lease was lost."""
+        """Raises LeaseError if the lease was lost, or this process may only read."""
+        failure = self._file.failure
+        if failure is not None:
+            raise LeaseError(f"{self._place}: this job {self._purpose}, and {self._path} cannot be written: {failure}")
         self._raise_for(self._file.holder())
 
     def _raise_for(self, holder: str | None) -> None:
@@ -105,6 +110,9 @@ class Lease:
 
 
 class _LeaseFile(Protocol):
+    failure: OSError | None
+    """Why the file cannot be written. The process then has no lease."""
+
     def take(self, own: str, deadline: float) -> str | None:
         """Takes the lease. Returns the line of the holder if another one has it at the deadline."""
         ...
@@ -123,12 +131,15 @@ class _Lock:
         self._files = files
         self._path = path
         self._descriptor: int | None = None
+        self.failure: OSError | None = None
 
     def take(self, own: str, deadline: float) -> str | None:
+        self.failure = None
         try:
             self._files.create_dir(os.path.dirname(self._path))
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError:
+        except OSError as error:
+            self.failure = error
             return None
         try:
             while not _is_locked(self._descriptor):
@@ -172,12 +183,15 @@ class _Mark:
         self._files = files
         self._path = path
         self._own = ""
-        self._failure: OSError | None = None
+        self.failure: OSError | None = None
         self._released = threading.Event()
         self._renewal: threading.Thread | None = None
 
     def take(self, own: str, deadline: float) -> str | None:
         seen, silent_from = self._text(), time.monotonic()
+        self.failure = self._refusal() if seen else None
+        if self.failure is not None:
+            return None
         while seen and time.monotonic() - silent_from < _SILENT_SECONDS:
             time.sleep(_LOOK_SECONDS)
             text = self._text()
@@ -191,16 +205,13 @@ class _Mark:
         try:
             self._write(0)
         except OSError as error:
-            self._failure = error
+            self.failure = error
             return None
-        self._failure = None
         self._renewal = threading.Thread(target=self._renew, args=(self._released,), daemon=True)
         self._renewal.start()
         return None
 
     def holder(self) -> str | None:
-        if self._failure is not None:
-            raise LeaseError(f"{self._path} cannot be written: {self._failure}")
         text = self._text()
         return None if self._own and text.startswith(self._own) else text.partition("\n")[0]
 
@@ -210,9 +221,19 @@ class _Mark:
             self._renewal.join()
             self._renewal = None
         with suppress(OSError):
-            if self._failure is None and self.holder() is None:
+            if self.failure is None and self.holder() is None:
                 self._files.delete_file(self._path)
         self._own = ""
+
+    def _refusal(self) -> OSError | None:
+        """Returns the error if this process may not write beside the file."""
+        path = f"{self._path}.{uuid4().hex}"
+        try:
+            replace_text(self._files, path, "")
+            self._files.delete_file(path)
+        except OSError as error:
+            return error
+        return None
 
     def _renew(self, released: threading.Event) -> None:
         number = 0

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from threading import Thread
 from typing import NoReturn
@@ -140,11 +141,36 @@ def test_a_lease_that_cannot_be_written_keeps_nobody_from_reading(
 
     monkeypatch.setattr(module, "replace_text", refuse)
     unwritable = lease(storage)
-    with unwritable.held(0), pytest.raises(LeaseError, match=r"^notes/ingest\.lease cannot be written: no rights$"):
+    line = r"^lake l: this job copies a log, and notes/ingest\.lease cannot be written: no rights$"
+    with unwritable.held(0), pytest.raises(LeaseError, match=line):
         unwritable.check()
     (tmp_path / "file").touch()
-    with Lease(fs.LocalFileSystem(), str(tmp_path / "file"), "ingest", "lake l").held(0):
-        pass
+    unwritable = Lease(fs.LocalFileSystem(), str(tmp_path / "file"), "ingest", "lake l")
+    with unwritable.held(0), pytest.raises(LeaseError, match=r"file/ingest\.lease cannot be written: \S"):
+        unwritable.check()
+
+
+def test_a_process_that_may_only_read_does_not_wait_for_the_holder(
+    storage: fs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On object storage. On a local disk it cannot even open the file."""
+
+    def refuse(*arguments: object) -> NoReturn:
+        raise PermissionError("no rights")
+
+    monkeypatch.setattr(module, "_RENEWAL_SECONDS", 60.0)
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 60.0)
+    with lease(storage).held():
+        reader = lease(storage)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "replace_text", refuse)
+            patch.setattr(time, "sleep", refuse)
+            with reader.held(0), pytest.raises(LeaseError, match="no rights"):
+                reader.check()
+        monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
+        with reader.held(0):
+            reader.check()
+            assert [path.name for path in (tmp_path / "notes").iterdir()] == ["ingest.lease"]
 
 
 def test_a_local_file_system_without_locks_has_leases_as_object_storage(
