@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.cli.lake_output import own_error, print_frame
 from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
-from kcoord.cli.options import moment, seconds, whole_number
+from kcoord.cli.options import MOST_INT, key_value, moment, seconds, whole_number
 from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, error_text, warn
 from kcoord.cli.stopping import stop_on_signals
 
@@ -75,13 +75,15 @@ def _reason(text: str) -> str:
 
 
 def _check_source(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends with exit code 2 if the options do not name one log, or none for an `ingest`."""
+    """Ends with exit code 2 if the options do not name one log, none for an `ingest`, or do not go together."""
     log = getattr(options, "log", None)
     from_brokers = getattr(options, "bootstrap_server", None) or getattr(options, "command_config", None)
     if log is not None and from_brokers:
         parser.error("--log: not allowed with --bootstrap-server and --command-config")
     if options.run is _ingest and log is None and not from_brokers:
         parser.error("ingest needs --log, --bootstrap-server or --command-config")
+    if options.run is _ends and options.samples is not None and options.every is None:
+        parser.error("--samples needs --every")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -156,7 +158,9 @@ def _add(
         help="a cluster in the lake (default: that of the log, or all); with a new name its log is kept under it",
     )
     parser.add_argument("--master", help="Spark's master (default: spark-submit's, else local[*])")
-    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
+    parser.add_argument(
+        "--conf", action="append", type=key_value, default=[], metavar="KEY=VALUE", help="a Spark setting"
+    )
     parser.add_argument(
         "--retention-minutes", type=whole_number(1), metavar="N", help="the brokers' offsets.retention.minutes"
     )
@@ -179,7 +183,7 @@ def _add(
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit",
-        type=whole_number(0),
+        type=whole_number(0, MOST_INT - 1),
         default=_DEFAULT_LIMIT,
         metavar="N",
         help="number of rows of each table (default 50)",

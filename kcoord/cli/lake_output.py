@@ -27,7 +27,8 @@ def own_error(text: str) -> tuple[str, str] | None:
 
 
 def print_made(name: str) -> None:
-    print(f"{name} ...", file=sys.stderr)
+    # Two threads make tables. `print` would write the end of the line on its own.
+    sys.stderr.write(f"{name} ...\n")
 
 
 def compaction_line(done: TableCompaction) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from kcoord.cli.lake_output import own_error, print_made
-from kcoord.cli.lake_source import LakeSource, pairs, source_of
+from kcoord.cli.lake_source import LakeSource, source_of
 from kcoord.cli.session import warn
 from kcoord.cli.stopping import stop_on_signals
 from kcoord.pipeline.errors import BrokerUnavailableError
@@ -247,7 +247,7 @@ def _reason_of_outage(error: BrokerUnavailableError | PySparkException) -> str |
 
 
 def session_of(options: argparse.Namespace, *, is_small: bool) -> SparkSession:
-    spark = get_session(options.master, pairs(options.conf), progress=sys.stderr.isatty(), is_small=is_small)
+    spark = get_session(options.master, dict(options.conf), progress=sys.stderr.isatty(), is_small=is_small)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from kcoord.cli.options import key_value
 from kcoord.cli.session import add_connection_options, client_properties, error_text, warn
 from kcoord.client.config import AdminConfig, CommonConfig
 
@@ -48,7 +49,9 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="an audit log of kcoord, with its older files; copied too. May be repeated",
     )
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the data source")
+    parser.add_argument(
+        "--option", action="append", type=key_value, default=[], metavar="KEY=VALUE", help="option of the data source"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,9 @@ def source_of(options: argparse.Namespace) -> LakeSource | None:
     """Returns the source that the options name, None if they name none. Raises ValueError for bad options."""
     from kcoord.pipeline.options import SourceOptions
 
-    given = pairs(options.option)
+    given: dict[str, str] = dict(options.option)
+    if any(name.lower() == "table" for name in given):
+        raise ValueError("--option table: a lake is made from the records alone")
     if options.topic is not None:
         given["topic"] = options.topic
     from_brokers = options.bootstrap_server is not None or options.command_config is not None
@@ -130,13 +135,3 @@ def source_of(options: argparse.Namespace) -> LakeSource | None:
     kafka = {f"{_PREFIX}{name}": value for name, value in properties.items()}
     path = {} if options.log is None else {"path": options.log}
     return LakeSource(SourceOptions.parse({**kafka, **given, **path}), config)
-
-
-def pairs(texts: Sequence[str]) -> dict[str, str]:
-    result = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"{text!r} is not KEY=VALUE")
-        result[key] = value
-    return result

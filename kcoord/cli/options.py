@@ -7,8 +7,12 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from kcoord.cli.table import current_time_ms, parse_time
+
+MOST_INT: Final = 2**31 - 1
+"""The greatest int of Java, which Kafka's settings and Spark's methods have."""
 
 
 def parse_options(
@@ -29,16 +33,24 @@ def option_name(attribute: str) -> str:
     return f"--{attribute.replace('_', '-')}"
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """Returns the type of an option whose values are whole numbers from `least` on."""
+def key_value(text: str) -> tuple[str, str]:
+    """The type of an option KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def whole_number(least: int, most: int = MOST_INT) -> Callable[[str], int]:
+    """Returns the type of an option whose values are whole numbers from `least` to `most`."""
 
     def parse(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
             number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
         return number
 
     return parse

@@ -37,7 +37,6 @@ from kcoord.client.repeat import repeat
 from kcoord.client.types import TopicPartition
 from kcoord.pipeline.errors import BrokerError, BrokerUnavailableError
 from kcoord.pipeline.wire.place import Properties
-from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     DescribeLogDirsRequest,
@@ -125,7 +124,7 @@ class BrokerClient:
             states = await self._repeat(places, describe_producers(self._cluster))
             return {place.partition: producers for place, producers in states.items()}
 
-        return self._run(ask(), topic, AclOperation.READ)
+        return self._run(ask(), topic)
 
     def sizes(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
         """Returns the size of each log in bytes, of those that the brokers tell.
@@ -180,13 +179,13 @@ class BrokerClient:
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
-    def result(self, future: Future[T], topic: str, operation: AclOperation = AclOperation.READ) -> T:
-        """Waits for the result of a request that needs the right to `operation`."""
+    def result(self, future: Future[T], topic: str) -> T:
+        """Waits for the result of a request about a topic."""
         try:
             return future.result()
         except KafkaError as error:
             failure = BrokerUnavailableError if is_retriable(error) else BrokerError
-            raise failure(f"{self._servers}: {_reason(error, topic, operation)}") from error
+            raise failure(f"{self._servers}: {_reason(error, topic)}") from error
 
     def close(self) -> None:
         """Closes the connections and ends the thread."""
@@ -234,19 +233,18 @@ class BrokerClient:
                 return values
             await self._cluster.sleep_backoff(1, deadline)
 
-    def _run(
-        self, work: Coroutine[object, object, T], topic: str, operation: AclOperation = AclOperation.DESCRIBE
-    ) -> T:
-        return self.result(asyncio.run_coroutine_threadsafe(work, self._loop), topic, operation)
+    def _run(self, work: Coroutine[object, object, T], topic: str) -> T:
+        return self.result(asyncio.run_coroutine_threadsafe(work, self._loop), topic)
 
 
 def _is_behind(fetched: FetchedPartition, end: int) -> bool:
     return not fetched.records and fetched.high_watermark < end
 
 
-def _reason(error: KafkaError, topic: str, operation: AclOperation) -> str:
+def _reason(error: KafkaError, topic: str) -> str:
     if error.error is Errors.TOPIC_AUTHORIZATION_FAILED:
-        return f"{error.error.name}: the client needs an ACL that allows {operation.name} on the topic {topic}"
+        # Some requests need DESCRIBE only. READ includes it, and a client that reads needs READ sooner or later.
+        return f"{error.error.name}: the client needs an ACL that allows READ on the topic {topic}"
     if isinstance(error, UnsupportedVersionException):
         return f"the broker is too old, Kafka 3.1 is the oldest release that can be read: {error.message}"
     return str(error.message if isinstance(error, DisconnectException | TimeoutException) else error)

@@ -162,7 +162,7 @@ def _current(capsys: pytest.CaptureFixture[str], *options: str) -> set[tuple[str
         (["--bootstrap-server", "{address}", "--topic", "nothing"], "topic: nothing does not exist"),
         (
             ["--bootstrap-server", "{alice}"],
-            "the client needs an ACL that allows DESCRIBE on the topic __consumer_offsets",
+            "the client needs an ACL that allows READ on the topic __consumer_offsets",
         ),
         (["--log", "/nowhere"], "there is no folder __consumer_offsets-N at /nowhere"),
         (["--bootstrap-server", "{address}", "--option", "groop=x"], "unknown option groop"),

@@ -10,6 +10,7 @@ import pytest
 from kcoord.cli.lake import main, make_parser
 from kcoord.cli.lake_source import LakeSource, source_of
 from kcoord.pipeline.log_files import NoLogError
+from tests.unit.pipeline.support import LogWriter
 
 
 def source(*arguments: str) -> LakeSource:
@@ -68,6 +69,14 @@ def test_following_a_log_that_does_not_exist_is_a_warning(tmp_path: Path, capsys
         ("status --limit -1", "--limit: '-1' is not a whole number from 0"),
         ("status --retention-minutes 0", "--retention-minutes: '0' is not a whole number from 1"),
         ("status --storm-epochs 1", "--storm-epochs: '1' is not a whole number from 2"),
+        (
+            "status --retention-minutes 2147483648",
+            "--retention-minutes: '2147483648' is not a whole number from 1 to 2",
+        ),
+        ("status --limit 2147483647", "--limit: '2147483647' is not a whole number from 0 to 2147483646"),
+        ("status --conf x", "--conf: 'x' is not KEY=VALUE"),
+        ("ingest --log d --option x", "--option: 'x' is not KEY=VALUE"),
+        ("ingest --log d --option =x", "--option: '=x' is not KEY=VALUE"),
         ("status --storm-window-ms 1.5", "--storm-window-ms: '1.5' is not a whole number from 1"),
     ],
 )
@@ -77,3 +86,28 @@ def test_a_bad_value_ends_with_exit_code_2(line: str, message: str, capsys: pyte
         main([job, "--lake", "lake", *arguments])
     assert ended.value.code == 2
     assert f"error: argument {message}" in capsys.readouterr().err
+
+
+def test_a_number_of_samples_needs_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["ends", "--lake", "lake", "--samples", "2"])
+    assert ended.value.code == 2
+    assert "error: --samples needs --every" in capsys.readouterr().err
+
+
+def test_a_lake_is_made_from_the_records_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the table `commits` of the source the records of groups would be missing."""
+    for name in ("table", "TABLE"):
+        assert main(["ingest", "--lake", str(tmp_path / "l"), "--log", "d", "--option", f"{name}=commits"]) == 1
+        assert capsys.readouterr().err == "kcoord lake: --option table: a lake is made from the records alone\n"
+
+
+def test_an_empty_name_of_a_lake_is_not_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script may use a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    LogWriter(tmp_path / "log", 0).close()
+    assert main(["ingest", "--lake", "", "--log", str(tmp_path / "log")]) == 1
+    assert capsys.readouterr().err == "kcoord lake: lake : its URI is empty\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]

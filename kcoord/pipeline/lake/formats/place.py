@@ -28,6 +28,8 @@ class LakePlace:
     @classmethod
     def of(cls, uri: str) -> LakePlace:
         """Finds the file system of a URI. Raises ValueError or OSError if pyarrow has no such file system."""
+        if not uri:
+            raise ValueError("its URI is empty")
         s3 = S3Options.of(uri)
         if s3 is not None:
             files, root = file_system(uri)
