@@ -12,8 +12,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake import storage
 from kcoord.pipeline.lake.asof import snapshot
@@ -22,6 +24,7 @@ from kcoord.pipeline.lake.jobs import SILVER, Jobs
 from kcoord.pipeline.lake.report import data
 from kcoord.pipeline.lake.report.markup import left_out, status, tiles
 from kcoord.pipeline.lake.report.page import write_report
+from kcoord.pipeline.lake.samples import End
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
@@ -299,6 +302,35 @@ def test_audit_1327_has_the_records_that_latest_skips(lake: Lake) -> None:
         ("late", 2, "skipped", 300, "recorded", 52.0, 80.0),
         ("late", 3, "safe", 0, "recorded", 53.0, 80.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "commit", "verdict", "records"),
+    [
+        # The partition is empty in its first sample, so it was empty when a member got it.
+        ([(90, 0), (100, 50)], 40, "safe", 0),
+        ([(90, 30), (100, 50)], 0, "safe", 0),
+        # The member may have skipped all records that the first sample has, or none.
+        ([(90, 30), (100, 50)], 40, "unknown", 30),
+        ([(90, 30), (100, 50)], 20, "unknown", 20),
+    ],
+)
+def test_audit_1327_does_not_know_the_end_before_the_first_sample(
+    spark: SparkSession, lake: Lake, ends: list[tuple[int, int]], commit: int, verdict: str, records: int
+) -> None:
+    """The group `late` gets partition 3 of `grow` at second 80."""
+    builder = WHOLE["audit_1327"]
+    inputs = {name: lake.read(name) for name in builder.inputs}
+    samples = [
+        {**End("grow", "grow-id", 3, 0, end, moment(53))._asdict(), "timestamp": moment(at), "date": moment(at).date()}
+        for at, end in ends
+    ]
+    inputs["ends"] = spark.createDataFrame(pa.Table.from_pylist(samples, schema=TABLES["ends"].arrow_schema))
+    is_late = "`group` = 'late' AND partition = 3 AND topic = 'grow'"
+    commits = inputs["commits"]
+    inputs["commits"] = commits.where(is_late).withColumn("committed_offset", F.lit(commit))
+    audit = builder.build(inputs, LakeSettings(), moment(120))
+    assert rows(audit, "verdict records", is_late) == [(verdict, records)]
 
 
 def test_losses_have_who_removed_or_reset_offsets(lake: Lake) -> None:
