@@ -222,6 +222,8 @@ def _ends(options: argparse.Namespace) -> int:
             if sample is not None:
                 add_sample(lake, sample)
                 taken += 1
+                if not sample.ends:
+                    warn("the brokers list no partitions: there are no topics, or the client may not DESCRIBE them")
                 if options.json:
                     print(json.dumps({"sample": taken, "partitions": len(sample.ends)}), flush=True)
                 else:

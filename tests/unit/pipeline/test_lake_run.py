@@ -301,3 +301,17 @@ def test_samples_give_a_cluster_its_id_if_the_brokers_have_its_log(
     ingest(lake, log)
     assert main(["ends", "--lake", lake.uri, "--bootstrap-server", "broker:9092"]) == 0
     assert (lake.clusters(), lake.text("cluster_id"), len(asked)) == (["default"], "A", 1)
+
+
+def test_a_sample_without_partitions_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def take(*arguments: object) -> Sample:
+        return replace(sample(0), ends=[])
+
+    monkeypatch.setattr(cli_lake, "_sample", take)
+    assert main(["ends", "--lake", str(tmp_path / "lake"), "--bootstrap-server", "broker:9092"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: the brokers list no partitions: there are no topics, or the client may not DESCRIBE them",
+        "sample 1: 0 partitions",
+    ]
