@@ -6,6 +6,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from kcoord_protocol.primitives import decode_uvarint
+
 _SHORT: Final = struct.Struct(">h")
 _FIRST_VERSION_WITH_TRANSACTIONS: Final = 3
 _FIRST_FLEXIBLE_VERSION: Final = 9
@@ -14,17 +16,17 @@ _FIRST_FLEXIBLE_VERSION: Final = 9
 def produce_acks(data: bytes, position: int, version: int) -> tuple[int, int] | None:
     """Returns the acks of a Produce request whose client id is at `position`, and the position after them.
 
-    Returns None if their bytes have not arrived.
+    Returns None if their bytes have not arrived. Raises ValueError if the request is malformed.
     """
     try:
         position = _after_text(data, position)
         if version >= _FIRST_FLEXIBLE_VERSION:
-            count, position = _unsigned(data, position)
+            count, position = decode_uvarint(data, position)
             for _ in range(count):
-                _, position = _unsigned(data, position)
-                size, position = _unsigned(data, position)
+                _, position = decode_uvarint(data, position)
+                size, position = decode_uvarint(data, position)
                 position += size
-            size, position = _unsigned(data, position)
+            size, position = decode_uvarint(data, position)
             position += max(size - 1, 0)
         elif version >= _FIRST_VERSION_WITH_TRANSACTIONS:
             position = _after_text(data, position)
@@ -38,15 +40,3 @@ def _after_text(data: bytes, position: int) -> int:
     """Returns the position after a nullable text with a length of two bytes."""
     (size,) = _SHORT.unpack_from(data, position)
     return position + _SHORT.size + max(int(size), 0)
-
-
-def _unsigned(data: bytes, position: int) -> tuple[int, int]:
-    """Returns an unsigned varint and the position after it."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7

@@ -219,7 +219,11 @@ class SplicedPath(ResponseSide):
         if start and client_id_at + len(start) <= behind and data.startswith(start, client_id_at):
             return True
         _, version = KEY_AND_VERSION.unpack(key_and_version)
-        acks = produce_acks(data[:behind], client_id_at, version)
+        try:
+            acks = produce_acks(data[:behind], client_id_at, version)
+        except ValueError as error:
+            self._refuse(f"malformed PRODUCE v{version} request: {error}")
+            return None
         if acks is None:
             if len(data) < behind and len(data) - position < _MOST_BEFORE_ACKS:
                 self._rest = data[position:]

@@ -232,6 +232,7 @@ async def test_a_client_that_closes_has_sent_its_whole_requests() -> None:
         (b"\0\0\0\x0c\0\x1c\0\x05\0\0\0\x01\xff\xff\0\0", "TXN_OFFSET_COMMIT v5 is not served"),
         (b"\0\0\0\x0c\0\x00\0\x0a\0\0\0\x01\xff\xff\0\0", "PRODUCE v10 is not served"),
         (b"\0\0\0\x0e\0\x00\0\x09\0\0\0\x01\xff\xff\0\x20aa", "malformed PRODUCE v9 request: its end is before acks"),
+        (b"\0\0\xff\xff\0\x00\0\x09\0\0\0\x01\xff\xff" + b"\xff" * 5, "PRODUCE v9 request: varint is longer than 5"),
         (b"GET / HTTP/1.1\r\n\r\n", "request of 1195725856 bytes"),
     ],
 )
