@@ -244,8 +244,11 @@ class ResponseSide(RequestPath):
                 self._on_answer()
 
         async def finish_after(preparation: Awaitable[None]) -> None:
-            await preparation
-            finish()
+            try:
+                await preparation
+            finally:
+                # The upstream has done what the client asked for, whatever kcoord knows of it.
+                finish()
 
         if response.prepare is None:
             finish()
