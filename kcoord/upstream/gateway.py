@@ -75,6 +75,8 @@ class Gateway:
         self._transactions = TransactionalOffsets(upstream)
         self.on_brokers: Callable[[], Awaitable[None]] | None = None
         """Called after each look, to open the ports of new brokers."""
+        self._unseen: set[str] = set()
+        """Topics that clients see and kcoord's user does not. Responses do not wait for them again."""
         self._tables: dict[int | None, ApiTable] = {}
         self._turn = 0
         self._running: asyncio.Task[None] | None = None
@@ -141,13 +143,15 @@ class Gateway:
     # --- metadata -----------------------------------------------------------------------------------------------------
 
     def lacks(self, names: Collection[str]) -> bool:
-        """Returns whether the image lacks one of these topics."""
-        topics, unusable = self.broker.image.topics, self.upstream.nameless
-        never = INTERNAL_TOPICS | OWN_TOPICS
-        return any(name not in topics and name not in unusable for name in names if name not in never)
+        """Returns whether the image lacks one of these topics, and may have it soon."""
+        topics = self.broker.image.topics
+        never = (INTERNAL_TOPICS, OWN_TOPICS, self.upstream.nameless, self._unseen)
+        return any(name not in topics and not any(name in skipped for skipped in never) for name in names)
 
     async def until_known(self, names: Collection[str]) -> None:
         """Looks until the image has these topics, at most KNOWN_SECONDS. Always looks once."""
+        # If a client changes a topic, its response waits, whatever was before.
+        self._unseen.difference_update(names)
         try:
             async with asyncio.timeout(KNOWN_SECONDS):
                 await self.look()
@@ -155,10 +159,12 @@ class Gateway:
                     await asyncio.sleep(_NEXT_LOOK_SECONDS)
                     await self.look()
         except TimeoutError:
+            unseen = [name for name in names if self.lacks([name])]
+            self._unseen.update(unseen)
             _logger.warning(
                 "The upstream does not show topics %s to kcoord yet, so no group can consume them. If that lasts, "
                 "kcoord's user lacks the right Describe on them",
-                ", ".join(sorted(name for name in names if self.lacks([name]))),
+                ", ".join(sorted(unseen)),
             )
 
     def shared_changed(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeAlias, TypeVar
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kcoord.metadata.upstream import UpstreamBroker, UpstreamPartition, UpstreamSnapshot, UpstreamTopic, follow
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import LocalMetadataService
+from kcoord.upstream import gateway
 from kcoord.upstream.cluster import BrokerVersions
 from kcoord.upstream.versions import UNSERVED_APIS, common_versions, forwarded_versions
 from kcoord_protocol.api_keys import ApiKey
@@ -359,3 +361,44 @@ async def test_a_response_about_a_new_topic_waits_until_groups_can_consume_it(mo
         assert "t" in on_stage.broker.image.topics
         assert dialogue.client.written == data
         assert looks == 3
+
+
+async def test_only_one_response_waits_for_a_topic_that_kcoords_user_may_not_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway, "KNOWN_SECONDS", 0.1)
+    async with stage() as on_stage:
+        looks = 0
+
+        async def look() -> None:
+            nonlocal looks
+            looks += 1
+
+        monkeypatch.setattr(on_stage.gateway, "look", look)
+        dialogue = on_stage.connect()
+        seen = MetadataResponse(topics=[MetadataResponse.MetadataResponseTopic(name="t", topic_id=TOPIC_ID)])
+        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="t")])
+        await dialogue.send(dialogue.frame(request, 12))
+        dialogue.link.data_received(encode_response(1, ApiKey.METADATA, 12, seen.encode(12)))
+        while not dialogue.client.written:
+            await asyncio.sleep(0.01)
+            await dialogue.settle()
+        assert looks > 1
+        before = looks
+        await converse(dialogue, request, 12, 12, seen)
+        assert len(dialogue.received) == 2
+        assert looks == before
+
+
+async def test_a_response_leaves_although_the_look_before_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage() as on_stage:
+
+        async def look() -> None:
+            raise AssertionError("planted")
+
+        monkeypatch.setattr(on_stage.gateway, "look", look)
+        request = CreateTopicsRequest(topics=[CreateTopicsRequest.CreatableTopic(name="t")])
+        answer = CreateTopicsResponse(topics=[CreateTopicsResponse.CreatableTopicResult(name="t", topic_id=TOPIC_ID)])
+        dialogue = on_stage.connect()
+        await converse(dialogue, request, 7, 7, answer)
+        assert len(dialogue.received) == 1
