@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends the requests of shard logs to the leaders of their partitions in the upstream.
 
-Theory of operation. Each method sends a request once. Whether it is repeated is the decision of the log
+Theory of operation. Each method sends a request once. Whether a failed one is repeated is the decision of the log
 (`kcoord.runtime.upstream_log`).
 
 A Kafka broker handles one request of a connection at a time, and answers a Produce with acks=all when the replicas have
@@ -160,7 +160,8 @@ class PartitionRequests:
     ) -> dict[int, Fetched | KafkaError]:
         """Returns batches, or an error, for each of the partitions, after at most `wait_ms` if there are none.
 
-        Raises KafkaError if the request fails as a whole.
+        Repeats the request only if a quota of the upstream throttles it: such a response has no partitions. Raises
+        KafkaError if the request fails as a whole.
         """
         topic_id = self.topic_id
         request = FetchRequest(
@@ -182,15 +183,20 @@ class PartitionRequests:
         )
         try:
             connection = await self._cluster.connection(leader, purpose)
-            answer = await connection.call(
-                request,
-                FetchResponse,
-                lowest=_LOWEST_FETCH,
-                highest=_FETCH_WITH_NAMES if topic_id == ZERO_UUID else _HIGHEST_FETCH,
-                timeout_ms=wait_ms + self._attempt_timeout_ms,
-            )
-            if answer.error_code:
-                raise KafkaError(error_of(answer.error_code))
+            while True:
+                answer = await connection.call(
+                    request,
+                    FetchResponse,
+                    lowest=_LOWEST_FETCH,
+                    highest=_FETCH_WITH_NAMES if topic_id == ZERO_UUID else _HIGHEST_FETCH,
+                    timeout_ms=wait_ms + self._attempt_timeout_ms,
+                )
+                if answer.error_code:
+                    raise KafkaError(error_of(answer.error_code))
+                if answer.responses or not answer.throttle_time_ms:
+                    break
+                # The request was over a quota of the upstream. Until then the broker reads nothing more.
+                await asyncio.sleep(answer.throttle_time_ms / 1000)
         except KafkaError as error:
             self.note(error)
             raise
