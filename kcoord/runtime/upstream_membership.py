@@ -234,8 +234,7 @@ class UpstreamMembership:
 
     def tick(self, now_ms: int) -> None:
         """Does what is due: the end of the lease, the next heartbeat, and repeated requests."""
-        if self._has_lease and now_ms >= self._lease_until_ms:
-            self._end_lease(f"the upstream has confirmed no heartbeat for {self._session_timeout_ms} ms")
+        self._follow_lease(now_ms)
         if now_ms >= self._heartbeat_ms and self._heartbeat is None:
             self._heartbeat = Heartbeat(self.member_id, self.generation, now_ms)
             self._heartbeat_ms = now_ms + self._heartbeat_interval_ms
@@ -299,7 +298,7 @@ class UpstreamMembership:
         self.state = InstanceState.MEMBER
         self._request = None
         self._heartbeat_ms = now_ms + self._heartbeat_interval_ms
-        self._prolong(request.created_ms)
+        self._prolong(request.created_ms, now_ms)
         if now_ms < self._lease_until_ms:
             self._assign()
         else:
@@ -312,7 +311,7 @@ class UpstreamMembership:
             return
         self._heartbeat = None
         self._heartbeat_failures = 0
-        self._prolong(request.created_ms)
+        self._prolong(request.created_ms, now_ms)
         if self.state is InstanceState.MEMBER and not self._has_lease and now_ms < self._lease_until_ms:
             self._assign()
         if rebalances:
@@ -411,8 +410,15 @@ class UpstreamMembership:
 
     # The lease.
 
-    def _prolong(self, created_ms: int) -> None:
+    def _follow_lease(self, now_ms: int) -> None:
+        """Ends the lease if its time is over."""
+        if self._has_lease and now_ms >= self._lease_until_ms:
+            self._end_lease(f"the upstream has confirmed no heartbeat for {self._session_timeout_ms} ms")
+
+    def _prolong(self, created_ms: int, now_ms: int) -> None:
         """The upstream knew this member at a time that is not before `created_ms`."""
+        # A lease that was over since the last tick does not come back: appends were dropped meanwhile.
+        self._follow_lease(now_ms)
         self.confirmed_ms = max(self.confirmed_ms, created_ms)
         self._lease_until_ms = self.confirmed_ms + self._session_timeout_ms
 

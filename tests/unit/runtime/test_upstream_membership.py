@@ -271,8 +271,19 @@ def test_an_answer_that_was_under_way_while_the_process_stood_still_does_not_giv
     become_member(machine)
     heartbeat = beat(machine, 1_000)
     machine.beaten(heartbeat, 30_000, rebalances=False)
-    assert taken(machine) == []
+    (over,) = taken(machine)
+    assert isinstance(over, LeaseOver)
     assert not machine.holds_lease(30_000)
+
+
+def test_a_lease_that_was_over_ends_before_a_late_answer_begins_the_next_one(machine: UpstreamMembership) -> None:
+    become_member(machine)
+    heartbeat = beat(machine, SESSION_MS - 1)
+    assert not machine.holds_lease(SESSION_MS), "from now on appends are dropped"
+    machine.beaten(heartbeat, SESSION_MS, rebalances=False)
+    over, assigned = taken(machine)
+    assert isinstance(over, LeaseOver) and isinstance(assigned, Assigned)
+    assert machine.holds_lease(SESSION_MS)
 
 
 def test_the_lease_goes_on_during_a_rebalance(machine: UpstreamMembership) -> None:
