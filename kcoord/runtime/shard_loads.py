@@ -361,6 +361,7 @@ class ShardLoads(Generic[M]):
         self._timers.cancel(_reload_key(shard_id))
         loading = self._loads.pop(shard_id, None)
         if loading is not None and loading.is_asked:
+            loading.load.is_dropped = True
             self._overtaken.add(loading.load)
 
     def _is_busy(self, shard_id: int) -> bool:

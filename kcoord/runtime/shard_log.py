@@ -56,6 +56,8 @@ class Load:
     """False if the snapshot cannot be used; then the whole log is read."""
     offset: int = 0
     """The offset from which to read next."""
+    is_dropped: bool = False
+    """True if the shard was closed since. The log must not begin to claim, and the outcome does not matter."""
 
 
 @dataclass(slots=True)

@@ -79,6 +79,7 @@ RENEW_AFTER_MS: Final = 6 * 3_600_000
 FIRST_RETRY_MS: Final = 20
 LONGEST_RETRY_MS: Final = 1_000
 NEVER: Final = float("inf")
+_DROPPED: Final = "the shard was given up meanwhile"
 _FENCED: Final = frozenset({Errors.INVALID_PRODUCER_EPOCH, Errors.PRODUCER_FENCED})
 
 
@@ -192,7 +193,9 @@ class UpstreamClaim(ABC):
 
     def tick(self, now_ms: int) -> None:
         """Repeats, renews, or gives up what is due. Called at least once a second, and at `retry_ms`."""
-        if now_ms >= self._deadline_ms:
+        if self._is_dropped:
+            self._give_up(_DROPPED)
+        elif now_ms >= self._deadline_ms:
             self._give_up(f"gave up after {self._write_timeout_ms} ms: {self._last_error}")
         elif self.state is UpstreamState.WAITING:
             if now_ms >= self._claimed_ms + self._foreign_id_wait_ms:
@@ -205,6 +208,10 @@ class UpstreamClaim(ABC):
             self._repeat(now_ms)
         elif self.state is UpstreamState.OWNER:
             self._continue(now_ms)
+
+    @property
+    def _is_dropped(self) -> bool:
+        return self._load is not None and self._load.is_dropped
 
     @property
     def retry_ms(self) -> int | None:
@@ -222,6 +229,9 @@ class UpstreamClaim(ABC):
             else:
                 self._next_id = producer_id, epoch
                 self._continue(now_ms)
+        elif request is self._request and self._is_dropped:
+            # A claim would fence the instance that owns the shard now.
+            self._give_up(_DROPPED)
         elif request is self._request:
             self._request = None
             self._attempts = 0

@@ -116,7 +116,7 @@ class UpstreamLog(UpstreamClaim):
 
     def may_send(self, request: Produce, now_ms: int) -> bool:
         """True if the request still makes sense: the log waits for it, and its time is not over."""
-        return request is self._request and now_ms < self._deadline_ms
+        return request is self._request and now_ms < self._deadline_ms and not self._is_dropped
 
     # Answers.
 

@@ -143,6 +143,11 @@ class UpstreamShardLog:
             self.standbys.released(shard_id, has_diverged=False)
             return
         del self._opening[shard_id]
+        if load.is_dropped:
+            self.standbys.released(shard_id, has_diverged=False)
+            self._shards.failed(load, OSError("the shard was given up meanwhile"), self._now_ms())
+            self._wake()
+            return
         log = self.logs.get(shard_id)
         if log is None:
             log = self.logs[shard_id] = self._new_log()

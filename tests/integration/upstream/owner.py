@@ -128,6 +128,11 @@ class Owner:
         self.shards.open_shards(self._partitions, range(self._partitions), (), self.now_ms())
         self._pump.wake()
 
+    def give_up(self) -> None:
+        """Gives up all partitions, because another instance owns them."""
+        self.shards.own(())
+        self._pump.wake()
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)

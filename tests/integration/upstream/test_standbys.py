@@ -106,6 +106,24 @@ async def test_an_instance_that_lost_its_shards_follows_them(upstream: KcoordBro
         assert older.balance()["b"] == 2
 
 
+async def test_an_instance_does_not_claim_shards_that_it_has_given_up_meanwhile(
+    upstream: KcoordBroker, topic: str
+) -> None:
+    address = upstream.bootstrap_servers
+    async with Owner(address, topic) as owner, Owner(address, topic, is_standby=True) as other:
+        await fill(owner, 10)
+        for shard_id in range(2):
+            await other.follows(owner.balance(shard_id), shard_id)
+        fault = upstream.inject_fault("InitProducerId", delay=0.5, times=None)
+        other.own()
+        await asyncio.sleep(0.2)
+        other.give_up()
+        await asyncio.sleep(0.6)
+        fault.remove()
+        assert await owner.put("a", 1) == "a=1"
+        await other.follows(owner.balance())
+
+
 async def test_a_restart_reads_the_copy_and_fetches_what_followed(
     upstream: KcoordBroker, topic: str, disk: MemoryFileSystem
 ) -> None:

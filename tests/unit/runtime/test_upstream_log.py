@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.shard_log import Append
-from kcoord.runtime.upstream_actions import InitProducerId, Produce
+from kcoord.runtime.shard_log import Append, Load
+from kcoord.runtime.upstream_actions import InitProducerId, LoadFailed, Produce
 from kcoord.runtime.upstream_batches import CLAIM_KEY, MOST_CLAIMS, SETTLED_KEY
 from kcoord.runtime.upstream_claim import LAST_EPOCH, RENEW_AFTER_MS, UpstreamState
 from kcoord.runtime.upstream_log import UpstreamLog
@@ -89,6 +89,32 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     return Desk().serve()
+
+
+def test_a_load_that_was_dropped_does_not_claim() -> None:
+    log = UpstreamLog("test", write_timeout_ms=TIMEOUT_MS, foreign_id_wait_ms=WAIT_MS)
+    load = Load(0, with_snapshot=True)
+    log.open(load, 0)
+    (request,) = log.actions
+    assert isinstance(request, InitProducerId)
+    load.is_dropped = True
+    log.initialized(request, 1, 0, 10)
+    assert [type(action) for action in log.actions[1:]] == [LoadFailed]
+
+
+def test_a_claim_that_was_not_sent_is_given_up_with_its_load() -> None:
+    log = UpstreamLog("test", write_timeout_ms=TIMEOUT_MS, foreign_id_wait_ms=WAIT_MS)
+    load = Load(0, with_snapshot=True)
+    log.open(load, 0)
+    (request,) = log.actions
+    assert isinstance(request, InitProducerId)
+    log.initialized(request, 1, 0, 10)
+    claim = log.actions[-1]
+    assert isinstance(claim, Produce) and log.may_send(claim, 20)
+    load.is_dropped = True
+    assert not log.may_send(claim, 20)
+    log.tick(20)
+    assert isinstance(log.actions[-1], LoadFailed)
 
 
 def test_an_append_is_written_when_the_upstream_has_it(desk: Desk) -> None:
