@@ -17,7 +17,7 @@ from kcoord.runtime.upstream_reader import TOMBSTONES_KEPT_MS
 from kcoord.server.broker import Broker
 from kcoord.server.errors import StartError
 from kcoord.storage.file_system import RealFileSystem
-from kcoord.upstream.instance_group import InstanceGroup
+from kcoord.upstream.instance_group import InstanceGroup, log_clock
 from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests
 from kcoord.upstream.shard_log import UpstreamShardLog
@@ -73,6 +73,7 @@ class UpstreamGroupLog:
             foreign_id_wait_ms=self._config.kcoord_upstream_session_timeout_ms + self._write_timeout_ms,
             wake=broker.pump.wake,
             now_ms=broker.now_ms,
+            log_ms=log_clock(),
             may_act=self._group.holds_lease,
             on_fenced=self._group.fenced,
             files=StandbyFiles(RealFileSystem(), self._config.data_folders[0], self._requests.topic_id),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kcoord.client.cluster import Cluster
 from kcoord.client.tasks import Tasks, spawn
 from kcoord.config import BrokerConfig
 from kcoord.runtime.shard_map import RECORD_VERSION, Instance, ShardMap
@@ -50,6 +51,15 @@ else:
     def lease_clock_ms() -> int:
         """Returns a monotonic time."""
         return time.monotonic_ns() // _NS_PER_MS
+
+
+def log_clock() -> Callable[[], int]:
+    """Returns a clock that begins with the time of the wall clock and continues as `lease_clock_ms`.
+
+    Copies of logs on the disk have its times, so the next process can compare them.
+    """
+    began_ms = Cluster.wall_clock_ms() - lease_clock_ms()
+    return lambda: began_ms + lease_clock_ms()
 
 
 class InstanceGroup:

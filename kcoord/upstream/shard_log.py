@@ -6,8 +6,8 @@ decides everything. This module executes its actions: requests become tasks or b
 outcomes become calls of the shard set. All code runs in the event loop. After each call of an `UpstreamLog`, `_execute`
 takes its actions, so none waits longer than the call.
 
-The logs get the time from `tick`, once a second, and from a timer for each repetition of a request. `Following` reads
-the partitions of all owned logs.
+`tick` runs once a second, and a timer runs for each repetition of a request. `Following` reads the partitions of all
+owned logs.
 
 Nothing is claimed and nothing appended unless `may_act` returns True right before the request is sent. The answer to an
 append, and what is read from the partition of an owned log, count only if `may_act` is still True then.
@@ -67,6 +67,9 @@ class UpstreamShardLog:
     `cluster_id` is that of the upstream, `owner` names this instance in its claims, and `wake` requests a poll of the
     shard set. `may_act` returns whether this instance may be the owner of shards, and `on_fenced` is called with each
     shard whose log another instance has claimed.
+
+    `now_ms` is the time of the shards. `log_ms` is the time of logs and standbys, which also counts while the machine
+    is suspended: the upstream deletes tombstones meanwhile, and an earlier owner stops.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class UpstreamShardLog:
         foreign_id_wait_ms: int,
         wake: Callable[[], None],
         now_ms: Callable[[], int],
+        log_ms: Callable[[], int],
         may_act: Callable[[], bool],
         on_fenced: Callable[[int], None],
         files: StandbyFiles | None,
@@ -93,6 +97,7 @@ class UpstreamShardLog:
         )
         self._wake = wake
         self._now_ms = now_ms
+        self._log_ms = log_ms
         self._may_act = may_act
         self._on_fenced = on_fenced
         self.fenced_writes = 0
@@ -112,7 +117,7 @@ class UpstreamShardLog:
             requests,
             files,
             tombstones_kept_ms=tombstones_kept_ms,
-            now_ms=now_ms,
+            now_ms=log_ms,
             wake=self._following.wake,
         )
         shards.snapshots.note_log = self._note
@@ -151,7 +156,7 @@ class UpstreamShardLog:
         log = self.logs.get(shard_id)
         if log is None:
             log = self.logs[shard_id] = self._new_log()
-        log.open(load, self._now_ms(), standby.reader)
+        log.open(load, self._log_ms(), standby.reader)
         self._execute(shard_id, log)
 
     def read(self, load: Load) -> None:
@@ -161,7 +166,7 @@ class UpstreamShardLog:
 
     def append(self, append: Append, now_ms: int) -> None:
         log = self.logs[append.shard_id]
-        log.append(append, now_ms)
+        log.append(append, self._log_ms())
         self._execute(append.shard_id, log)
 
     def save(self, save: Save) -> None:
@@ -206,7 +211,7 @@ class UpstreamShardLog:
         log = self.logs.get(shard_id)
         has_diverged = log is not None and log.reader.has_diverged
         if log is not None and has_diverged:
-            log.reader = UpstreamReader(self._now_ms())
+            log.reader = UpstreamReader(self._log_ms())
         self._opened.pop(shard_id, None)
         self.standbys.released(shard_id, has_diverged=has_diverged)
 
@@ -221,7 +226,7 @@ class UpstreamShardLog:
 
     def tick(self, now_ms: int) -> None:
         for shard_id, log in self.logs.items():
-            log.tick(now_ms)
+            log.tick(self._log_ms())
             self._execute(shard_id, log)
         self._following.wake()
 
@@ -308,15 +313,15 @@ class UpstreamShardLog:
                 case InitProducerId():
                     transactional_id = f"kcoord-{self._cluster_id}-{shard_id}"
                     producer_id, epoch = await self._requests.init_producer_id(transactional_id, self._may_act)
-                    log.initialized(request, producer_id, epoch, self._now_ms())
+                    log.initialized(request, producer_id, epoch, self._log_ms())
                 case Fetch(offset):
                     data = await self._requests.fetch(shard_id, offset)
-                    log.fetched(request, data, self._now_ms())
+                    log.fetched(request, data, self._log_ms())
                 case FindStart():
                     offset = await self._requests.first_offset(shard_id)
-                    log.found_start(request, offset, self._now_ms())
+                    log.found_start(request, offset, self._log_ms())
         except KafkaError as error:
-            log.refused(request, error, self._now_ms())
+            log.refused(request, error, self._log_ms())
             self._repeat_later(shard_id, log)
         self._execute(shard_id, log)
 
@@ -325,18 +330,18 @@ class UpstreamShardLog:
         began = loop.time()
 
         def may_send() -> bool:
-            return log.may_send(request, self._now_ms()) and self._may_act()
+            return log.may_send(request, self._log_ms()) and self._may_act()
 
         def done(answer: int | KafkaError) -> None:
             if not self._may_act():
                 # The log is revoked soon, which ends the append with an unknown outcome.
                 return
             if isinstance(answer, KafkaError):
-                log.refused(request, answer, self._now_ms())
+                log.refused(request, answer, self._log_ms())
                 self._repeat_later(shard_id, log)
             else:
                 self.produces.add((loop.time() - began) * 1000)
-                log.produced(request, answer, self._now_ms())
+                log.produced(request, answer, self._log_ms())
             self._execute(shard_id, log)
 
         self._requests.produce(PendingBatch(shard_id, request.data, may_send, done, request.transactional_id))
@@ -364,7 +369,7 @@ class UpstreamShardLog:
         if isinstance(answer, KafkaError):
             log.not_followed(answer)
         elif answer.data:
-            log.followed(answer.data, self._now_ms())
+            log.followed(answer.data, self._log_ms())
         self._execute(shard_id, log)
 
     def _repeat_later(self, shard_id: int, log: UpstreamLog) -> None:
@@ -374,12 +379,12 @@ class UpstreamShardLog:
         timer = self._timers.get(shard_id)
         if timer is not None:
             timer.cancel()
-        delay_ms = max(log.retry_ms - self._now_ms(), 1)
+        delay_ms = max(log.retry_ms - self._log_ms(), 1)
         self._timers[shard_id] = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick, shard_id)
 
     def _tick(self, shard_id: int) -> None:
         log = self.logs[shard_id]
-        log.tick(self._now_ms())
-        if log.retry_ms is not None and log.retry_ms > self._now_ms():
+        log.tick(self._log_ms())
+        if log.retry_ms is not None and log.retry_ms > self._log_ms():
             self._repeat_later(shard_id, log)
         self._execute(shard_id, log)

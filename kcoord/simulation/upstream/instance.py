@@ -158,6 +158,7 @@ class InstanceProcess:
             foreign_id_wait_ms=config.kcoord_upstream_session_timeout_ms + WRITE_TIMEOUT_MS,
             wake=broker.pump.wake,
             now_ms=broker.now_ms,
+            log_ms=broker.now_ms,
             may_act=self.group.holds_lease,
             on_fenced=self.group.fenced,
             files=StandbyFiles(

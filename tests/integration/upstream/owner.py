@@ -55,6 +55,8 @@ class Owner:
     ) -> None:
         self.is_killed = False
         """True if this instance ends without its last snapshots."""
+        self.suspended_ms = 0
+        """For how long the machine of this instance was suspended."""
         self._is_standby = is_standby
         self._disk = disk
         self._address = address
@@ -100,6 +102,7 @@ class Owner:
             foreign_id_wait_ms=FOREIGN_ID_WAIT_MS,
             wake=pump.wake,
             now_ms=self.now_ms,
+            log_ms=lambda: self.now_ms() + self.suspended_ms,
             may_act=lambda: self.has_lease,
             on_fenced=lambda _: None,
             files=None if self._disk is None else StandbyFiles(self._disk, DATA, self._requests.topic_id),

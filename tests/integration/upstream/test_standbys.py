@@ -12,6 +12,7 @@ import pytest
 
 from kcoord.client import Producer
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.upstream_reader import TOMBSTONES_KEPT_MS
 from kcoord.storage.file_system import join, make_durable_dirs
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing
 from kcoord.testing import KcoordBroker, start_broker
@@ -88,6 +89,18 @@ async def test_an_instance_says_that_it_has_not_caught_up(upstream: KcoordBroker
             assert (figures.shards, figures.behind, figures.lag) == (2, 0, 0)
             assert figures.lag_ms < 60_000
             assert standby.log.standbys.why_behind() is None
+
+
+async def test_a_standby_counts_the_time_for_which_its_machine_was_suspended(
+    upstream: KcoordBroker, topic: str
+) -> None:
+    address = upstream.bootstrap_servers
+    async with Owner(address, topic) as owner, Owner(address, topic, is_standby=True) as standby:
+        await fill(owner, 10)
+        for shard_id in range(2):
+            await standby.follows(owner.balance(shard_id), shard_id)
+        standby.suspended_ms = TOMBSTONES_KEPT_MS
+        assert standby.log.standbys.figures().lag_ms >= TOMBSTONES_KEPT_MS, "it may have missed deletions"
 
 
 async def test_an_instance_that_lost_its_shards_follows_them(upstream: KcoordBroker, topic: str) -> None:

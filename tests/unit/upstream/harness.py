@@ -34,7 +34,7 @@ from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.group_imports import GroupImports
 from kcoord.upstream.group_requests import GroupRequests, Joined
-from kcoord.upstream.instance_group import InstanceGroup
+from kcoord.upstream.instance_group import InstanceGroup, log_clock
 from kcoord.upstream.instance_metadata import InstanceMetadata
 from kcoord.upstream.link import UpstreamLink
 from kcoord.upstream.ownership import Ownership
@@ -293,6 +293,7 @@ class Stage:
             foreign_id_wait_ms=1,
             wake=broker.pump.wake,
             now_ms=broker.now_ms,
+            log_ms=log_clock(),
             may_act=self.group.holds_lease,
             on_fenced=self.group.fenced,
             files=None,

@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from kcoord.client.cluster import Cluster
 from kcoord.metadata.shared import new_record_version_record
 from kcoord.runtime.shard_map import RECORD_VERSION, Instance, ShardMap
 from kcoord.runtime.waiting import ShardState
@@ -147,6 +148,16 @@ async def test_a_request_after_the_end_of_the_lease_finds_all_shards_closed(monk
             await asyncio.sleep(0)
         await on_stage.broker.groups.loaded()
         assert await describe(on_stage) == Errors.NONE
+
+
+def test_the_clock_of_logs_begins_at_the_wall_clock_and_counts_while_the_machine_is_suspended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock_ms = instance_group.log_clock()
+    began_ms, later_ms = clock_ms(), instance_group.lease_clock_ms() + 86_400_000
+    assert abs(began_ms - Cluster.wall_clock_ms()) < 60_000
+    monkeypatch.setattr(instance_group, "lease_clock_ms", lambda: later_ms)
+    assert clock_ms() >= began_ms + 86_400_000
 
 
 async def test_a_failure_that_nobody_expects_is_an_answer_too(
