@@ -169,9 +169,13 @@ class Connection(asyncio.Protocol):
             _, position = decode_response_header(frame, waiting.api_key, version)
             return response.decode(frame[position:], version)
         except DecodeError as error:
-            self._fail(DisconnectException(f"{self.address} sent a malformed {response.message_name}: {error}"))
-            assert self._failure is not None
-            raise self._failure from error
+            raise self._malformed(response.message_name, error) from error
+
+    def _malformed(self, name: str, error: DecodeError) -> DisconnectException:
+        """Ends the connection because of a malformed response. Returns the error for the caller of the request."""
+        failure = DisconnectException(f"{self.address} sent a malformed {name}: {error}")
+        self._fail(failure)
+        return failure
 
     async def ready(self) -> None:
         """Returns when a request can be sent at once, for callers that decide right before it whether to send it."""
@@ -230,7 +234,10 @@ class Connection(asyncio.Protocol):
         frame = await self._receive(waiting, self._request_timeout_ms, request.message_name)
         body = frame[4:]
         error = int.from_bytes(body[:2], "big", signed=True)
-        return ApiVersionsResponse.decode(body, 0 if error == Errors.UNSUPPORTED_VERSION else version)
+        try:
+            return ApiVersionsResponse.decode(body, 0 if error == Errors.UNSUPPORTED_VERSION else version)
+        except DecodeError as malformed:
+            raise self._malformed(ApiVersionsResponse.message_name, malformed) from malformed
 
     def end(self, reason: str) -> None:
         """Ends the connection because of a failure. Requests in flight fail with DisconnectException."""

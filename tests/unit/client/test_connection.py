@@ -276,6 +276,11 @@ class TestConnection:
             assert connection.is_closed
             await connection.close()
 
+    async def test_a_malformed_answer_to_the_first_request_is_an_error_of_the_connection(self) -> None:
+        async with FakeBroker({ApiKey.API_VERSIONS: lambda *_: b"\x00\x00\x00\x05\x00\x00\x00\x00\x00"}) as broker:
+            with pytest.raises(DisconnectException, match="sent a malformed ApiVersionsResponse"):
+                await connect(broker)
+
     async def test_waiting_requests_fail_when_the_broker_disconnects(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker:
             connection = await connect(broker)
