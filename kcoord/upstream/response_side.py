@@ -194,13 +194,12 @@ class ResponseSide(RequestPath):
             self._fail_responses(f"the upstream sent a response of {length} bytes that no request waits for")
             return False
         entry = self._expected[0]
-        if entry is PASSED:
-            # If the first entry of both queues is passed on, it is the same one.
-            if self._exchanges[0] is not PASSED:
-                self.mute(Mute.EARLIER_RESPONSE)
-                return False
-        elif length > MAX_REWRITTEN_BYTES:
+        if entry is not PASSED and length > MAX_REWRITTEN_BYTES:
             self._fail_responses(f"the upstream sent a response of {length} bytes, which is too large to be decoded")
+            return False
+        # If the first entry of both queues is passed on, it is the same one.
+        if self._exchanges[0] is not entry:
+            self.mute(Mute.EARLIER_RESPONSE)
             return False
         return True
 

@@ -29,9 +29,9 @@ to `respond`:
 
 * If its entry is the first of `_exchanges`, the bytes go straight to the client's transport, as they arrive. They never
   wait for the end of the frame.
-* If a request that is answered here is before it, the path *holds*: it keeps the bytes, and stops reading the link and
-  the client until that response has left.
-* A response to be rewritten is collected, and becomes the `data` of its entry.
+* If the response to an earlier request has not left yet, the path *holds*: it keeps the bytes, and stops reading the
+  link and the client until then.
+* A response to be rewritten is collected, and becomes the `data` of its entry. So there is one of them at a time.
 
 So every response leaves in the order of its request, and correlation ids need no change.
 

@@ -16,7 +16,7 @@ from kcoord.server.net.request_path import MAX_IN_FLIGHT_REQUESTS
 from kcoord.upstream.produce_acks import produce_acks
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request, encode_response
 from kcoord_protocol.messages import (
     ApiVersionsRequest,
     FetchRequest,
@@ -27,12 +27,20 @@ from kcoord_protocol.messages import (
     ListGroupsResponse,
     Message,
     MetadataRequest,
+    MetadataResponse,
     ProduceRequest,
 )
 from tests.unit.upstream.harness import NODE_ID, Stage, response, stage
 
 FETCH = FetchRequest(max_wait_ms=1, min_bytes=1)
 FETCH_VERSION = 12
+JOIN = JoinGroupRequest(
+    group_id="g",
+    session_timeout_ms=10_000,
+    rebalance_timeout_ms=10_000,
+    protocol_type="consumer",
+    protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range")],
+)
 VERSIONS = ApiVersionsRequest(client_software_name="a", client_software_version="1")
 
 
@@ -120,14 +128,7 @@ async def test_a_response_waits_for_an_earlier_one_of_kcoord() -> None:
     async with stage(group_initial_rebalance_delay_ms="300") as on_stage:
         await _load_groups(on_stage)
         dialogue = on_stage.connect(None)
-        join = JoinGroupRequest(
-            group_id="g",
-            session_timeout_ms=10_000,
-            rebalance_timeout_ms=10_000,
-            protocol_type="consumer",
-            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range")],
-        )
-        await dialogue.send(dialogue.frame(join, 2) + dialogue.frame(FETCH, FETCH_VERSION))
+        await dialogue.send(dialogue.frame(JOIN, 2) + dialogue.frame(FETCH, FETCH_VERSION))
         assert dialogue.client.written == b""
         answer = response(2, 100_000)
         dialogue.link.data_received(answer[:50_000])
@@ -141,6 +142,27 @@ async def test_a_response_waits_for_an_earlier_one_of_kcoord() -> None:
         dialogue.flush()
         assert correlation_ids(dialogue.received) == [1, 2]
         assert dialogue.client.written.endswith(answer)
+        assert not dialogue.is_upstream_paused()
+        assert not dialogue.is_muted()
+
+
+async def test_responses_to_be_rewritten_wait_at_the_upstream_for_an_earlier_one_of_kcoord() -> None:
+    """Without that, a client could make kcoord keep many large ones behind a JoinGroup."""
+    async with stage(group_initial_rebalance_delay_ms="300") as on_stage:
+        await _load_groups(on_stage)
+        dialogue = on_stage.connect(None)
+        metadata = [dialogue.frame(MetadataRequest(topics=[]), 12) for _ in range(3)]
+        await dialogue.send(dialogue.frame(JOIN, 2) + b"".join(metadata))
+        answer = MetadataResponse(cluster_id="c" * 1_000).encode(12)
+        dialogue.link.data_received(encode_response(1, ApiKey.METADATA, 12, answer))
+        assert dialogue.is_upstream_paused()
+        assert dialogue.is_muted()
+        dialogue.link.data_received(b"".join(encode_response(number, ApiKey.METADATA, 12, answer) for number in (2, 3)))
+        announced = dialogue.announced
+        while dialogue.announced == announced:
+            await asyncio.sleep(0.01)
+        await dialogue.settle()
+        assert correlation_ids(dialogue.received) == [4, 1, 2, 3]
         assert not dialogue.is_upstream_paused()
         assert not dialogue.is_muted()
 
