@@ -6,8 +6,8 @@ log grows; it runs no operation and has neither timers nor tasks. If this proces
 with this machine, and has to read only what followed up to the claim.
 
     created  -> following   from a snapshot, or empty
-    following -> paused     the log is being claimed: `pause`. Fetches in flight are ignored
-    paused   -> following   the claim failed before the shard set got the machine: `resume`
+    following -> paused     the log is being claimed (`is_paused`). Fetches in flight are ignored
+    paused   -> following   the claim failed before the shard set got the machine
     any      -> dropped     the shard set has the machine, or the log is another one (DivergedError)
 
 A dropped standby is never used again. Its owner makes another one, from the last snapshot or from the beginning of the

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kcoord.client.cluster import Cluster
-from kcoord.client.config import CommonConfig
+from kcoord.client.config import AdminConfig
 from kcoord.client.connection import Connection, ExpectedBroker, open_connection
 from kcoord.client.errors import ClientException, TimeoutException
 from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, security_of
@@ -82,7 +82,7 @@ class UpstreamCluster:
         security = upstream_security(config)
         try:
             self._transport_security: Final = security_of(_without_login(security))
-            self.settings: Final = CommonConfig(
+            self.settings: Final = AdminConfig(
                 bootstrap_servers=config.kcoord_upstream_bootstrap_servers,
                 client_id=f"kcoord-{config.node_id}",
                 kip_1327_revision="off",

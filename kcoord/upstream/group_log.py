@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import fields
+from dataclasses import replace
 from typing import Final
 
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.cluster import Cluster
-from kcoord.client.config import AdminConfig, CommonConfig
+from kcoord.client.config import AdminConfig
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.shard_set import ShardSet
@@ -34,22 +34,22 @@ class UpstreamGroupLog:
     log: UpstreamShardLog
     """The log that `new_log` has made."""
 
-    def __init__(self, config: BrokerConfig, settings: CommonConfig, group: InstanceGroup) -> None:
+    def __init__(self, config: BrokerConfig, settings: AdminConfig, group: InstanceGroup) -> None:
         self._config = config
         self._group = group
         self._tombstones_kept_ms = TOMBSTONES_KEPT_MS
         self._write_timeout_ms = config.kcoord_upstream_write_timeout_ms
         attempt_ms = self._write_timeout_ms // ATTEMPTS
-        values = {field.name: getattr(settings, field.name) for field in fields(CommonConfig)}
-        self._admin_config = AdminConfig(**values)
-        timeouts = {"request_timeout_ms": attempt_ms, "socket_connection_setup_timeout_ms": attempt_ms}
-        self._cluster = Cluster(CommonConfig(**{**values, **timeouts}))
+        self._settings = settings
+        self._cluster = Cluster(
+            replace(settings, request_timeout_ms=attempt_ms, socket_connection_setup_timeout_ms=attempt_ms)
+        )
         self._requests = PartitionRequests(self._cluster, OFFSETS_TOPIC, attempt_timeout_ms=attempt_ms)
 
     async def connect(self) -> None:
         """Creates or checks the topic. Raises StartError if it cannot be used."""
         try:
-            async with AdminClient(self._admin_config) as admin:
+            async with AdminClient(self._settings) as admin:
                 self._tombstones_kept_ms = await prepare_topic(
                     admin,
                     OFFSETS_TOPIC,

@@ -8,7 +8,7 @@ heartbeats have a connection of their own.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
+from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 from kcoord.client.cluster import COORDINATOR_MOVED, Cluster, CoordinatorType, Purpose
@@ -52,13 +52,17 @@ class GroupRequests:
     """
 
     def __init__(self, settings: CommonConfig, group_id: str, node_id: int, session_timeout_ms: int) -> None:
-        values = {field.name: getattr(settings, field.name) for field in fields(CommonConfig)}
         self._attempt_ms = session_timeout_ms // _ATTEMPTS_PER_SESSION
         # A lookup has to fail before the attempt that it is part of. Only then is its connection given up.
         lookup_ms = self._attempt_ms // 2
-        values["request_timeout_ms"] = values["socket_connection_setup_timeout_ms"] = lookup_ms
-        values["reconnect_backoff_max_ms"] = _LONGEST_RECONNECT_MS
-        self._cluster = Cluster(CommonConfig(**values))
+        self._cluster = Cluster(
+            replace(
+                settings,
+                request_timeout_ms=lookup_ms,
+                socket_connection_setup_timeout_ms=lookup_ms,
+                reconnect_backoff_max_ms=_LONGEST_RECONNECT_MS,
+            )
+        )
         self._group_id = group_id
         self._instance_id = str(node_id)
         self._session_timeout_ms = session_timeout_ms

@@ -122,7 +122,7 @@ def _change_cluster(response: Message, gateway: Gateway, client_version: int) ->
 
 
 def _change_coordinators(response: Message, gateway: Gateway, client_version: int) -> None:
-    """Replaces gateway. A coordinator without a port here is not available yet, so clients ask again."""
+    """Replaces addresses. A coordinator without a port here is not available yet, so clients ask again."""
     assert isinstance(response, FindCoordinatorResponse)
     # Versions before 4 have one coordinator, in the response itself.
     coordinators: Sequence[FindCoordinatorResponse | FindCoordinatorResponse.Coordinator] = response.coordinators

@@ -16,13 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Final
 
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.cluster import Cluster
-from kcoord.client.config import AdminConfig, CommonConfig
+from kcoord.client.config import AdminConfig
 from kcoord.client.leaders import list_offsets
 from kcoord.client.tasks import Tasks, spawn
 from kcoord.client.types import TopicPartition
@@ -55,12 +54,11 @@ class SharedLog:
     on_instance: Callable[[int], None]
     """Called with the node id of an instance that joins or has left the group of the instances."""
 
-    def __init__(self, config: BrokerConfig, settings: CommonConfig) -> None:
-        values = {field.name: getattr(settings, field.name) for field in fields(CommonConfig)}
-        self._admin_config = AdminConfig(**values)
+    def __init__(self, config: BrokerConfig, settings: AdminConfig) -> None:
+        self._settings = settings
         self._segment_bytes = config.offsets_topic_segment_bytes
         self._timeout_ms = config.kcoord_upstream_write_timeout_ms
-        self._cluster = Cluster(CommonConfig(**values))
+        self._cluster = Cluster(settings)
         self._requests = PartitionRequests(
             self._cluster, SHARED_TOPIC, attempt_timeout_ms=self._timeout_ms, fetch_wait_ms=_FETCH_WAIT_MS
         )
@@ -78,7 +76,7 @@ class SharedLog:
         Another release may have written records about groups that this one cannot read.
         """
         try:
-            async with AdminClient(self._admin_config) as admin:
+            async with AdminClient(self._settings) as admin:
                 await prepare_topic(admin, SHARED_TOPIC, 1, self._segment_bytes)
             await self._cluster.retry("read it", self._cluster.deadline(CONNECT_SECONDS * 1000), self._read_all)
         except KafkaError as error:
