@@ -80,7 +80,7 @@ NewTransactionShard: TypeAlias = "Callable[[Broker, int], TransactionCoordinator
 
 def new_group_shard(broker: Broker, shard_id: int) -> GroupCoordinatorShard:
     """Returns an empty shard of the group coordinator."""
-    return GroupCoordinatorShard(broker.config, broker.image, broker.groups.counters)
+    return GroupCoordinatorShard(broker.config, broker.image, broker.groups.counters, broker.groups.deleted_topics)
 
 
 def new_transaction_shard(broker: Broker, shard_id: int) -> TransactionCoordinatorShard:

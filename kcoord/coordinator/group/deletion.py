@@ -15,7 +15,7 @@ If a group is deleted by its own tombstones but still has offsets, replay keeps 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
@@ -44,6 +44,22 @@ class Deletion:
         for key in self._pending.of_topic(topic):
             if self._offsets.get(*key) is None:
                 yield records.new_offset_commit_tombstone(*key, TombstoneReason.TOPIC_DELETE)
+
+    def of_topic_ids(self, topic_ids: Collection[bytes]) -> list[CoordinatorRecord]:
+        """Returns tombstones of offsets that were committed for topics with these ids, at most MAX_TOMBSTONES."""
+        tombstones: list[CoordinatorRecord] = []
+        for group_id in self._offsets.group_ids() if topic_ids else ():
+            for topic, offsets in self._offsets.packed(group_id).items():
+                if offsets.topic_id not in topic_ids and offsets.notes is None:
+                    continue
+                tombstones += (
+                    records.new_offset_commit_tombstone(group_id, topic, partition, TombstoneReason.TOPIC_DELETE)
+                    for partition, offset in offsets.items()
+                    if offset.topic_id in topic_ids
+                )
+                if len(tombstones) >= MAX_TOMBSTONES:
+                    return tombstones[:MAX_TOMBSTONES]
+        return tombstones
 
     def of_groups(
         self, groups: Mapping[str, Group], group_ids: Iterable[str], principal: str

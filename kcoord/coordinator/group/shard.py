@@ -21,7 +21,7 @@ limit can still be used and deleted.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
@@ -121,9 +121,18 @@ _MOST_CHANGES: Final = 64
 
 
 class GroupCoordinatorShard:
-    """The state machine of one partition of `__consumer_offsets`. Implements `StateMachine` of the runtime."""
+    """The state machine of one partition of `__consumer_offsets`. Implements `StateMachine` of the runtime.
 
-    def __init__(self, config: BrokerConfig, image: MetadataImage, counters: GroupCounters | None = None) -> None:
+    `deleted_topics`: the ids of topics that were deleted. All shards of a process share it, as they share `counters`.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        image: MetadataImage,
+        counters: GroupCounters | None = None,
+        deleted_topics: Collection[bytes] = (),
+    ) -> None:
         self._config = config
         self._image = image
         self.image_epoch = image.epoch
@@ -136,6 +145,7 @@ class GroupCoordinatorShard:
         self._deletion = Deletion(self._offsets, self._pending)
         self._replay = GroupReplay(self._groups, self._offsets, self._pending)
         self.counters = GroupCounters() if counters is None else counters
+        self._deleted_topics = deleted_topics
         self._verifications = Verifications()
         self._last_ticket = 0
         self.clock_gain_ms = 0
@@ -162,7 +172,9 @@ class GroupCoordinatorShard:
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
         self._replay.counters = self.counters
         timers = timers_after_load(self._config, self._image, self._groups.values(), context.now_ms)
-        return CoordinatorResult(None, timers=[self._next_expiration(context), *timers])
+        # The last owner may have ended before it deleted the offsets of these topics.
+        tombstones = self._deletion.of_topic_ids(self._deleted_topics)
+        return CoordinatorResult(None, tombstones, timers=[self._expiration_after(tombstones, context), *timers])
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
         """Handles a timer: expires offsets, ends a phase of a classic group, or removes a member of a consumer group.
@@ -654,15 +666,21 @@ class GroupCoordinatorShard:
     # Time.
 
     def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
-        """Deletes expired offsets, and empty groups without any left (KIP-211). A long list takes several rounds."""
-        expiration = Expiration(self._config, self._image, context.now_ms, self.clock_gain_ms)
-        tombstones = self._deletion.of_all_expired(expiration, self._groups.values())
-        is_portion = len(tombstones) >= MAX_TOMBSTONES
-        next_check = Schedule(OFFSETS_EXPIRATION, context.now_ms) if is_portion else self._next_expiration(context)
-        return CoordinatorResult(None, tombstones, [next_check])
+        """Deletes expired offsets, and empty groups without any left (KIP-211). A long list takes several rounds.
 
-    def _next_expiration(self, context: OperationContext) -> Schedule:
-        return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)
+        Offsets of deleted topics that are left come first.
+        """
+        tombstones = self._deletion.of_topic_ids(self._deleted_topics)
+        if not tombstones:
+            expiration = Expiration(self._config, self._image, context.now_ms, self.clock_gain_ms)
+            tombstones = self._deletion.of_all_expired(expiration, self._groups.values())
+        return CoordinatorResult(None, tombstones, [self._expiration_after(tombstones, context)])
+
+    def _expiration_after(self, tombstones: Sequence[CoordinatorRecord], context: OperationContext) -> Schedule:
+        """Returns the next check. It follows at once if there may be more to delete."""
+        is_portion = len(tombstones) >= MAX_TOMBSTONES
+        delay_ms = 0 if is_portion else self._config.offsets_retention_check_interval_ms
+        return Schedule(OFFSETS_EXPIRATION, context.now_ms + delay_ms)
 
     # Limits.
 

@@ -211,6 +211,8 @@ class ShardService(ShardDriver[C]):
         self._loop = environment.loop
         self._followed: TopicImage | None = None
         self._published: MetadataImage | None = None
+        self.deleted_topics: dict[bytes, None] = {}
+        """The ids of the topics that were deleted while this process ran, at most `MOST_DELETED_TOPICS`."""
         self._loading_since: dict[int, float] = {}
         self._when_loaded: list[asyncio.Future[None]] = []
         shards.catch_up = self._catch_up
@@ -343,8 +345,17 @@ class ShardService(ShardDriver[C]):
         """Passes a new image to every active shard. A shard that is loading gets it when its load ends."""
         delta = TopicDelta.between(self._published, image) if self._published is not None else None
         self._published = image
+        if delta is not None and delta.gone:
+            self._note_deleted(delta)
         self.shards.run_on_active(self._update, (image, delta), self._now_ms())
         self._wake()
+
+    def _note_deleted(self, delta: TopicDelta) -> None:
+        """Notes deleted topics for shards that are not active here. Ids are unique, so these never come back."""
+        deleted = self.deleted_topics
+        deleted.update((delta.old.topics[name].id, None) for name in delta.gone)
+        while len(deleted) > MOST_DELETED_TOPICS:
+            del deleted[next(iter(deleted))]
 
     def _update(
         self, machine: C, context: OperationContext, update: tuple[MetadataImage, TopicDelta | None]
@@ -404,6 +415,9 @@ class Clock:
         """Returns an upper bound of how much the clock ran too fast between any earlier moment and now."""
         return (self._lead_ns - self._least_lead_ns) // _NS_PER_MS
 
+
+MOST_DELETED_TOPICS: Final = 100_000
+"""An owner deletes the offsets of a topic at once. So only those of the last topics may be left after a takeover."""
 
 LARGE_WRITE_BYTES: Final = 256 << 10
 """The completion of a larger write has a turn of its own: a new image of 10,000 partitions takes more than 10 ms."""

@@ -16,6 +16,7 @@ import pytest
 
 from kcoord.client import AdminClient
 from kcoord.client.admin.model import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
+from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from kcoord.testing import KcoordBroker, start_broker
 from kcoord.upstream.own_topics import SHARED_TOPIC
 from kcoord_protocol.api_keys import ApiKey
@@ -124,6 +125,25 @@ async def test_a_topic_that_was_deleted_is_forgotten(upstream: KcoordBroker, ins
         return any(record.value is None and record.key is not None and topic_id in record.key for record in records)
 
     wait_until(has_tombstone, "the creation times have a tombstone")
+
+
+async def test_offsets_of_a_topic_that_is_created_again_while_no_instance_runs_are_deleted(tmp_path: Path) -> None:
+    partition = TopicPartition("renewed", 0)
+    with start_broker({"group.initial.rebalance.delay.ms": "0"}) as upstream:
+        upstream.create_topic("renewed", 1)
+        process = instance(tmp_path / "alone", upstream, 0).start()
+        try:
+            async with AdminClient(bootstrap_servers=process.address) as admin:
+                (await admin.alter_consumer_group_offsets("g", {partition: OffsetAndMetadata(42)})).all()
+            process.stop()
+            async with AdminClient(bootstrap_servers=upstream.bootstrap_servers) as admin:
+                (await admin.delete_topics(["renewed"])).all()
+            upstream.create_topic("renewed", 1)
+            process.start()
+            async with AdminClient(bootstrap_servers=process.address) as admin:
+                assert not (await admin.list_consumer_group_offsets({"g": None}))["g"]
+        finally:
+            process.kill()
 
 
 def test_clients_of_an_instance_that_was_alone_learn_of_the_next_one(upstream: KcoordBroker, tmp_path: Path) -> None:

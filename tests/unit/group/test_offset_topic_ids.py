@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
+from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES
 from kcoord.coordinator.group.records import new_offset_commit_record
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord_protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.group.group_context import GroupContext
@@ -27,3 +31,31 @@ def test_all_topics_have_the_id_with_which_all_their_offsets_were_committed() ->
     context.log.append(new_offset_commit_record("g", "t3", 2, CommittedOffset(7, 0, "", 0, topic_id=ZERO_UUID)))
     context.restart()
     assert topic_ids_of_all(context) == {"t3": ZERO_UUID, "t6": context.topic_id("t6")}
+
+
+def take_over(context: GroupContext, deleted_topics: Collection[bytes]) -> None:
+    """Loads the log in a process in which topics were deleted."""
+    context.shard = GroupCoordinatorShard(context.config, context.image, None, deleted_topics)
+    for record in context.log:
+        context.shard.replay(record)
+    context.run(context.shard.on_loaded)
+
+
+def test_a_new_owner_deletes_the_offsets_of_topics_that_were_deleted_before() -> None:
+    context = GroupContext({"t3": 3, "t6": 6})
+    context.commit("g", {"t3": {0: 5, 1: 6}, "t6": {0: 7}}, api_version=10, topic_ids=True)
+    ids = {name: context.topic_id(name) for name in ("t3", "t6")}
+    # Another client has committed for the topic of this name that was created since.
+    context.log.append(new_offset_commit_record("g", "t3", 1, CommittedOffset(8, 0, "", 0, topic_id=b"n" * 16)))
+    take_over(context, {ids["t3"]})
+    assert topic_ids_of_all(context) == {"t3": b"n" * 16, "t6": ids["t6"]}
+
+
+def test_many_offsets_of_a_deleted_topic_are_deleted_in_portions() -> None:
+    count = MAX_TOMBSTONES + 1
+    context = GroupContext({"t": count})
+    context.commit("g", {"t": dict.fromkeys(range(count), 5)}, api_version=10, topic_ids=True)
+    take_over(context, {context.topic_id("t")})
+    assert "t" in topic_ids_of_all(context)
+    context.sleep(0)
+    assert topic_ids_of_all(context) == {}
