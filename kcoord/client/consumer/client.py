@@ -46,6 +46,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_MS: Final = 30_000
+_LONGEST_TURN_S: Final = 0.005
 
 
 class Consumer:
@@ -89,6 +90,7 @@ class Consumer:
             self._rebalance = self._make_rebalance(membership, local_assignors)
         self._is_open = False
         self._is_polling = False
+        self._turn_ends = 0.0
 
     def _make_membership(self, offer: AssignorOffer | None) -> Membership | None:
         config = self._config
@@ -305,6 +307,7 @@ class Consumer:
 
     async def _poll(self, timeout_ms: float | None, count: int) -> list[ConsumerRecord]:
         deadline = None if timeout_ms is None else self._cluster.deadline(timeout_ms)
+        await self._yield_to_tasks()
         while True:
             ticket = self._changed.ticket()
             if self._rebalance is not None:
@@ -313,10 +316,24 @@ class Consumer:
             self._raise_failures()
             self._commits.commit_if_due()
             records = self._fetcher.take(count)
-            if records or (deadline is not None and deadline.is_over):
+            if records:
                 return records
+            if deadline is not None and deadline.is_over:
+                self._turn_ends = 0.0
+                return []
             await wait_for(ticket, self._wait_ms(deadline))
             self._check_open()
+
+    async def _yield_to_tasks(self) -> None:
+        """Gives the other tasks a turn after a `poll` without records, and after `_LONGEST_TURN_S` otherwise.
+
+        A `poll` that finds buffered records, or that has no time to wait, does not suspend. Without this, a loop of
+        such calls would stop the heartbeats and the fetches.
+        """
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._turn_ends:
+            await asyncio.sleep(0)
+            self._turn_ends = loop.time() + _LONGEST_TURN_S
 
     def _wait_ms(self, deadline: Deadline | None) -> float | None:
         waits_ms = [self._commits.wait_ms(), None if deadline is None else max(deadline.left_ms(), 0)]

@@ -595,6 +595,14 @@ class TestPoll:
             assert [(await anext(consumer)).offset for _ in range(3)] == [7, 8, 9]
             assert await consumer.position(ZERO) == 10
 
+    async def test_a_loop_of_polls_without_a_wait_reads(self) -> None:
+        async with RecordsBroker() as broker, consumer_of(broker, ZERO) as consumer:
+            broker.append(ZERO, "0")
+            seen = []
+            for _ in range(100):
+                seen += await consumer.poll(0)
+            assert offsets(seen) == [0]
+
     async def test_one_poll_at_a_time(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, ZERO) as consumer:
             waiting = asyncio.create_task(consumer.poll())

@@ -132,6 +132,17 @@ class TestHeartbeats:
             times = [time - acknowledged for time in broker.arrivals_of(HEARTBEAT)[2:]]
             assert times == pytest.approx([1000, 2000, 3000], abs=2)
 
+    async def test_heartbeats_continue_between_buffered_records(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            broker.append(ZERO, *numbers(0, 20))
+            await anext(consumer)
+            count = len(broker.heartbeats())
+            for _ in range(19):
+                running_loop().block(broker.heartbeat_interval_ms / 1000)
+                await anext(consumer)
+            assert len(broker.heartbeats()) - count >= 2
+
     async def test_changes_of_the_state_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("DEBUG", logger="kcoord.client.consumer.session")
         async with settled(RecordsBroker(), 0) as consumer:

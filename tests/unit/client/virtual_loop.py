@@ -51,6 +51,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Milliseconds since the start, rounded to remove floating-point errors."""
         return round((self._clock.seconds - _START_SECONDS) * 1000, 6)
 
+    def block(self, seconds: float) -> None:
+        """Advances the clock as work of the application does that does not suspend."""
+        self._clock.seconds += seconds
+
     async def create_server(  # type: ignore[override]
         self, protocol_factory: ProtocolFactory, host: str, port: int, **_: object
     ) -> _Server:
