@@ -35,6 +35,11 @@ class Tasks:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
+    async def wait(self, seconds: float) -> None:
+        """Waits until the tasks have ended or the time has passed."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=max(seconds, 0))
+
     async def stop(self) -> None:
         await stop(self._running)
 

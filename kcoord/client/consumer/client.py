@@ -228,6 +228,7 @@ class Consumer:
         self._subscription.unsubscribe()
 
     async def _leave(self, deadline: Deadline, leave_group: bool | None) -> None:
+        await self._commits.finish(deadline)
         is_dynamic = self._config.group_instance_id is None
         if self._rebalance is None or not self._subscription.uses_group or (leave_group is False and is_dynamic):
             await self._commits.before_revocation(deadline)
@@ -379,7 +380,7 @@ class Consumer:
     ) -> asyncio.Task[None]:
         """Starts to commit the given offsets, or the positions at this moment. Commits keep the order of the calls.
 
-        The application may await the task. A failure is also logged.
+        The application may await the task; `unsubscribe` and `close` wait for it. A failure is also logged.
         """
         self._check_open()
         return self._commits.begin(self._to_commit(offsets))

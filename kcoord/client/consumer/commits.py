@@ -60,6 +60,10 @@ class CommitManager:
     async def stop(self) -> None:
         await self._tasks.stop()
 
+    async def finish(self, deadline: Deadline) -> None:
+        """Waits for the commits in flight, at most until the deadline. A member that leaves cannot commit later."""
+        await self._tasks.wait(deadline.left_ms() / 1000)
+
     async def commit(self, offsets: Offsets, deadline: Deadline) -> None:
         """Commits offsets. Returns when the coordinator has stored them."""
         # Tasks that `begin` has created must run first: they take the lock of `GroupOffsetsClient` in the order of the

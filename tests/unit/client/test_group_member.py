@@ -747,13 +747,21 @@ class TestCommits:
             await consumer.poll(10)
             assert 8 <= len(broker.commits) - count <= 12
 
-    async def test_close_cancels_background_commits(self) -> None:
+    @pytest.mark.parametrize("closes", [True, False])
+    async def test_a_member_leaves_after_its_background_commits(self, closes: bool) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            tasks = [consumer.commit_async({ZERO: number}) for number in (1, 2)]
+            await (consumer.close() if closes else consumer.unsubscribe())
+            assert broker.committed == {ZERO: OffsetAndMetadata(2)}
+            assert [task.result() for task in tasks] == [None, None]
+
+    async def test_close_cancels_background_commits_at_its_timeout(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
             broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
             task = consumer.commit_async({ZERO: 1})
-            await asyncio.sleep(0.1)
-            await consumer.close()
+            assert await took_ms(consumer.close(timeout_ms=300)) == 300
             assert task.cancelled()
 
     async def test_automatic_commits_keep_their_interval(self) -> None:
