@@ -138,17 +138,15 @@ class Consumer:
         By default a dynamic member leaves the group, and a static member keeps its assignment until its session
         expires. `leave_group` overrides this for both.
         """
-        if self._is_open:
-            deadline = self._cluster.deadline(timeout_ms)
-            try:
-                await self._leave(deadline, leave_group)
-            finally:
-                self._is_open = False
-                self._changed.notify()
-                await self._stop()
-        await self._cluster.close()
+        try:
+            if self._is_open:
+                await self._leave(self._cluster.deadline(timeout_ms), leave_group)
+        finally:
+            await self._stop()
 
     async def _stop(self) -> None:
+        self._is_open = False
+        self._changed.notify()
         await self._commits.stop()
         if self._rebalance is not None:
             await self._rebalance.session.stop()
@@ -157,6 +155,7 @@ class Consumer:
         await self._fetcher.stop()
         await self._positions.stop()
         await self._updater.stop()
+        await self._cluster.close()
 
     async def __aenter__(self) -> Self:
         try:

@@ -63,13 +63,13 @@ class Producer:
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
         """Sends the buffered records and closes. Aborts an open transaction. Records not sent in time fail."""
-        if self._is_open:
-            self._is_open = False
-            try:
+        try:
+            if self._is_open:
+                self._is_open = False
                 await self._close_gracefully(self._cluster.deadline(timeout_ms))
-            finally:
-                await self._sender.stop()
-        await self._cluster.close()
+        finally:
+            await self._sender.stop()
+            await self._cluster.close()
 
     async def _close_gracefully(self, deadline: Deadline) -> None:
         transactions = self._transactions

@@ -757,6 +757,17 @@ class TestLife:
             assert len(broker.produced()) == 2
             assert len(asyncio.all_tasks()) == 1 + len(broker.tasks)
 
+    async def test_a_cancelled_close_leaves_nothing(self) -> None:
+        async with LogBroker() as broker:
+            broker.handlers[ApiKey.PRODUCE] = lambda *_: None
+            producer = Producer(bootstrap_servers=broker.address)
+            await producer.start()
+            await producer.send(TOPIC, "a", partition=0)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(producer.close(), 0.2)
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
+            assert running_loop().connections == set()
+
     @pytest.mark.parametrize("turns", range(8))
     async def test_close_stops_a_sender_that_has_just_been_woken(self, turns: int) -> None:
         async with LogBroker() as broker:
