@@ -124,6 +124,8 @@ class Consumer:
 
     async def start(self) -> None:
         """Connects to the cluster and starts the background tasks. Raises TimeoutException if no broker responds."""
+        if self._is_open:
+            raise IllegalStateException("the consumer is started already")
         await self._cluster.start(self._cluster.deadline())
         self._cluster.keep_metadata_fresh()
         self._updater.start()

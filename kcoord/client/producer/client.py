@@ -56,6 +56,8 @@ class Producer:
 
     async def start(self) -> None:
         """Connects to the cluster and starts to send. Raises TimeoutException if no broker responds."""
+        if self._is_open:
+            raise IllegalStateException("the producer is started already")
         await self._cluster.start(self._cluster.deadline())
         self._cluster.keep_metadata_fresh()
         self._sender.start()

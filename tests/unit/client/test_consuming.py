@@ -680,6 +680,8 @@ class TestSubscription:
                 consumer.subscribe([TOPIC])
             with pytest.raises(IllegalStateException, match="a group_id is needed for committed offsets"):
                 await consumer.commit()
+            with pytest.raises(IllegalStateException, match="started already"):
+                await consumer.start()
             assert (consumer.group_creation_time_ms, consumer.subscription) == (None, frozenset())
             with pytest.raises(IllegalStateException, match="t-0 is not assigned"):
                 consumer.seek(ZERO, 0)

@@ -715,6 +715,11 @@ class TestLife:
             with pytest.raises(IllegalStateException, match="the client is closed"):
                 await producer.start()
 
+    async def test_a_second_start_fails(self) -> None:
+        async with LogBroker() as broker, producer_of(broker) as producer:
+            with pytest.raises(IllegalStateException, match="started already"):
+                await producer.start()
+
     async def test_send_fails_if_the_producer_is_closed_while_it_waits_for_room(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=10_000, buffer_memory=200) as producer:
             stored = await producer.send(TOPIC, "x" * 150, partition=0)
