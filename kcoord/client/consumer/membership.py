@@ -24,6 +24,7 @@ States, and where they lead:
   the partitions. The next poll carries out the step LOSE and leads to JOINING.
 - PREPARE_LEAVING, LEAVING: the application closes or unsubscribes. After the step REVOKE (LOSE if the member is fenced)
   one heartbeat leaves the group, unless the coordinator cannot know the member. Then the member is UNSUBSCRIBED.
+  If the application has subscribed again meanwhile, because the leave took longer than its timeout, it is JOINING.
 - FATAL: an error that no retry can resolve. After the step LOSE only `leave` is possible.
 
 Rules:
@@ -71,6 +72,7 @@ LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
 DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 5_000
 
+_LEAVING: Final = frozenset({MembershipState.PREPARE_LEAVING, MembershipState.LEAVING})
 _FENCING: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND})
 
 
@@ -130,19 +132,21 @@ class Membership:
         self._step: RebalanceStep | None = None
         self._was_heard = False
         self._leave_is_due = False
+        self._joins_again = False
+        """Whether the application has subscribed again before the member has left."""
         self._stays_in_group = False
         self._reported: list[KafkaError] = []
 
     # Called by the consumer.
 
     def subscribe(self, names: Collection[str], regex: str | None) -> None:
-        """Joins the group, or changes the subscription of a member."""
+        """Joins the group, or changes the subscription of a member. A member that is leaving joins again after that."""
         self._names, self._regex = frozenset(names), regex
         self._had_regex = self._had_regex or regex is not None
         if self.state is MembershipState.UNSUBSCRIBED:
-            self._move(MembershipState.JOINING)
-            self.fatal_error = None
-            self._reset_for_join()
+            self._join()
+        else:
+            self._joins_again = self.state in _LEAVING
 
     def leave(self, *, static_stays: bool = True) -> None:
         """Starts to revoke all partitions and then leave the group.
@@ -150,7 +154,8 @@ class Membership:
         With `static_stays` a static member leaves temporarily (epoch -2) and keeps its assignment until its session
         expires.
         """
-        if self.state in (MembershipState.UNSUBSCRIBED, MembershipState.PREPARE_LEAVING, MembershipState.LEAVING):
+        self._joins_again = False
+        if self.state is MembershipState.UNSUBSCRIBED or self.state in _LEAVING:
             return
         self._stays_in_group = static_stays
         was_in_group = self.state in IN_GROUP or self._leave_is_due
@@ -328,7 +333,7 @@ class Membership:
             return False
         self._is_leave_in_flight = self._leave_is_due = self._was_heard = False
         if self.state is MembershipState.LEAVING:
-            self._move(MembershipState.UNSUBSCRIBED)
+            self._end_membership()
         return True
 
     def _on_error(self, error: KafkaError, now_ms: float, retry_after_ms: float) -> None:
@@ -421,9 +426,9 @@ class Membership:
                 self._move(MembershipState.JOINING)
             elif self.state is MembershipState.PREPARE_LEAVING:
                 self._move(MembershipState.LEAVING)
-                if not self._leave_is_due:
-                    self._move(MembershipState.UNSUBSCRIBED)
                 self.member_epoch = JOIN_EPOCH
+                if not self._leave_is_due:
+                    self._end_membership()
         if self.state in IN_GROUP:
             self._settle()
 
@@ -439,6 +444,17 @@ class Membership:
             next_state = MembershipState.STABLE
         if self.state is not next_state:
             self._move(next_state)
+
+    def _end_membership(self) -> None:
+        self._move(MembershipState.UNSUBSCRIBED)
+        if self._joins_again:
+            self._joins_again = False
+            self._join()
+
+    def _join(self) -> None:
+        self._move(MembershipState.JOINING)
+        self.fatal_error = None
+        self._reset_for_join()
 
     def _reset_for_join(self) -> None:
         assert not self.owned

@@ -596,6 +596,18 @@ class TestLeaving:
             assert broker.heartbeats()[count].member_epoch == 0
             assert [what for what, _ in events.seen] == ["assigned", "revoked", "assigned"]
 
+    async def test_subscribe_before_the_member_has_left(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, request_timeout_ms=5000) as consumer:
+            await consumer.poll(100)
+            heartbeat, broker.handlers[HEARTBEAT] = broker.handlers[HEARTBEAT], lambda *_: None
+            assert await took_ms(consumer.unsubscribe(timeout_ms=300)) == 300
+            consumer.subscribe([TOPIC])
+            broker.handlers[HEARTBEAT] = heartbeat
+            await poll_until(consumer, lambda: consumer.assignment)
+            epochs = [heartbeat.member_epoch for heartbeat in broker.heartbeats()]
+            assert epochs[epochs.index(-1) :][:2] == [-1, 0]
+
     async def test_a_member_without_partitions_leaves_at_once(self) -> None:
         async with RecordsBroker() as broker, member_of(broker) as consumer:
             consumer.subscribe([TOPIC])
