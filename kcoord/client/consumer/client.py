@@ -225,8 +225,10 @@ class Consumer:
     async def unsubscribe(self, *, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
         """Leaves the group, or drops the partitions that the application assigned."""
         self._check_open()
-        await self._leave(self._cluster.deadline(timeout_ms), None)
-        self._subscription.unsubscribe()
+        try:
+            await self._leave(self._cluster.deadline(timeout_ms), None)
+        finally:
+            self._subscription.unsubscribe()
 
     async def _leave(self, deadline: Deadline, leave_group: bool | None) -> None:
         await self._commits.finish(deadline)

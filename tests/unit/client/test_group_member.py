@@ -547,6 +547,16 @@ class TestLeaving:
             assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
             assert running_loop().connections == set()
 
+    async def test_an_error_of_the_listener_in_unsubscribe_ends_the_subscription(self) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, 0, listener=events) as consumer:
+            events.failure = ValueError("by design")
+            with pytest.raises(ValueError, match="by design"):
+                await consumer.unsubscribe()
+            assert consumer.subscription == frozenset()
+            consumer.assign([ONE])
+
     async def test_the_last_commit_ends_at_the_timeout_of_close(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True) as consumer:
