@@ -171,7 +171,8 @@ class Fetcher:
             if not state.is_fetchable or not self._has_room(partition, state):
                 continue
             leader = metadata.leader(partition)
-            if state.topic_id == ZERO_UUID:
+            if not self._subscription.uses_group:
+                # The group assigns topic ids. The application assigns names, whose topics may be created again.
                 state.topic_id = metadata.topic_id(partition.topic)
             if leader is None:
                 self._updater.request(names=[partition.topic])

@@ -24,6 +24,7 @@ from kcoord_protocol.messages import (
     OffsetFetchResponse,
 )
 from kcoord_protocol.record_batch import Record, encode_batch
+from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.client.fake_broker import Answer, FakeBroker
 from tests.unit.client.virtual_loop import now_ms
 
@@ -222,6 +223,8 @@ class RecordsBroker(FakeBroker):
             assert leader_epoch == self.topics[0].partitions[place[2]].leader_epoch
             if error:
                 data.error_code = error
+            elif place[1] not in (ZERO_UUID, self.topics[0].topic_id):
+                data.error_code = Errors.UNKNOWN_TOPIC_ID
             elif not log.start <= offset <= log.end:
                 data.error_code = Errors.OFFSET_OUT_OF_RANGE
             else:

@@ -34,7 +34,7 @@ from kcoord_protocol.messages import FetchRequest, MetadataRequest, MetadataResp
 from kcoord_protocol.record_batch import Record, encode_batch
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.client.fake_broker import FakeBroker
-from tests.unit.client.records_broker import ONE, TOPIC, TOPIC_ID, ZERO, RecordsBroker, numbers
+from tests.unit.client.records_broker import ONE, TOPIC, TOPIC_ID, ZERO, Log, RecordsBroker, numbers
 from tests.unit.client.test_cluster import cluster_of
 from tests.unit.client.virtual_loop import now_ms, quiet, run, running_loop, took_ms
 
@@ -258,6 +258,20 @@ class TestFetch:
             async with consumer_of(broker, ZERO) as consumer:
                 assert offsets(await consumer.poll(1000)) == [0, 1]
             assert broker.versions_of(ApiKey.FETCH)[0] == version
+
+    async def test_a_topic_that_was_created_again_is_read_from_the_position_on(self) -> None:
+        """As Java's consumer does. A position that the new topic does not have is reset."""
+        async with RecordsBroker() as broker, consumer_of(broker, ZERO) as consumer:
+            broker.append(ZERO, "0", "1")
+            assert offsets(await consumer.poll(1000)) == [0, 1]
+            broker.logs[ZERO] = Log()
+            broker.topics[0].topic_id = bytes(15) + b"\x02"
+            broker.append(ZERO, *numbers(0, 4))
+            assert offsets(await consumer.poll(5000)) == [2, 3]
+            broker.logs[ZERO] = Log()
+            broker.topics[0].topic_id = bytes(15) + b"\x03"
+            broker.append(ZERO, "0")
+            assert offsets(await consumer.poll(5000)) == [0]
 
     async def test_two_responses_per_partition_are_buffered(self) -> None:
         """The consumer buffers two responses per partition. It fetches a third when the first has been returned."""
