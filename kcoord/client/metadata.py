@@ -123,6 +123,11 @@ class ClusterMetadata:
         topic = self.topics.get(name)
         return topic.topic_id if topic is not None else ZERO_UUID
 
+    def topic_error(self, name: str) -> Errors:
+        """Returns the error with which the broker described a topic, NONE if there was none."""
+        topic = self.topics.get(name)
+        return topic.error if topic is not None else Errors.NONE
+
     def creation_time_ms(self, partition: TopicIdPartition) -> int | None:
         """Returns the partition's creation time.
 

@@ -351,7 +351,7 @@ class Consumer:
                 error = self._rebalance.assignors.take_failure()
             if error is not None:
                 raise error
-        failure = self._fetcher.take_failure() or self._positions.take_failure()
+        failure = self._updater.take_failure() or self._fetcher.take_failure() or self._positions.take_failure()
         if failure is not None:
             raise failure
 

@@ -175,6 +175,9 @@ class Fetcher:
                 # The group assigns topic ids. The application assigns names, whose topics may be created again.
                 state.topic_id = metadata.topic_id(partition.topic)
             if leader is None:
+                error = metadata.topic_error(partition.topic)
+                if error and not error.retriable:
+                    self._failure = KafkaError(error, partition.topic)
                 self._updater.request(names=[partition.topic])
             elif leader not in self._busy:
                 fetch = _PartitionFetch(

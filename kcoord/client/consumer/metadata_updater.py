@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from kcoord.client.cluster import Cluster
 from kcoord.client.signal import Signal
 from kcoord.client.tasks import spawn, stop
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import MetadataResponse
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class MetadataUpdater:
         self._names: set[str] = set()
         self._creatable: set[str] = set()
         self._topic_ids: set[bytes] = set()
+        self._failure: KafkaError | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -37,6 +39,11 @@ class MetadataUpdater:
 
     async def stop(self) -> None:
         await stop([self._task])
+
+    def take_failure(self) -> KafkaError | None:
+        """Returns the error that `poll` has to raise, once."""
+        failure, self._failure = self._failure, None
+        return failure
 
     def request(self, *, names: Iterable[str] = (), topic_ids: Iterable[bytes] = (), may_create: bool = False) -> None:
         """Requests the metadata of topics by name or id.
@@ -72,9 +79,15 @@ class MetadataUpdater:
     async def _refresh(self, names: set[str], topic_ids: set[bytes]) -> None:
         creatable = names & self._creatable
         if creatable:
-            await self._cluster.refresh_metadata(creatable, allow_auto_topic_creation=True)
+            self._check(await self._cluster.refresh_metadata(creatable, allow_auto_topic_creation=True))
             self._creatable -= creatable
         if names - creatable:
-            await self._cluster.refresh_metadata(names - creatable)
+            self._check(await self._cluster.refresh_metadata(names - creatable))
         if topic_ids:
             await self._cluster.refresh_topic_ids(topic_ids)
+
+    def _check(self, response: MetadataResponse) -> None:
+        """Keeps an error for `poll` if a name can never be that of a topic. All other errors may pass."""
+        for topic in response.topics:
+            if topic.error_code == Errors.INVALID_TOPIC_EXCEPTION:
+                self._failure = KafkaError(Errors.INVALID_TOPIC_EXCEPTION, topic.name)

@@ -570,6 +570,16 @@ class TestFetch:
                 broker.topics[0].partitions[0].leader_id = leader
                 assert offsets(await consumer.poll(5000)) == [0]
 
+    async def test_poll_raises_why_the_metadata_has_no_leader(self) -> None:
+        async with RecordsBroker() as broker, consumer_of(broker, ZERO) as consumer:
+            consumer.seek(ZERO, 0)
+            broker.topics = [
+                MetadataResponse.MetadataResponseTopic(name=TOPIC, error_code=Errors.TOPIC_AUTHORIZATION_FAILED)
+            ]
+            for _ in range(2):
+                with pytest.raises(KafkaError, match="TOPIC_AUTHORIZATION_FAILED: t"):
+                    await consumer.poll(5000)
+
     async def test_each_leader_gets_a_fetch_for_its_partitions(self) -> None:
         first, second = RecordsBroker(), RecordsBroker()
         second.node_id = 2

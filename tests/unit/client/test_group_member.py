@@ -32,6 +32,7 @@ from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatNewPartitionsResponse,
     ConsumerGroupHeartbeatRequest,
     MetadataRequest,
+    MetadataResponse,
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
@@ -276,6 +277,18 @@ class TestHeartbeats:
             assert len(broker.heartbeats()) == count
             await consumer.unsubscribe()
             consumer.subscribe([TOPIC])
+            await poll_until(consumer, lambda: consumer.assignment)
+
+    async def test_the_name_of_a_topic_that_cannot_exist_is_raised_once(self) -> None:
+        broker = RecordsBroker()
+        broker.assigned = [0]
+        broker.topics.append(
+            MetadataResponse.MetadataResponseTopic(name="a b", error_code=Errors.INVALID_TOPIC_EXCEPTION)
+        )
+        async with broker, member_of(broker) as consumer:
+            consumer.subscribe([TOPIC, "a b"])
+            with pytest.raises(KafkaError, match="INVALID_TOPIC_EXCEPTION: a b"):
+                await consumer.poll(5000)
             await poll_until(consumer, lambda: consumer.assignment)
 
     async def test_an_unauthorized_topic_is_raised_once(self) -> None:
