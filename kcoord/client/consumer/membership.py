@@ -9,7 +9,7 @@ loop, and no method waits, so there are no locks:
 - `GroupSession`, a background task, sends the heartbeats and calls `on_response` or `on_failure`. If the application
   does not poll, it calls `poll_expired`; at the next poll it calls `polled`.
 - `ConsumerRebalance`, within `poll`, `unsubscribe` and `close`, carries out the steps of `next_step` and calls
-  `step_done`.
+  `step_done`, or `step_dropped` if it was cancelled before the listener knew of the step.
 
 States, and where they lead:
 
@@ -414,6 +414,11 @@ class Membership:
         else:
             self.owned -= step.partitions
         self._advance()
+
+    def step_dropped(self, step: RebalanceStep) -> None:
+        """Forgets a step that was not carried out. `next_step` plans again."""
+        assert step is self._step
+        self._step = None
 
     def unresolved_topics(self, known_topics: Collection[bytes]) -> set[bytes]:
         """Returns the topics of the target whose names are unknown."""

@@ -7,6 +7,7 @@ package's docstring has the order of a step.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from kcoord.client.cluster import Cluster, Deadline
@@ -65,8 +66,9 @@ class ConsumerRebalance:
             step = self.membership.next_step(known_topics if is_announced else ())
             if step is None:
                 break
+            await self._prepare(step, deadline)
             try:
-                await self._carry_out(step, deadline)
+                await self._carry_out(step)
             finally:
                 self._finish(step)
                 self.membership.step_done(step)
@@ -90,7 +92,25 @@ class ConsumerRebalance:
         finally:
             await self.session.left(max(deadline.left_ms(), 0))
 
-    async def _carry_out(self, step: RebalanceStep, deadline: Deadline | None) -> None:
+    async def _prepare(self, step: RebalanceStep, deadline: Deadline | None) -> None:
+        """Stops reading partitions that are given up, and commits before a revocation.
+
+        If the caller is cancelled meanwhile, the step is dropped and planned again, because the listener does not know
+        of it yet.
+        """
+        if step.kind is StepKind.ASSIGN:
+            return
+        names = self._named(step)
+        self._subscription.fence_off(names)
+        if step.kind is StepKind.REVOKE:
+            try:
+                await self._commits.before_revocation(deadline)
+            except asyncio.CancelledError:
+                self._subscription.fence_off(names, False)
+                self.membership.step_dropped(step)
+                raise
+
+    async def _carry_out(self, step: RebalanceStep) -> None:
         partitions = self._named(step)
         names = frozenset(partitions)
         _log.info(
@@ -104,11 +124,8 @@ class ConsumerRebalance:
                 self._subscription.add(partitions, fenced_off=True)
                 awaitable = self.listener.on_partitions_assigned(names)
             case StepKind.REVOKE:
-                self._subscription.fence_off(names)
-                await self._commits.before_revocation(deadline)
                 awaitable = self.listener.on_partitions_revoked(names)
             case StepKind.LOSE:
-                self._subscription.fence_off(names)
                 awaitable = self.listener.on_partitions_lost(names)
         if awaitable is not None:
             await awaitable

@@ -412,6 +412,22 @@ class TestRebalance:
             await poll_until(consumer, lambda: not consumer.assignment)
             assert broker.commits == []
 
+    async def test_a_poll_that_is_cancelled_before_the_listener_knows_revokes_later(self) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, 0, listener=events, enable_auto_commit=True) as consumer:
+            await consumer.position(ZERO)
+            commit, broker.handlers[ApiKey.OFFSET_COMMIT] = broker.handlers[ApiKey.OFFSET_COMMIT], lambda *_: None
+            broker.assigned = [1]
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(consumer.poll(), 4)
+            assert consumer.assignment == {ZERO}
+            assert len(events.seen) == 1
+            broker.handlers[ApiKey.OFFSET_COMMIT] = commit
+            await poll_until(consumer, lambda: consumer.assignment == {ONE})
+            assert events.seen[1:] == [("revoked", frozenset({ZERO})), ("assigned", frozenset({ONE}))]
+            assert ZERO in broker.committed
+
     async def test_an_error_of_a_listener_is_raised_and_the_step_is_done(self) -> None:
         broker = RecordsBroker()
         events = Events(broker)
