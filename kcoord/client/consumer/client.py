@@ -232,11 +232,11 @@ class Consumer:
 
     async def _leave(self, deadline: Deadline, leave_group: bool | None) -> None:
         await self._commits.finish(deadline)
-        is_dynamic = self._config.group_instance_id is None
-        if self._rebalance is None or not self._subscription.uses_group or (leave_group is False and is_dynamic):
+        if self._rebalance is None or not self._subscription.uses_group:
             await self._commits.before_revocation(deadline)
         else:
-            await self._rebalance.leave(deadline, static_stays=not leave_group)
+            is_silent = leave_group is False and self._config.group_instance_id is None
+            await self._rebalance.leave(deadline, static_stays=not leave_group, is_silent=is_silent)
 
     # Local assignors.
 

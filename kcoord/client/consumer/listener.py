@@ -17,7 +17,7 @@ class ConsumerRebalanceListener:
     """
 
     def on_partitions_assigned(self, partitions: Partitions) -> Awaitable[None] | None:
-        """Called after partitions were assigned and before records of them are fetched. It may seek."""
+        """Called after partitions were assigned. It may seek; other positions are looked up after it, as in Java."""
         return None
 
     def on_partitions_revoked(self, partitions: Partitions) -> Awaitable[None] | None:

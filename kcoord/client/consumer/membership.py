@@ -148,11 +148,11 @@ class Membership:
         else:
             self._joins_again = self.state in _LEAVING
 
-    def leave(self, *, static_stays: bool = True) -> None:
+    def leave(self, *, static_stays: bool = True, is_silent: bool = False) -> None:
         """Starts to revoke all partitions and then leave the group.
 
         With `static_stays` a static member leaves temporarily (epoch -2) and keeps its assignment until its session
-        expires.
+        expires. With `is_silent` the coordinator is not told, and the member stays until its session expires.
         """
         self._joins_again = False
         if self.state is MembershipState.UNSUBSCRIBED or self.state in _LEAVING:
@@ -160,7 +160,7 @@ class Membership:
         self._stays_in_group = static_stays
         was_in_group = self.state in IN_GROUP or self._leave_is_due
         self._move(MembershipState.PREPARE_LEAVING)
-        self._leave_is_due = was_in_group and self._was_heard
+        self._leave_is_due = was_in_group and self._was_heard and not is_silent
         self._not_before_ms = 0
         self._advance()
 
@@ -174,6 +174,7 @@ class Membership:
         """Leaves the group because `max_poll_interval_ms` passed without a poll. Other members get the partitions."""
         if self.state in IN_GROUP:
             self._move(MembershipState.STALE)
+            self.member_epoch = JOIN_EPOCH
             self._leave_is_due = self._was_heard
             self._not_before_ms = now_ms
 

@@ -84,9 +84,9 @@ class ConsumerRebalance:
             return True
         return self.assignors.announce({**self._topic_names, **self._cluster.metadata.names_by_id})
 
-    async def leave(self, deadline: Deadline, *, static_stays: bool) -> None:
+    async def leave(self, deadline: Deadline, *, static_stays: bool, is_silent: bool) -> None:
         """Revokes all partitions and leaves the group."""
-        self.membership.leave(static_stays=static_stays)
+        self.membership.leave(static_stays=static_stays, is_silent=is_silent)
         try:
             await self.run(deadline)
         finally:

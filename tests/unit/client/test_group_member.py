@@ -562,7 +562,7 @@ class TestLeaving:
             assert now_ms() == before
             last = broker.heartbeats()[-1]
             assert last.member_epoch == (1 if epoch is None else epoch)
-            assert [what for what, _ in events.seen[1:]] == ([] if epoch is None else ["revoked"])
+            assert [what for what, _ in events.seen[1:]] == ["revoked"]
         assert running_loop().connections == set()
 
     async def test_an_error_of_the_listener_in_close_leaves_nothing(self) -> None:
@@ -610,12 +610,17 @@ class TestLeaving:
             await consumer.close(leave_group=leave_group)
             assert broker.committed == {ZERO: OffsetAndMetadata(2, "", 3)}
 
-    async def test_a_member_that_has_left_does_not_commit(self, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("leave_group", [None, False])
+    async def test_a_member_that_has_left_loses_its_partitions_in_close(
+        self, leave_group: bool | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
         broker = RecordsBroker()
-        async with settled(broker, 0, enable_auto_commit=True, max_poll_interval_ms=2000) as consumer:
+        events = Events(broker)
+        async with settled(broker, 0, listener=events, enable_auto_commit=True, max_poll_interval_ms=2000) as consumer:
             await consumer.position(ZERO)
             await quiet(3)
-            await consumer.close(leave_group=False)
+            await consumer.close(leave_group=leave_group)
+        assert events.seen[1:] == [("lost", frozenset({ZERO}))]
         assert broker.requests_of(ApiKey.OFFSET_COMMIT) == []
         assert [record.name for record in caplog.records] == ["kcoord.client.consumer.session"]
 
