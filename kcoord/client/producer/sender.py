@@ -305,7 +305,9 @@ class Sender:
         self._report(batch, self._timed_out(batch, "it was not sent again"))
 
     def _give_up(self, batch: Batch, error: KafkaError) -> None:
-        if error.error.retriable and self._transactions is None:
+        # An earlier attempt may have stored the batch, even if the last one was rejected.
+        may_be_stored = error.error.retriable or (batch.attempts and batch.base_sequence >= 0)
+        if may_be_stored and self._transactions is None:
             self._sequences.reset()
         self._report(batch, error)
         self._finished(batch)

@@ -173,6 +173,15 @@ class TestExactlyOnce:
             assert broker.values(0) == ["a", "b"]
             assert [header.producer_id for header, _ in broker.logs[ZERO].batches] == [101, 102]
 
+    async def test_a_rejected_retry_changes_the_producer_id(self) -> None:
+        """The first attempt was stored. Without a new producer id the broker would drop `b` as a duplicate of `a`."""
+        fates = [LOST_ANSWER, STORED + "TOPIC_AUTHORIZATION_FAILED"]
+        async with LogBroker(2, fates) as broker, producer_of(broker) as producer:
+            with pytest.raises(KafkaError, match="TOPIC_AUTHORIZATION_FAILED"):
+                await producer.send_and_wait(TOPIC, "a", partition=0)
+            assert (await producer.send_and_wait(TOPIC, "b", partition=0)).offset == 1
+            assert broker.values(0) == ["a", "b"]
+
     async def test_a_rejected_batch_leaves_no_gap_in_the_sequence(self) -> None:
         async with LogBroker(2, ["", "INVALID_RECORD"]) as broker, producer_of(broker) as producer:
             await producer.send_and_wait(TOPIC, "a", partition=0)
