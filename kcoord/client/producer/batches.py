@@ -172,13 +172,14 @@ class Accumulator(Generic[D]):
         self._drop(expired)
         return expired
 
-    def drain(self) -> list[ProducerBatch[D]]:
-        """Removes and returns all batches that are not in flight."""
-        drained = [batch for queue in self._queues.values() for batch in queue.batches]
+    def drain_unsent(self) -> list[ProducerBatch[D]]:
+        """Removes and returns all batches that were never sent, so that no broker can have stored them."""
+        unsent = []
         for queue in self._queues.values():
-            queue.batches.clear()
-        self._drop(drained)
-        return drained
+            unsent += [batch for batch in queue.batches if batch.base_sequence < 0]
+            queue.batches = deque(batch for batch in queue.batches if batch.base_sequence >= 0)
+        self._drop(unsent)
+        return unsent
 
     def _drop(self, batches: list[ProducerBatch[D]]) -> None:
         self.buffered_bytes -= sum(batch.size_bytes - BATCH_OVERHEAD_BYTES for batch in batches)

@@ -286,7 +286,7 @@ class Producer:
 
     async def _abort(self, deadline: Deadline) -> None:
         assert self._transactions is not None
-        self._sender.fail_all(TransactionAbortedException("the transaction was aborted"))
+        self._sender.fail_unsent(TransactionAbortedException("the transaction was aborted"))
         await self._flush(deadline)
         await self._transactions.end(deadline, committed=False)
 

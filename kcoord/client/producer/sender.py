@@ -326,9 +326,12 @@ class Sender:
                 # Marks the exception as retrieved. Otherwise asyncio warns of records whose future nobody awaits.
                 future.exception()
 
-    def fail_all(self, error: BaseException) -> None:
-        """Fails all records that were not sent, because their transaction is aborted."""
-        for batch in self._accumulator.drain():
+    def fail_unsent(self, error: BaseException) -> None:
+        """Fails all records that were never sent, because their transaction is aborted.
+
+        A batch that waits for a retry stays. The outcome of the retry decides which sequence number is the next.
+        """
+        for batch in self._accumulator.drain_unsent():
             self._fail_futures(batch, error)
         self._moved_on()
 

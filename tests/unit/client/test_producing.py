@@ -188,7 +188,7 @@ class TestAccumulator:
                 else:
                     batches.finished(batch)
                     got[partition] += batch.done
-        for batch in batches.drain():
+        for batch in batches.drain_unsent():
             got[batch.partition] += batch.done
         assert got == added
         assert batches.buffered_bytes == 0

@@ -38,7 +38,7 @@ from kcoord_protocol.messages import (
 )
 from kcoord_protocol.record_batch import decode_header
 from tests.unit.client.fake_broker import Answer
-from tests.unit.client.log_broker import TOPIC, LogBroker
+from tests.unit.client.log_broker import LOST_ANSWER, TOPIC, LogBroker
 from tests.unit.client.virtual_loop import now_ms
 
 ID = "txn"
@@ -238,6 +238,19 @@ class TestDialogues:
             assert broker.versions_of(ApiKey.TXN_OFFSET_COMMIT) == [4]
             assert broker.versions_of(ApiKey.END_TXN) == [4, 4]
             self.check_messages(broker)
+
+    async def test_an_abort_waits_for_a_batch_that_may_be_stored(self) -> None:
+        """Else the next transaction, which has the same epoch, would use the sequence number of the batch again."""
+        async with begun() as (broker, producer):
+            broker.fates.append(LOST_ANSWER)
+            retried = await producer.send(TOPIC, "a", partition=0)
+            await asyncio.sleep(0.05)
+            unsent = await producer.send(TOPIC, "b", partition=0)
+            await producer.abort_transaction()
+            assert retried.result().offset == 0
+            assert isinstance(unsent.exception(), TransactionAbortedException)
+            await producer.begin_transaction()
+            assert (await producer.send_and_wait(TOPIC, "c", partition=0)).offset == 1
 
     async def test_requests_with_transaction_version_2(self) -> None:
         """The producer adds no partitions, and each transaction has its own epoch (KIP-890)."""
