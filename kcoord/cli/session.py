@@ -2,7 +2,7 @@
 """Shared by all commands that connect to brokers: connection options, settings, errors and exit codes.
 
 * Exit codes: 0 if everything succeeded; 1 if anything failed, even in part; 2 if the command line is wrong; 130 after
-  Ctrl-C.
+  Ctrl-C, 143 after SIGTERM. Both signals end the command in order: consumers commit and leave their group.
 * Settings of the client: defaults < file of --command-config < options.
 * Results go to stdout. Warnings and errors go to stderr, and an expected error is one line.
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +29,7 @@ from kcoord_protocol.errors import KafkaError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 _DEFAULT_ADDRESS = "127.0.0.1:9092"
 _DEFAULT_TIMEOUT_MS = 30_000
@@ -102,12 +105,18 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
     """Runs a command and returns its exit code. Prints an expected failure as one line to stderr."""
 
     async def run() -> int:
+        task = asyncio.current_task()
+        if task is not None and threading.current_thread() is threading.main_thread():
+            # asyncio.run does the same on SIGINT.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         return await work()
 
     try:
         return asyncio.run(run())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except asyncio.CancelledError:
+        return EXIT_TERMINATED
     except BrokenPipeError:
         # The reader of the pipe has closed it, such as `head`. Without this the interpreter's final flush fails.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

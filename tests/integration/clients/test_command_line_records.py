@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,6 +69,20 @@ def test_a_group_continues_at_its_offsets(broker: KcoordProcess, kcoord: Command
     assert consume(kcoord, *group, "3") == ["0:0", "0:1", "0:2"]
     assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 3}
     assert consume(kcoord, *group, "2") == ["0:3", "0:4"]
+
+
+def test_sigterm_commits_and_leaves_the_group(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    produce(broker.address, name, 1, 3)
+    command = [sys.executable, "-m", "kcoord", "consume", name, "--group", name, "--from-beginning"]
+    with subprocess.Popen([*command, "--bootstrap-server", broker.address], stdout=subprocess.PIPE) as consumer:
+        assert consumer.stdout is not None
+        assert [consumer.stdout.readline() for _ in range(3)] == [b"0:0\n", b"0:1\n", b"0:2\n"]
+        consumer.terminate()
+        assert consumer.wait(20) == 143
+    assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 3}
+    (group,) = json.loads(kcoord.succeed("consumer-groups", "--describe", "--group", name, "--state", "--json").out)
+    assert (group["state"], group["members"]) == ("Empty", 0)
 
 
 def test_files_of_kafkas_tools_are_used(broker: KcoordProcess, kcoord: CommandLine, name: str, tmp_path: Path) -> None:
