@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord import __version__
+from kcoord.cli.options import whole_number
 from kcoord.client.admin.client import AdminClient
-from kcoord.client.config import AdminConfig, CommonConfig
-from kcoord.client.errors import ClientException, DisconnectException, TimeoutException
+from kcoord.client.config import AdminConfig, CommonConfig, parse_addresses
+from kcoord.client.errors import ClientException, ConfigException, DisconnectException, TimeoutException
 from kcoord.config import ConfigError
 from kcoord.config.properties import parse_properties
 from kcoord_protocol.errors import KafkaError
@@ -50,16 +51,26 @@ def add_connection_options(
     parser.add_argument("--version", action="version", version=f"kcoord {__version__}")
     parser.add_argument(
         "--bootstrap-server",
+        type=_addresses,
         metavar="HOST:PORT",
         help=f"brokers to connect to, separated by commas (default: as in --command-config, else {_DEFAULT_ADDRESS})",
     )
     parser.add_argument("--command-config", type=Path, metavar="FILE", help="a properties file with client settings")
     parser.add_argument(
         "--timeout",
-        type=int,
+        type=whole_number(1),
         metavar="MS",
         help=f"{timeout_help} (default {timeout_ms} ms)",
     )
+
+
+def _addresses(text: str) -> str:
+    """The type of an option whose value is a list of addresses, which the client parses again."""
+    try:
+        parse_addresses(text)
+    except ConfigException:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT[,HOST:PORT...]") from None
+    return text
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

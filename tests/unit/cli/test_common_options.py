@@ -85,6 +85,24 @@ def test_a_command_about_a_group_needs_one(line: str, capsys: pytest.CaptureFixt
     assert "the following arguments are required: --group" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--timeout", "0", "'0' is not a whole number from 1"),
+        ("--timeout", "1s", "'1s' is not a whole number from 1"),
+        ("--bootstrap-server", "h:1,h", "'h:1,h' is not HOST:PORT[,HOST:PORT...]"),
+        ("--bootstrap-server", "h:99999", "'h:99999' is not HOST:PORT[,HOST:PORT...]"),
+    ],
+)
+def test_a_wrong_value_names_its_option(
+    option: str, value: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["topics", "--list", option, value])
+    assert ended.value.code == 2
+    assert f"argument {option}: {reason}" in capsys.readouterr().err
+
+
 def test_the_help_of_groups_describes_all_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["groups", "--help"])
