@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from kcoord.cli.options import parse_options
+from kcoord.cli.options import add_topics, parse_options
 from kcoord.cli.session import CommandError, add_connection_options, client_config, run_safely
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.client import Consumer
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord consume", description=__doc__, allow_abbrev=False)
     add_connection_options(parser)
-    parser.add_argument("topics", nargs="*", metavar="TOPIC")
+    add_topics(parser)
     parser.add_argument(
         "--include",
         metavar="REGEX",

@@ -28,6 +28,12 @@ def parse_options(
     return options
 
 
+def add_topics(parser: argparse.ArgumentParser) -> None:
+    """Adds `topics`: names as arguments, or with --topic as for Kafka's console consumer and producer."""
+    parser.add_argument("topics", nargs="*", action="extend", default=[], metavar="TOPIC")
+    parser.add_argument("--topic", action="append", dest="topics", metavar="TOPIC", help="the same as TOPIC")
+
+
 def option_name(attribute: str) -> str:
     """Returns `--dry-run` for `dry_run`."""
     return f"--{attribute.replace('_', '-')}"

@@ -3,9 +3,6 @@
 
 A line is sent as soon as it is read, so input may come from a program that is still running. The first malformed line
 ends the input; records of earlier lines are still sent. The exit code is 0 only if every record is stored.
-
-A daemon thread reads standard input and hands chunks to the event loop, which parses and sends the lines. At most
-`_MAX_UNSENT` records wait for their acknowledgement; then reading pauses.
 """
 
 from __future__ import annotations
@@ -18,12 +15,15 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import BinaryIO, NamedTuple
 
+from kcoord.cli.options import add_topics, parse_options
 from kcoord.cli.session import EXIT_FAILED, add_connection_options, client_config, report_failure, run_safely
 from kcoord.client.config import ProducerConfig
+from kcoord.client.errors import RecordTooLargeException
 from kcoord.client.producer.client import Producer
 from kcoord.client.types import RecordMetadata
 from kcoord_protocol.errors import KafkaError
 
+# Reading pauses at this number of records without an acknowledgement.
 _MAX_UNSENT = 10_000
 _CHUNK_BYTES = 1 << 16
 # `kcoord consume --json` prints these fields. Ignoring them allows to write its output again.
@@ -46,16 +46,14 @@ class InputRecord(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    if options.json and (options.key_separator is not None or options.null_marker is not None):
-        parser.error("--key-separator and --null-marker cannot be used with --json")
+    options = parse_options(parser, arguments, find_problem)
     return run_safely(parser.prog, lambda: _produce(options))
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord produce", description=__doc__, allow_abbrev=False)
     add_connection_options(parser)
-    parser.add_argument("topic", metavar="TOPIC")
+    add_topics(parser)
     parser.add_argument("--partition", type=int, metavar="N", help="the partition of records that have none")
     parser.add_argument("--key-separator", metavar="TEXT", help="the text between key and value in each line")
     parser.add_argument("--null-marker", metavar="TEXT", help="a key or value equal to TEXT becomes null")
@@ -69,6 +67,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="each line is an object: value, key, headers, partition, timestamp_ms"
     )
     return parser
+
+
+def find_problem(options: argparse.Namespace) -> str | None:
+    """Returns why the options cannot be combined, or None if they can."""
+    if len(options.topics) != 1:
+        return "one TOPIC is needed"
+    if options.json and (options.key_separator is not None or options.null_marker is not None):
+        return "--key-separator and --null-marker cannot be used with --json"
+    if options.key_separator == "":
+        return "--key-separator must not be empty"
+    return None
 
 
 def parse_line(line: bytes, options: argparse.Namespace) -> InputRecord:
@@ -152,7 +161,7 @@ async def _produce(options: argparse.Namespace) -> int:
             await unsent.acquire()
             try:
                 future = await _send(producer, options, record)
-            except KafkaError as error:
+            except (KafkaError, RecordTooLargeException) as error:
                 failures.append(f"line {number}: {error}")
                 break
             future.add_done_callback(finished)
@@ -164,7 +173,7 @@ async def _produce(options: argparse.Namespace) -> int:
 
 async def _send(producer: Producer, options: argparse.Namespace, record: InputRecord) -> asyncio.Future[RecordMetadata]:
     return await producer.send(
-        options.topic,
+        options.topics[0],
         record.value,
         record.key,
         partition=options.partition if record.partition is None else record.partition,
@@ -174,7 +183,10 @@ async def _send(producer: Producer, options: argparse.Namespace, record: InputRe
 
 
 async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
-    """Yields lines as they arrive. The thread is a daemon, since a pending read must not keep the process alive."""
+    """Yields lines as they arrive. A thread reads them in chunks, at most a few ahead of the event loop.
+
+    The thread is a daemon, since a pending read must not keep the process alive.
+    """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
 

@@ -62,6 +62,14 @@ def test_a_line_that_is_not_a_record_fails(broker: KcoordProcess, kcoord: Comman
     assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
 
 
+def test_a_line_that_is_too_large_is_named(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    failed = kcoord.run("produce", "--topic", name, stdin="v\n" + "x" * (1 << 20))
+    assert failed.code == 1
+    assert "error: line 2: a record of 1048597 bytes exceeds max_request_size" in failed.err
+    assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
+
+
 def test_a_group_continues_at_its_offsets(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
     create_topic(broker.address, name)
     produce(broker.address, name, 1, 5)

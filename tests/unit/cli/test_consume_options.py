@@ -19,6 +19,8 @@ RECORD = ConsumerRecord("t", 1, 7, 5, TimestampType.CREATE_TIME, None, b"\xffv",
     [
         (["t", "u", "--from-beginning"], None),
         (["t", "--group", "g"], None),
+        (["--topic", "t", "--group", "g"], None),
+        (["--partition", "0", "--topic", "t", "u"], "goes with one TOPIC"),
         (["--include", "a.*", "--group", "g"], None),
         (["t", "--partition", "0", "--offset", "5"], None),
         ([], "is needed"),

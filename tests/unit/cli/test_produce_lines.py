@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.cli import main
-from kcoord.cli.produce import InputRecord, NotARecord, make_parser, parse_line
+from kcoord.cli.produce import InputRecord, NotARecord, find_problem, make_parser, parse_line
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,19 @@ def test_malformed_lines(arguments: list[str], line: bytes, problem: str) -> Non
 def test_json_lines_do_not_go_with_separator_and_marker() -> None:
     with pytest.raises(SystemExit):
         main(["produce", "topic", "--json", "--key-separator", ":"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["t"], None),
+        (["--topic", "t", "--json"], None),
+        (["t", "--topic", "u"], "one TOPIC is needed"),
+        ([], "one TOPIC is needed"),
+        (["t", "--key-separator", ""], "--key-separator must not be empty"),
+        (["t", "--json", "--null-marker", "-"], "cannot be used with --json"),
+    ],
+)
+def test_options(arguments: list[str], problem: str | None) -> None:
+    error = find_problem(make_parser().parse_args(arguments))
+    assert (error is None) if problem is None else (problem in (error or ""))
