@@ -113,6 +113,7 @@ class KcoordBroker:
 
     def __init__(self, transport: Transport, security: BrokerSecurity) -> None:
         self._transport = transport
+        self.is_stopped = False
         self.security = security
         """The settings of the clients' listener. `client_properties` and its siblings make a client's out of them."""
         status = cast("dict[str, Any]", self.call("GET", "/"))
@@ -157,10 +158,17 @@ class KcoordBroker:
 
     def call(self, method: str, path: str, query: Mapping[str, str] | None = None, body: object = None) -> object:
         """Sends a request to the control (docs/testing.md lists them) and returns the decoded JSON of the response."""
+        if self.is_stopped:
+            raise ControlError("the broker was stopped", 503)
         return self._transport.call(method, path, query or {}, body)
 
     def stop(self) -> None:
-        """Stops the broker and deletes its data."""
+        """Stops the broker and deletes its data. A test may call it; the fixture then has nothing left to stop."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            self._close()
+
+    def _close(self) -> None:
         self._transport.close()
 
     def restart(self) -> None:
@@ -406,9 +414,9 @@ class _BrokerWithThread(KcoordBroker):
         super().__init__(transport, security)
         self._thread = thread
 
-    def stop(self) -> None:
+    def _close(self) -> None:
         try:
-            super().stop()
+            super()._close()
         finally:
             self._thread.close()
 

@@ -44,7 +44,7 @@ class BrokerPool:
 
         The reset changes its port, so clients that a test has left behind cannot reconnect.
         """
-        if broker.control_url is None:
+        if broker.control_url is None or broker.is_stopped:
             broker.stop()
             return
         broker.security = BrokerSecurity()

@@ -292,6 +292,20 @@ def test_brokers_of_a_pool_share_no_data(pool: BrokerPool, mode: Mode) -> None:
     assert len(ports) == 3
 
 
+def test_a_test_may_stop_its_broker(mode: Mode, pool: BrokerPool) -> None:
+    broker = pool.take(mode, {}, BrokerSecurity())
+    broker.stop()
+    pool.give_back(broker)
+    other = pool.take(mode, {}, BrokerSecurity())
+    assert other is not broker
+    other.create_topic("t")
+    pool.give_back(other)
+    with start_broker(mode=mode) as alone:
+        alone.stop()
+        with pytest.raises(ControlError, match="the broker was stopped"):
+            alone.create_topic("t")
+
+
 def test_settings_are_checked_before_anything_starts(mode: Mode) -> None:
     with pytest.raises(ConfigError, match=r"unknown settings: num\.partition$"):
         start_broker({"num.partition": "3"}, mode)
