@@ -33,8 +33,9 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if not options.test_mode and (options.control_port is not None or options.control_host is not None):
-        parser.error("--control-port and --control-host need --test-mode")
+    for_tests = (options.control_port, options.control_host, options.end_with_stdin or None)
+    if not options.test_mode and any(option is not None for option in for_tests):
+        parser.error("--control-port, --control-host and --end-with-stdin need --test-mode")
     _set_up_logging(options.log_level)
     try:
         settings = broker_settings(options.properties, options.override)
@@ -83,6 +84,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="keep all data in memory, and open an HTTP control for tests that moves the clock and injects faults",
     )
     tests.add_argument("--control-port", type=_port, metavar="PORT", help="port of the control (default: a free port)")
+    tests.add_argument(
+        "--end-with-stdin",
+        action="store_true",
+        help="also end with standard input, a pipe of the process that started the broker",
+    )
     tests.add_argument("--control-host", metavar="HOST", help=f"host of the control (default {_CONTROL_HOST})")
     return parser
 
@@ -119,7 +125,13 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
         logging.getLogger(__name__).warning("Test mode is one process, so the settings of workers have no effect")
     try:
         on_ready = _print_ready_json if options.json else _print_ready
-        run(settings, options.control_host or _CONTROL_HOST, options.control_port or 0, on_ready)
+        run(
+            settings,
+            options.control_host or _CONTROL_HOST,
+            options.control_port or 0,
+            on_ready,
+            ends_with_stdin=options.end_with_stdin,
+        )
     except StartError as error:
         return _failed(str(error))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,16 +21,26 @@ if TYPE_CHECKING:
     OnReady = Callable[[ReadyLine, str], None]
 
 
-def run(settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady) -> None:
-    """Runs until SIGTERM or SIGINT. Raises StartError if it cannot start. `on_ready` gets the control's URL."""
-    uvloop.run(_run(settings, control_host, control_port, on_ready))
+def run(
+    settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady, *, ends_with_stdin: bool
+) -> None:
+    """Runs until SIGTERM or SIGINT. Raises StartError if it cannot start. `on_ready` gets the control's URL.
+
+    With `ends_with_stdin` the broker also ends when nobody can write to its standard input any more. So it does not
+    outlive the process that holds the pipe, even if that process is killed.
+    """
+    uvloop.run(_run(settings, control_host, control_port, on_ready, ends_with_stdin))
 
 
-async def _run(settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady) -> None:
+async def _run(
+    settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady, ends_with_stdin: bool
+) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    if ends_with_stdin:
+        loop.add_reader(sys.stdin.fileno(), ended.set)
     host = BrokerHost(settings, strict=False)
     await host.start()
     controller = BrokerController(host)

@@ -96,7 +96,7 @@ class ProcessTransport:
     """A broker in a child process: `kcoord serve --test-mode`."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "kcoord", "serve", "--test-mode"]
+        command = [sys.executable, "-m", "kcoord", "serve", "--test-mode", "--end-with-stdin"]
         # Checks the settings here, since the process would only warn about unknown keys.
         BrokerHost(settings)
         for key, value in settings.items():
@@ -104,7 +104,9 @@ class ProcessTransport:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         # An assignor of the test's own may be in a folder that only this process has in its path.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True
+        )
         self.control_url: str | None = None
         self._host, self._port = self._wait_until_ready()
 
@@ -161,6 +163,7 @@ class ProcessTransport:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
         self._process.stdout.close()
         self._log.close()

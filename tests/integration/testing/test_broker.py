@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -304,6 +307,23 @@ def test_a_test_may_stop_its_broker(mode: Mode, pool: BrokerPool) -> None:
         alone.stop()
         with pytest.raises(ControlError, match="the broker was stopped"):
             alone.create_topic("t")
+
+
+def test_a_broker_process_does_not_outlive_a_killed_test_run() -> None:
+    script = "from kcoord.testing import start_broker; print(start_broker(mode='process').port, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        port = int(run.stdout.readline())
+        socket.create_connection(("127.0.0.1", port)).close()
+        run.kill()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+            except ConnectionRefusedError:
+                return
+            time.sleep(0.05)
+    pytest.fail("the broker still runs")
 
 
 def test_settings_are_checked_before_anything_starts(mode: Mode) -> None:

@@ -72,7 +72,8 @@ def test_a_wait_for_a_fault_times_out(process: KcoordBroker) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--control-port", "9093"], "--control-port and --control-host need --test-mode"),
+        (["--control-port", "9093"], "--control-port, --control-host and --end-with-stdin need --test-mode"),
+        (["--end-with-stdin"], "--control-port, --control-host and --end-with-stdin need --test-mode"),
         (["--test-mode", "--control-port", "65536"], "a port is a number from 0 to 65535"),
         (["--test-mode", "--control-port", "x"], "a port is a number"),
         (["--test-mode", "--override", "group.coordinator.threads=2"], "a test broker is one process"),
