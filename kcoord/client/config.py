@@ -308,7 +308,10 @@ def make_config(cls: type[_Config], config: _Config | None, options: Mapping[str
 
 
 def parse_addresses(servers: str | Sequence[str]) -> list[tuple[str, int]]:
-    """Parses `host:port` addresses from a list or a comma-separated text. IPv6 hosts are in brackets."""
+    """Parses `host:port` addresses from a list or a comma-separated text. IPv6 hosts are in brackets.
+
+    `PLAINTEXT://host:port` is accepted, too: Java's clients also ignore the protocol of an address.
+    """
     texts = servers.split(",") if isinstance(servers, str) else servers
     addresses = [_parse_address(text.strip()) for text in texts if text.strip()]
     if not addresses:
@@ -317,7 +320,7 @@ def parse_addresses(servers: str | Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _parse_address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
+    host, _, port = text.rpartition("://")[2].rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigException(f"bootstrap_servers: {text!r} is not host:port")

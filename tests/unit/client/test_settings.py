@@ -346,8 +346,9 @@ class TestProperties:
 def test_addresses() -> None:
     assert parse_addresses(" a:1 , [::1]:2,") == [("a", 1), ("::1", 2)]
     assert parse_addresses(["h:9092"]) == [("h", 9092)]
+    assert parse_addresses("PLAINTEXT://h:1,SASL_SSL://[::1]:2") == [("h", 1), ("::1", 2)]
     assert parse_addresses("h:65535,h:1") == [("h", 65535), ("h", 1)]
-    for text in (":1", "h:", "h:0", "h:65536", "h:x"):
+    for text in (":1", "PLAINTEXT://:1", "h:", "h:0", "h:65536", "h:x"):
         with pytest.raises(ConfigException):
             parse_addresses(text)
 
