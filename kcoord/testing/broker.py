@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast, get_args
 from urllib.parse import quote
 
 from kcoord.testing.control_client import BASE64_PREFIX, acl_to_json, from_text, to_text
@@ -395,6 +395,8 @@ def start_broker(
     clients connect with TLS, and with `tls="mutual"` they need a certificate. With `users`, which maps names to
     passwords, they log in with SASL. With `acls`, even if there are none, clients may do only what ACLs allow.
     """
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be {' or '.join(get_args(Mode))}, not {mode!r}")
     security = secure(config or {}, tls=tls, users=users, acls=acls)
     settings = {**(config or {}), **security.settings}
     if mode == "process":

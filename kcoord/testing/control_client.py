@@ -32,6 +32,8 @@ from kcoord_protocol.errors import Errors
 BASE64_PREFIX: Final = "base64:"
 """The prefix of bytes in JSON that are not UTF-8."""
 _POLL_MS: Final = 200
+_LONGEST_SEND_MS: Final = 2000
+"""A topic is there at once or never. A partition that does not exist should not hold a test up."""
 _READ_SECONDS: Final = 30
 
 Offsets = dict[str, dict[str, int]]
@@ -78,7 +80,9 @@ class ControlClient:
 
     async def _produce(self) -> Producer:
         if self._producer is None:
-            producer = Producer(bootstrap_servers=self._address, client_id=CONTROL_CLIENT_ID)
+            producer = Producer(
+                bootstrap_servers=self._address, client_id=CONTROL_CLIENT_ID, max_block_ms=_LONGEST_SEND_MS
+            )
             await producer.start()
             self._producer = producer
         return self._producer

@@ -81,6 +81,12 @@ def test_topics_and_records(broker: KcoordBroker) -> None:
         broker.records("t")
 
 
+def test_a_record_for_a_partition_that_does_not_exist(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 1)
+    with pytest.raises(ControlError, match="timed out after 2000 ms: UNKNOWN_TOPIC_OR_PARTITION: t-1"):
+        broker.produce("t", [Record("x", partition=1)])
+
+
 async def test_waiting_for_a_group(broker: KcoordBroker) -> None:
     broker.create_topic("t", 2)
     assert str(broker.group("g/1")) == "group g/1 is Dead, or does not exist"
@@ -331,6 +337,8 @@ def test_settings_are_checked_before_anything_starts(mode: Mode) -> None:
         start_broker({"num.partition": "3"}, mode)
     with pytest.raises((ConfigError, ControlError), match=r"num\.partitions"):
         start_broker({"num.partitions": "x"}, mode)
+    with pytest.raises(ValueError, match="mode must be in-process or process, not 'thread'"):
+        start_broker(mode="thread")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
