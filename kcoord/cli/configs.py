@@ -280,7 +280,7 @@ async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
                 for line in config_lines(shown[resource]):
                     print(f"  {line}")
     for resource, error in results.errors.items():
-        report_failure(f"{resource.name}: {error_text(error)}")
+        report_failure(f"{title_of(resource, 'configs')}: {error_text(error)}")
     return EXIT_FAILED if results.errors else 0
 
 

@@ -115,8 +115,8 @@ async def list_groups(admin: AdminClient, options: argparse.Namespace) -> int:
 async def describe_groups(admin: AdminClient, options: argparse.Namespace) -> int:
     group_ids = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
     results = await admin.describe_consumer_groups(group_ids)
-    for error in results.errors.values():
-        report_failure(error_text(error))
+    for group_id, error in results.errors.items():
+        report_failure(f"{group_id}: {error_text(error)}")
     groups = [results.values[group_id] for group_id in group_ids if group_id in results.values]
     if options.members:
         columns: Sequence[OutputColumn] = MEMBERS_VERBOSE if options.verbose or options.json else MEMBERS

@@ -154,7 +154,7 @@ def test_the_time_of_a_classic_group_is_unknown(broker: KcoordProcess, kcoord: C
 def test_a_group_that_does_not_exist(kcoord: CommandLine, idle: str) -> None:
     described = kcoord.run(COMMAND, "--describe", "--group", "absent", "--group", idle)
     assert described.code == 1
-    assert "GROUP_ID_NOT_FOUND" in described.err
+    assert "error: absent: GROUP_ID_NOT_FOUND" in described.err
     assert {row["GROUP"] for row in rows(described.out)} == {idle}
 
 

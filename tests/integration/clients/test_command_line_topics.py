@@ -166,3 +166,9 @@ def test_configs(kcoord: CommandLine, name: str) -> None:
     assert entity["entity_name"] == name
     brokers = kcoord.succeed("configs", "--entity-type", "brokers", "--describe", "--all").out
     assert "All configs for broker 1 are:" in brokers
+
+
+def test_an_error_of_configs_names_the_resource(kcoord: CommandLine) -> None:
+    failed = kcoord.run("configs", "--describe", "--topic", "absent")
+    assert failed.code == 1
+    assert failed.err.startswith("error: configs for topic absent: UNKNOWN_TOPIC_OR_PARTITION: ")
