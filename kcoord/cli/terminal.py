@@ -32,6 +32,11 @@ STYLES: Final = {
 """The style of a cell by its whole text."""
 
 
+_LENGTH_OF_IDS: Final = 36
+_GAP: Final = 3
+"""The space between two columns of a drawn table."""
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 
@@ -44,15 +49,29 @@ def console() -> Console:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Prints rows under their titles. `title` is printed at a terminal only."""
+    """Prints rows under their titles. `title` is printed at a terminal only.
+
+    A terminal that is too narrow for the table gets the plain columns, too. It breaks the lines, and ids stay whole.
+    """
+    cells = list(rows)
     if is_terminal():
-        console().print(make_table(titles, rows, title=title))
-    else:
-        print(format_table(titles, rows))
+        screen = console()
+        table = make_table(titles, cells, title=title, keeps_ids=True)
+        if sum((column.min_width or 0) + _GAP for column in table.columns) <= screen.width:
+            screen.print(table)
+            return
+        if title:
+            print(title)
+    print(format_table(titles, cells))
 
 
-def make_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:
-    """Returns a table that wraps long cells instead of truncating them."""
+def make_table(
+    titles: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", keeps_ids: bool = False
+) -> Table:
+    """Returns a table that wraps long cells instead of truncating them.
+
+    With `keeps_ids` it does not wrap titles and ids of members, so it may be wider than the terminal.
+    """
     from rich import box
     from rich.table import Table
 
@@ -60,7 +79,13 @@ def make_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, title
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", header_style="bold", pad_edge=False)
     for column, name in enumerate(titles):
         is_number = align_right([row[column] for row in texts])
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        longest = max((len(row[column]) for row in texts), default=0)
+        table.add_column(
+            name,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            min_width=max(len(name), min(longest, _LENGTH_OF_IDS)) if keeps_ids else None,
+        )
     for row in texts:
         table.add_row(*map(styled, row))
     return table

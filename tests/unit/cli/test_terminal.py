@@ -45,6 +45,21 @@ def test_a_terminal_gets_a_drawn_table(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "─" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("width", "is_drawn"), [(100, True), (80, False)])
+def test_a_terminal_that_is_too_narrow_gets_plain_columns(
+    width: int, is_drawn: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ids of members and the titles stay whole. Longer cells are wrapped in a drawn table."""
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    member_id = "e9bcaa11-de82-4e9f-b10d-ba17737b10f4"
+    terminal.print_table(["CONSUMER-ID", "LOG-END-OFFSET", "ASSIGNMENT"], [[member_id, 1, "t:0," + "1" * 60]])
+    out = capsys.readouterr().out
+    assert ("─" in out) is is_drawn
+    assert member_id in out
+    assert "LOG-END-OFFSET" in out
+
+
 def member(name: str, owned: set[TopicPartition], target: set[TopicPartition]) -> MemberDescription:
     return MemberDescription(
         f"{name}-id", None, name, "/1", frozenset(owned), member_epoch=3, target_assignment=frozenset(target)
