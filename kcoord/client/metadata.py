@@ -77,7 +77,7 @@ class ClusterMetadata:
 
     def _merge_topic(self, topic: MetadataResponse.MetadataResponseTopic) -> None:
         error = error_of(topic.error_code)
-        name = topic.name or self.names_by_id.get(topic.topic_id)
+        name = topic.name if topic.name is not None else self.names_by_id.get(topic.topic_id)
         if name is None:
             return
         previous = self.topics.pop(name, None)

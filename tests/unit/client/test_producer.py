@@ -507,6 +507,11 @@ class TestBatches:
         assert not header.is_transactional
         assert (record.key, record.value, list(record.headers)) == (b"k", b"a", [("h", b"1"), ("n", None)])
 
+    async def test_a_negative_partition_is_rejected(self) -> None:
+        async with LogBroker() as broker, producer_of(broker) as producer:
+            with pytest.raises(ValueError, match="partition: -1 must not be negative"):
+                await producer.send(TOPIC, "a", partition=-1)
+
     @pytest.mark.parametrize("timestamp_ms", [-(1 << 63) - 1, 1 << 63])
     async def test_a_timestamp_out_of_range_is_rejected(self, timestamp_ms: int) -> None:
         async with LogBroker() as broker, producer_of(broker) as producer:
@@ -671,6 +676,14 @@ class TestPartitions:
                 with pytest.raises(KafkaError, match=r"TOPIC_AUTHORIZATION_FAILED.*secret"):
                     await producer.send("secret", "a")
                 assert now_ms() == before
+
+    async def test_an_empty_name_of_a_topic_fails_at_once(self) -> None:
+        async with LogBroker() as broker:
+            broker.add_topic("", bytes(16), [])
+            broker.topics[-1].error_code = Errors.INVALID_TOPIC_EXCEPTION
+            async with producer_of(broker) as producer:
+                with pytest.raises(KafkaError, match="INVALID_TOPIC_EXCEPTION"):
+                    await producer.send("", "a")
 
 
 class TestProducerId:
