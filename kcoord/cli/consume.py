@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from kcoord.cli.options import add_topics, parse_options
+from kcoord.cli.options import add_topics, parse_options, whole_number
 from kcoord.cli.session import CommandError, add_connection_options, client_config, run_safely
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.client import Consumer
@@ -43,12 +43,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="join this group and commit offsets; default: group.id of --command-config",
     )
     parser.add_argument("--from-beginning", action="store_true", help="begin with the first record instead of the end")
-    parser.add_argument("--partition", type=int, metavar="N", help="print one partition of one topic, without --group")
+    parser.add_argument(
+        "--partition", type=whole_number(0), metavar="N", help="print one partition of one topic, without --group"
+    )
     parser.add_argument(
         "--offset", metavar="OFFSET", help="start offset in that partition: earliest, latest or a number"
     )
-    parser.add_argument("--max-messages", type=int, metavar="N", help="end after N records")
-    parser.add_argument("--idle-timeout", type=int, metavar="MS", help="end after MS without a record")
+    parser.add_argument("--max-messages", type=whole_number(0), metavar="N", help="end after N records")
+    parser.add_argument("--idle-timeout", type=whole_number(0), metavar="MS", help="end after MS without a record")
     parser.add_argument(
         "--isolation-level",
         choices=("read_uncommitted", "read_committed"),

@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import BinaryIO, NamedTuple
 
-from kcoord.cli.options import add_topics, parse_options
+from kcoord.cli.options import add_topics, parse_options, whole_number
 from kcoord.cli.session import EXIT_FAILED, add_connection_options, client_config, report_failure, run_safely
 from kcoord.client.config import ProducerConfig
 from kcoord.client.errors import RecordTooLargeException
@@ -54,7 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord produce", description=__doc__, allow_abbrev=False)
     add_connection_options(parser)
     add_topics(parser)
-    parser.add_argument("--partition", type=int, metavar="N", help="the partition of records that have none")
+    parser.add_argument(
+        "--partition", type=whole_number(0), metavar="N", help="the partition of records that have none"
+    )
     parser.add_argument("--key-separator", metavar="TEXT", help="the text between key and value in each line")
     parser.add_argument("--null-marker", metavar="TEXT", help="a key or value equal to TEXT becomes null")
     parser.add_argument("--acks", choices=("0", "1", "all"), help="(default: acks of --command-config, else all)")

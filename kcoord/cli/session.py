@@ -26,7 +26,7 @@ from kcoord.client.config import AdminConfig, CommonConfig, parse_addresses
 from kcoord.client.errors import ClientException, ConfigException, DisconnectException, TimeoutException
 from kcoord.config import ConfigError
 from kcoord.config.properties import parse_properties
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import EncodeError, KafkaError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -134,7 +134,7 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
         return 0
     except KafkaError as error:
         print(f"{program}: {error_text(error)}", file=sys.stderr)
-    except (CommandError, ClientException, ConfigError, OSError, UnicodeDecodeError) as error:
+    except (CommandError, ClientException, ConfigError, EncodeError, OSError, UnicodeDecodeError) as error:
         print(f"{program}: {error}", file=sys.stderr)
     return EXIT_FAILED
 

@@ -172,3 +172,9 @@ def test_an_error_of_configs_names_the_resource(kcoord: CommandLine) -> None:
     failed = kcoord.run("configs", "--describe", "--topic", "absent")
     assert failed.code == 1
     assert failed.err.startswith("error: configs for topic absent: UNKNOWN_TOPIC_OR_PARTITION: ")
+
+
+def test_a_number_that_does_not_fit_in_a_request(kcoord: CommandLine, name: str) -> None:
+    failed = kcoord.run("topics", "--create", "--topic", name, "--partitions", str(1 << 31))
+    assert failed.code == 1
+    assert failed.err == "kcoord topics: topics[0].num_partitions: 2147483648 does not fit in int32\n"

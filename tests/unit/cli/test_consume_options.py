@@ -37,6 +37,13 @@ def test_options(arguments: list[str], problem: str | None) -> None:
     assert (error is None) if problem is None else (problem in (error or ""))
 
 
+@pytest.mark.parametrize("option", ["--max-messages", "--idle-timeout", "--partition"])
+def test_negative_numbers(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["t", option, "-1"])
+    assert f"argument {option}: '-1' is not a whole number from 0" in capsys.readouterr().err
+
+
 def test_lines() -> None:
     assert record_line(RECORD, make_parser().parse_args(["t"])) == "\\xffv"
     assert record_line(RECORD, make_parser().parse_args(["t", "--key-separator", "="])) == "null=\\xffv"
