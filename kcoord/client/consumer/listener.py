@@ -14,6 +14,7 @@ class ConsumerRebalanceListener:
     """Callbacks for assigned, revoked and lost partitions. Override the methods you need; they may be `async`.
 
     They run within `poll`, `unsubscribe` and `close`, so `poll` returns no record before they end.
+    If the caller of `poll` is cancelled, so is a method that is running, and the partitions count as handled.
     """
 
     def on_partitions_assigned(self, partitions: Partitions) -> Awaitable[None] | None:
