@@ -209,13 +209,16 @@ class Rebalance:
     def abort_syncs(self, error: Errors) -> None:
         """Fails all waiting SyncGroup requests, since the leader's assignments are no longer expected.
 
+        The session timer of a member may have fired without effect while its request waited, so it starts again.
         Members keep their last assignment. Cooperative members continue with it, and a conversion to the consumer
         protocol needs it. Kafka drops it.
         """
         for member in self.group.members.values():
             member.is_assignment_withdrawn = True
             token, member.sync_token = member.sync_token, None
-            self.complete(token, SyncGroupResponse(error_code=error))
+            if token is not None:
+                self.complete(token, SyncGroupResponse(error_code=error))
+                self.reset_heartbeat(member)
 
     def complete_generation(self, assignments: dict[str, bytes]) -> None:
         """Writes the leader's assignments and answers the waiting SyncGroup requests.
