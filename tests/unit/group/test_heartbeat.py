@@ -15,6 +15,7 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.group import GroupTimer
 from kcoord.metadata.image import BrokerImage
 from kcoord.runtime.result import TimerKey
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.unit.group.group_context import GroupContext
 
 A, B, C = "member-a", "member-b", "member-c"
@@ -101,3 +102,22 @@ def test_only_a_member_with_an_older_epoch_gets_its_missed_assignment_again(cont
     assert context.assigned(context.heartbeat("g", A, 2, owned=six)) == all_of_both
     assert context.assigned(context.heartbeat("g", A, 2, owned=all_of_both)) is None
     assert context.assigned(context.heartbeat("g", A, 3, owned=six)) is None
+
+
+def test_a_topic_that_is_listed_twice_as_owned_is_not_revoked(context: GroupContext) -> None:
+    """Apache Kafka reads all entries of the list, too. Else the other member would get a partition that A still has."""
+    context.join("g", A, ["t3"])
+    context.join("g", B, ["t3"])
+    revoking = context.assigned(context.heartbeat("g", A, 2, owned={"t3": [0, 1, 2]}))
+    assert revoking == {"t3": [0, 1]}
+    request = ConsumerGroupHeartbeatRequest(
+        group_id="g",
+        member_id=A,
+        member_epoch=2,
+        topic_partitions=[
+            ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=context.topic_id("t3"), partitions=partitions)
+            for partitions in ([2], [0, 1])
+        ],
+    )
+    assert context.run(lambda ctx: context.shard.consumer_group_heartbeat(ctx, request)).member_epoch == 2
+    assert context.assigned(context.heartbeat("g", B, 3, owned={})) is None

@@ -66,6 +66,14 @@ from kcoord_protocol.record_batch import encode_records
 OwnedPartitions = Mapping[bytes, frozenset[int]]
 
 
+def owned_by_topic(topics: Iterable[tuple[bytes, Iterable[int]]]) -> OwnedPartitions:
+    """Returns the partitions that a request lists as owned. A request may list a topic several times."""
+    owned: dict[bytes, frozenset[int]] = {}
+    for topic_id, partitions in topics:
+        owned[topic_id] = owned.get(topic_id, frozenset()).union(partitions)
+    return owned
+
+
 @dataclass(slots=True)
 class CurrentAssignmentBuilder:
     """Makes the next step of one member towards its target.

@@ -34,7 +34,7 @@ from kcoord.coordinator.group.classic.join import (
     rebalance_timeout_of,
 )
 from kcoord.coordinator.group.classic.rebalance import refused_join
-from kcoord.coordinator.group.consumer.assignment import OwnedPartitions
+from kcoord.coordinator.group.consumer.assignment import OwnedPartitions, owned_by_topic
 from kcoord.coordinator.group.consumer.group import (
     ClassicMemberMetadata,
     ConsumerGroup,
@@ -153,12 +153,8 @@ def _subscription(
 
 def _owned(subscription: ConsumerProtocolSubscription, image: MetadataImage) -> OwnedPartitions:
     """Returns the partitions that a cooperative member still owns; an eager one revokes all before it joins."""
-    owned: dict[bytes, frozenset[int]] = {}
-    for topic in subscription.owned_partitions:
-        existing = image.topics.get(topic.topic)
-        if existing is not None:
-            owned[existing.id] = frozenset(topic.partitions)
-    return owned
+    topics = ((image.topics.get(topic.topic), topic.partitions) for topic in subscription.owned_partitions)
+    return owned_by_topic((topic.id, partitions) for topic, partitions in topics if topic is not None)
 
 
 def sync(

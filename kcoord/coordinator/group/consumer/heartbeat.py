@@ -40,6 +40,7 @@ from kcoord.coordinator.group.consumer.assignment import (
     compute,
     metadata_hash,
     needs_racks,
+    owned_by_topic,
     takes_long,
     target_input,
     topic_ids_of,
@@ -744,7 +745,7 @@ class ConsumerHeartbeat:
 def _owned_partitions(request: ConsumerGroupHeartbeatRequest) -> OwnedPartitions | None:
     if request.topic_partitions is None:
         return None
-    return {topic.topic_id: frozenset(topic.partitions) for topic in request.topic_partitions}
+    return owned_by_topic((topic.topic_id, topic.partitions) for topic in request.topic_partitions)
 
 
 def _is_subset(owned: OwnedPartitions, assigned: EpochAssignment) -> bool:
