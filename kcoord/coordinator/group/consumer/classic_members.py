@@ -233,7 +233,7 @@ def leave(
     The response has one error code per member, and an unknown member does not affect the rest.
     """
     response = LeaveGroupResponse()
-    leaving: list[ConsumerGroupMember] = []
+    leaving: dict[str, ConsumerGroupMember] = {}
     for identity in request.members:
         error = Errors.NONE
         holder = group.static_member(identity.group_instance_id) if identity.group_instance_id is not None else None
@@ -242,8 +242,7 @@ def leave(
                 member = holder
             else:
                 member = find_member(group, identity.member_id, identity.group_instance_id)
-            if member not in leaving:
-                leaving.append(member)
+            leaving[member.member_id] = member
         except KafkaError as refused:
             error = refused.error
         response.members.append(
@@ -253,7 +252,7 @@ def leave(
         )
     if not leaving:
         return CoordinatorResult(response)
-    removal = remove(group, leaving, EpochReason.LEAVE)
+    removal = remove(group, list(leaving.values()), EpochReason.LEAVE)
     return CoordinatorResult(response, removal.records, removal.timers)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -101,9 +102,9 @@ def remove_members(
     for member in members:
         result.records += records.new_member_tombstones(group_id, member.member_id, why)
         result.timers += cancel_member_timers(group_id, member.member_id)
-    for regex in sorted({member.subscribed_topic_regex or "" for member in members} & group.resolved_regexes.keys()):
-        leaving = sum(member.subscribed_topic_regex == regex for member in members)
-        if group.regex_subscribers(regex) == leaving:
+    leaving = Counter(member.subscribed_topic_regex or "" for member in members)
+    for regex in sorted(leaving.keys() & group.resolved_regexes.keys()):
+        if group.regex_subscribers(regex) == leaving[regex]:
             result.records.append(records.new_regular_expression_tombstone(group_id, regex, why))
     new_hash = metadata_hash(image, group.subscribed_topic_names(removed=members))
     epoch, is_last = group.group_epoch + 1, len(members) == len(group.members)
