@@ -187,7 +187,9 @@ class EncodedRecords:
 
 @dataclass(slots=True)
 class CoordinatorResult(Generic[T]):
-    """The response of an operation, the records to append atomically, and effects, all as data.
+    """The response of an operation, the records to append, and effects, all as data.
+
+    The records are appended atomically unless `is_atomic` is False.
 
     Either all records are part of the same transaction, or no record is part of a transaction.
     """
@@ -211,6 +213,10 @@ class CoordinatorResult(Generic[T]):
 
     They are one batch, even if the targets of all members of a large group change, or if one member gets all
     partitions. Kafka's limit applies to results whose size depends on the request alone.
+    """
+    is_atomic: bool = True
+    """False if the records may be in several batches, so that a crash may lose the last ones. They are not limited in
+    number. They have no producer.
     """
 
 

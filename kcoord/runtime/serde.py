@@ -5,14 +5,15 @@ Records are framed as in Kafka's coordinator logs or in its metadata log. A reco
 deserialized to None: a newer release wrote it, and readers of the log count and skip it (as KIP-915 does for
 downgrades). Bytes that contradict their own type and version raise DecodeError.
 
-A result is atomic, and recovery keeps or drops whole batches, so a result never spans two batches. A batch belongs to
+A result is atomic, and recovery keeps or drops whole batches, so a result never spans two batches, unless it says that
+it is not atomic. A batch belongs to
 one producer, so the records of a transaction and its marker have batches of their own. Sizes are checked with a cheap
 upper bound. The exact size is computed only if the bound exceeds the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -353,6 +354,18 @@ def size_bound_bytes(records: list[SerializedRecord]) -> int:
     """Returns an upper bound of the size of these records in a batch."""
     sizes = sum([len(key) for key, _ in records if key]) + sum([len(value) for _, value in records if value])
     return _RECORD_OVERHEAD_BOUND_BYTES * len(records) + sizes
+
+
+def runs_of(records: list[SerializedRecord], max_batch_bytes: int) -> Iterator[slice]:
+    """Yields the slices of the records that fit into a batch each. Each record must fit into one."""
+    start, bound_bytes = 0, BATCH_OVERHEAD_BYTES
+    for number, record in enumerate(records):
+        record_bytes = size_bound_bytes([record])
+        if number > start and bound_bytes + record_bytes > max_batch_bytes:
+            yield slice(start, number)
+            start, bound_bytes = number, BATCH_OVERHEAD_BYTES
+        bound_bytes += record_bytes
+    yield slice(start, len(records))
 
 
 def check_size(records: Sequence[CoordinatorRecord], serialized: list[SerializedRecord], max_batch_bytes: int) -> None:

@@ -9,7 +9,7 @@ The state in memory is ahead of the log, and responses wait for the log. An oper
 2. The records are serialized and their size is checked. An error here also rejects the request, and nothing has
    changed yet.
 3. The records get the next offsets and join the last batch of the write buffer, or begin a batch. A batch never has a
-   part of a result, because recovery keeps or drops whole batches.
+   part of a result, because recovery keeps or drops whole batches. Only results that are not atomic are divided.
 4. The state machine replays the records. From here on, later operations see the result.
 5. The effects are applied: timers are armed, tasks are started, and earlier requests get their responses.
 6. The response leaves at once if the log has everything in the state. Otherwise it waits for the offset that was next
@@ -35,6 +35,7 @@ the response leaves. Markers of transactions are in such a log already when they
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -62,6 +63,7 @@ from kcoord.runtime.serde import (
     SerializedRecord,
     WriteBuffer,
     check_size,
+    runs_of,
     serialize_control,
     stamp_of,
 )
@@ -281,6 +283,8 @@ class ShardContext(Generic[M]):
             try:
                 result = operation(machine, context, request)
                 max_bytes = self._max_target_bytes if result.has_target else 0
+                if not result.is_atomic:
+                    max_bytes = sys.maxsize
                 records = self._serialize(result.records, max_bytes) if result.records else None
             except KafkaError as error:
                 return self._answer_error(error)
@@ -293,7 +297,9 @@ class ShardContext(Generic[M]):
             if records is not None:
                 if context.now_ms < self._full_disk.until_ms:
                     return self._refuse_write(is_refusable=result.is_refusable)
-                self._append_and_replay(machine, result.records, records, context.now_ms)
+                whole = [slice(None)]
+                for run in whole if result.is_atomic else runs_of(records, self._max_batch_bytes):
+                    self._append_and_replay(machine, result.records[run], records[run], context.now_ms)
             response = result.response
             if response is PENDING:
                 reply = self._add_pending(context.token)

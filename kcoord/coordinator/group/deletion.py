@@ -2,11 +2,11 @@
 """Deleting groups and offsets: on request, with their topic, and by expiry.
 
 Everything is deleted by tombstones, one per record key, each with its reason. Tombstones that a request asks for also
-have its principal. All tombstones of one operation are in
-one atomic batch, so a crash never leaves a deleted group with a part of its offsets. If the tombstones of a
-DeleteGroups request do not fit into a batch, the request fails. On request and with its topic, a pending offset of an
-open transaction is deleted too; the marker then does not restore it. Expiry skips partitions with pending offsets and
-does not delete their group.
+have its principal. All tombstones of a request or of expiry are in one atomic batch, so a crash never leaves a deleted
+group with a part of its offsets. If the tombstones of a DeleteGroups request do not fit into a batch, the request
+fails. Those of deleted topics may be in several batches, since they may be about any number of groups. On request and
+with its topic, a pending offset of an open transaction is deleted too; the marker then does not restore it. Expiry
+skips partitions with pending offsets and does not delete their group.
 
 If a group is deleted by its own tombstones but still has offsets, replay keeps it as a group without members
 (`replay`), since offsets are only found through their group.

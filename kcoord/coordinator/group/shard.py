@@ -271,9 +271,9 @@ class GroupCoordinatorShard:
             return CoordinatorResult(None)
         self._changes.append(delta.change)
         self._change_count += 1
-        return CoordinatorResult(
-            None, [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]
-        )
+        # Any number of groups may have offsets of the topics, so the tombstones need not fit into one batch.
+        tombstones = [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]
+        return CoordinatorResult(None, tombstones, is_atomic=False)
 
     def _informed(self, group: Group | None) -> Group | None:
         """Returns the group, which now knows all changes of the metadata.

@@ -27,11 +27,11 @@ def test_a_member_whose_sync_fails_has_its_whole_session_timeout_again() -> None
     assert isinstance(failed, SyncGroupResponse)
     assert failed.error_code == Errors.REBALANCE_IN_PROGRESS
     context.sleep(9_999)
-    assert [member.member_id for member in described(context)] == [follower.member_id]
+    assert member_ids(context) == [follower.member_id]
     context.sleep(1)
-    assert described(context) == []
+    assert member_ids(context) == []
 
 
-def described(context: GroupContext) -> list[object]:
+def member_ids(context: GroupContext) -> list[str]:
     group = context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]), 6)[0].complete()
-    return list(group.members)
+    return [member.member_id for member in group.members]
