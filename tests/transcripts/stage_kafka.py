@@ -61,8 +61,8 @@ MASKS: Final[dict[str, Callable[[list[str]], list[str]]]] = {
         "creationTimeMs", "groupCreationTimeMs", "epochReason", "emptySince"
     ),
     "reasons of tombstones are kcoord's headers": _substitute(r"tombstone \(.*\)", "tombstone"),
-    "Kafka's log has a record for a classic group that has had no generation yet": _without_lines(
-        r"record GroupMetadata \S+ v\d: currentStateTimestamp: \+\d+"
+    "Kafka's log has a record for each classic group that has had no generation yet": _without_lines(
+        r"record GroupMetadata \S+ v\d: (protocolType: consumer  )?currentStateTimestamp: \+\d+"
     ),
     "Kafka deletes partition metadata, which no release since 4.1 writes": _without_lines(
         "record ConsumerGroupPartitionMetadata .*: tombstone"

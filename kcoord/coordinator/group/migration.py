@@ -54,7 +54,7 @@ from kcoord.coordinator.group.group import (
     session_timer,
 )
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
+from kcoord.runtime.result import Cancel, Completion, CoordinatorRecord, CoordinatorResult, Schedule, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import SyncGroupResponse
 
@@ -324,6 +324,21 @@ def downgrade(
         result.timers.append(_rebalance_at_once(group_id, now_ms))
     result.records.append(rebalance.group_metadata_record(group_id, classic.to_value(now_ms, assignments)))
     return result
+
+
+def replace_empty(empty: ConsumerGroup, group: ClassicGroup, now_ms: int) -> list[CoordinatorRecord]:
+    """Returns the records that replace a consumer group without members by `group`, a new classic group.
+
+    The record of the classic group keeps the time since the group is empty, from which its offsets age (KIP-211). It is
+    applied here, because the join that follows changes the group before the replay.
+    """
+    group.protocol_type = consumer_protocol.PROTOCOL_TYPE
+    group.state_timestamp_ms = empty.empty_since_ms
+    group.persisted = group.to_value(now_ms, {})
+    return [
+        *records.new_consumer_group_tombstones(empty.group_id, empty.resolved_regexes, MIGRATION),
+        rebalance.group_metadata_record(empty.group_id, group.persisted),
+    ]
 
 
 def _rebalance_at_once(group_id: str, now_ms: int) -> Schedule:

@@ -245,6 +245,9 @@ class GroupReplay:
             group = self._groups.get(key.group)
             if not isinstance(group, ClassicGroup):
                 group = self._groups[key.group] = ClassicGroup(key.group)
+            if group.persisted is value:
+                # The record of a conversion (`migration.replace_empty`). Since then, the group has got a member.
+                return
             is_new_generation = group.persisted is None or group.persisted.generation != value.generation
             if value.members and group.members and is_new_generation:
                 # If the group had no members before, it is converted or loaded by this record, and no rebalance ends.

@@ -487,21 +487,21 @@ class GroupCoordinatorShard:
     ) -> CoordinatorResult[object]:
         """Serves JoinGroup of a classic group, which it creates if necessary.
 
-        An empty consumer group is deleted without its offsets. An error response has the member id of the request;
-        that of a consumer group does not.
+        An empty consumer group becomes an empty classic group first. An error response has the member id of the
+        request; that of a consumer group does not.
         """
         group = present if isinstance(present, ClassicGroup) else ClassicGroup(request.group_id)
+        conversion: list[CoordinatorRecord] = []
         try:
             if group is not present and request.member_id:
                 raise _unknown_member(request.group_id, request.member_id)
+            if isinstance(present, ConsumerGroup):
+                conversion = migration.replace_empty(present, group, context.now_ms)
             rebalance = Rebalance(self._config, group, context.now_ms)
             result = classic_join.ClassicJoin(self._config, group, context, request, rebalance).run()
         except KafkaError as error:
             return CoordinatorResult(refused_join(error.error, request.member_id))
-        if isinstance(present, ConsumerGroup):
-            result.records[:0] = records.new_consumer_group_tombstones(
-                request.group_id, present.resolved_regexes, TombstoneReason.MIGRATION
-            )
+        result.records[:0] = conversion
         self._groups[request.group_id] = group
         return result
 

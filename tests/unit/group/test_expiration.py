@@ -10,6 +10,7 @@ from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, Aging, AgingRule
 from kcoord.runtime.result import CoordinatorRecord, Producer
 from kcoord_protocol.messages import GroupMetadataKey, OffsetCommitKey
+from tests.unit.group.classic_members import ClassicConsumer
 from tests.unit.group.group_context import GroupContext
 from tests.unit.group.test_transactional_offsets import commit as commit_in_transaction
 from tests.unit.group.test_transactional_offsets import end
@@ -49,6 +50,28 @@ def test_a_restart_keeps_the_time_and_an_unknown_time_counts_from_the_start() ->
             record.value.unknown_tagged_fields = ()
     context.restart()
     context.sleep(9 * MINUTE_MS)
+    assert context.fetch("g") == {("t3", 0): (1, "")}
+    context.sleep(2 * MINUTE_MS)
+    assert context.fetch("g") == {}
+
+
+@pytest.mark.parametrize("has_joined", [False, True], ids=["without an id", "before the first generation"])
+def test_a_classic_member_that_does_not_stay_leaves_the_offsets_of_an_empty_consumer_group(has_joined: bool) -> None:
+    """The offsets age from when the last member left, although the commit is older than the retention time."""
+    context = started(group_initial_rebalance_delay_ms="3000")
+    context.join("g", A, ["t3"])
+    context.commit("g", {"t3": {0: 1}}, member=A, epoch=2)
+    for _ in range(30):
+        context.sleep(MINUTE_MS // 2)
+        context.heartbeat("g", A, 2)
+    context.heartbeat("g", A, -1)
+    context.sleep(3 * MINUTE_MS)
+    member = ClassicConsumer(context, "g", "m", ["t3"])
+    member.join_once()
+    if has_joined:
+        member.join()
+    context.restart()
+    context.sleep(6 * MINUTE_MS)
     assert context.fetch("g") == {("t3", 0): (1, "")}
     context.sleep(2 * MINUTE_MS)
     assert context.fetch("g") == {}

@@ -95,7 +95,7 @@ def test_after_a_crash_while_a_classic_member_joins_an_empty_consumer_group_its_
     context.heartbeat("g", "a", -1)
     ClassicConsumer(context, "g", "b", ["t3"]).join()
     context.restart()
-    assert listed(context.shard) == {"g": ("Empty", "", "classic")}
+    assert listed(context.shard) == {"g": ("Empty", "consumer", "classic")}
     assert context.fetch("g") == {("t3", 0): (7, "")}
 
 
