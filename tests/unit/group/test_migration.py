@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.group.group import heartbeat_timer, session_timer
+from kcoord.coordinator.group.group import GroupTimer, heartbeat_timer, rebalance_timer, session_timer
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     ConsumerGroupMemberMetadataValue,
@@ -251,3 +251,21 @@ def test_a_group_with_more_members_than_a_consumer_group_may_have_is_not_convert
     except KafkaError as rejection:
         raised = rejection.error
     assert raised is error
+
+
+def test_a_member_that_changes_its_protocol_under_its_id_loses_the_timers_of_the_former_one(
+    context: GroupContext,
+) -> None:
+    context.join("g", "a", ["t6"])
+    member = ClassicConsumer(context, "g", "m", ["t6"])
+    member.on_joined(member.join())
+    context.join("g", member.member_id, ["t6"])
+    kinds = {key.kind for key in context.timers if key.member_id == member.member_id}
+    assert kinds == {GroupTimer.SESSION}
+    epoch = context.heartbeat("g", "a", 2, owned={"t6": list(range(6))}).member_epoch
+    assert rebalance_timer("g", "a") in context.timers
+    former = ClassicConsumer(context, "g", "a", ["t6"])
+    former.member_id, former.generation = "a", epoch
+    former.on_joined(former.join())
+    kinds = {key.kind for key in context.timers if key.member_id == "a"}
+    assert kinds == {GroupTimer.SESSION, GroupTimer.CLASSIC_MEMBER_SYNC}

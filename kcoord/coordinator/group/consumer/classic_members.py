@@ -50,6 +50,7 @@ from kcoord.coordinator.group.group import (
     classic_join_timer,
     classic_sync_timer,
     downgrade_timer,
+    rebalance_timer,
     session_timer,
 )
 from kcoord.coordinator.group.records import EpochReason
@@ -128,6 +129,7 @@ def join(
         result.timers += cancel_member_timers(group.group_id, predecessor.member_id)
     replaced = group.replaced_by(updated)
     if replaced is not None and replaced.classic is None:
+        result.timers.append(Cancel(rebalance_timer(group.group_id, member_id)))
         result.timers.append(Schedule(downgrade_timer(group.group_id), context.now_ms))
     group.asked_to_rejoin.discard(member_id)
     result.timers += [

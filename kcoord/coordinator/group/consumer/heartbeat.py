@@ -643,7 +643,8 @@ class ConsumerHeartbeat:
             is_refusable=not self.conversion.records,
             has_target=True,
         )
-        if self._transition.displaced is not None:
+        if self._transition.displaced is not None or member.classic is not None:
+            # The timers of a classic member would remove it, since it sends no JoinGroup or SyncGroup any more.
             result.timers += cancel_member_timers(group.group_id, reconciled.member_id)
         session = session_timer(group.group_id, reconciled.member_id)
         result.timers.append(Schedule(session, now_ms + settings.session_timeout_ms))
