@@ -24,8 +24,8 @@ DescribableTopics: TypeAlias = Callable[[Iterable[str]], set[str]]
 MAX_BATCH_BYTES: Final = 1_048_588
 """The maximum size of a result's records in the log: Kafka's default of `message.max.bytes`."""
 
-MAX_TARGET_BYTES: Final = 64 * 1024 * 1024
-"""The maximum size of a result that may have the target assignment of a large group, and of the result of a task."""
+MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
+"""The maximum size of a result whose size depends on a whole group, and of the result of a timer or task."""
 
 NO_CREATION_LIMIT: Final = 2**63 - 1
 """A new group may have any creation time."""
@@ -208,11 +208,11 @@ class CoordinatorResult(Generic[T]):
     """True if the result can be dropped when its records cannot be written, because only replay and the effects above
     change the state. Operations on classic groups also change the state directly, so they are not refusable.
     """
-    has_target: bool = False
-    """True if the records may have a target assignment and so may have up to MAX_TARGET_BYTES.
+    is_of_group: bool = False
+    """True if the size of the records depends on a whole group, so that they may have up to MAX_GROUP_BYTES.
 
-    They are one batch, even if the targets of all members of a large group change, or if one member gets all
-    partitions. Kafka's limit applies to results whose size depends on the request alone.
+    They are one batch, even if the targets of all members of a large group change, if one member gets all partitions,
+    or if the group is converted. Kafka's limit applies to results whose size depends on the request alone.
     """
     is_atomic: bool = True
     """False if the records may be in several batches, so that a crash may lose the last ones. They are not limited in

@@ -41,7 +41,7 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from kcoord.runtime.result import (
-    MAX_TARGET_BYTES,
+    MAX_GROUP_BYTES,
     PENDING,
     CoordinatorRecord,
     CoordinatorResult,
@@ -221,8 +221,8 @@ class ShardContext(Generic[M]):
         return False
 
     @property
-    def _max_target_bytes(self) -> int:
-        return max(MAX_TARGET_BYTES, self._max_batch_bytes)
+    def _max_group_bytes(self) -> int:
+        return max(MAX_GROUP_BYTES, self._max_batch_bytes)
 
     def unavailable(self) -> KafkaError:
         """Returns the error for requests while the shard is not ACTIVE."""
@@ -282,7 +282,7 @@ class ShardContext(Generic[M]):
         try:
             try:
                 result = operation(machine, context, request)
-                max_bytes = self._max_target_bytes if result.has_target else 0
+                max_bytes = self._max_group_bytes if result.is_of_group else 0
                 if not result.is_atomic:
                     max_bytes = sys.maxsize
                 records = self._serialize(result.records, max_bytes) if result.records else None
@@ -397,7 +397,8 @@ class ShardContext(Generic[M]):
         if key is _LINGER:
             self._offer_write()
             return
-        done = self._run_internal(lambda context: machine.fire_timer(context, key), OperationContext(now_ms))
+        context = OperationContext(now_ms)
+        done = self._run_internal(lambda context: machine.fire_timer(context, key), context, self._max_group_bytes)
         if not done and self.machine is not None and self.timers.deadline_ms(key) is None:
             self.timers.schedule(key, now_ms + _TIMER_RETRY_MS)
 
@@ -410,7 +411,7 @@ class ShardContext(Generic[M]):
         self._run_internal(
             lambda context: machine.complete_task(context, task, value),
             context,
-            self._max_target_bytes,
+            self._max_group_bytes,
         )
 
     def _run_internal(

@@ -561,7 +561,7 @@ def test_the_outcome_of_a_task_has_a_limit_of_its_own(bench: Bench, monkeypatch:
     size_bytes = size_bound_bytes([SERDE.serialize(records[1][0])]) + len(EncodedPuts(bench.ledger, records[0]).body)
     for most_bytes, fits in ((size_bytes + BATCH_OVERHEAD_BYTES, True), (size_bytes - 100, False)):
         limited = Bench(max_batch_bytes=400)
-        monkeypatch.setattr(shard_context, "MAX_TARGET_BYTES", most_bytes)
+        monkeypatch.setattr(shard_context, "MAX_GROUP_BYTES", most_bytes)
         limited.load()
         complete_with(limited, *records)
         assert limited.ledger.balance == ({"a": 1, "b": 2} if fits else {})

@@ -122,7 +122,7 @@ def join(
         protocol_name=_protocol_in_use(group, protocols),
     )
     result: CoordinatorResult[object] = CoordinatorResult(
-        response, transition.records, tasks=transition.tasks, has_target=True
+        response, transition.records, tasks=transition.tasks, is_of_group=True
     )
     predecessor = transition.predecessor
     if predecessor is not None and predecessor.member_id != member_id:
@@ -255,7 +255,7 @@ def leave(
     if not leaving:
         return CoordinatorResult(response)
     removal = remove(group, list(leaving.values()), EpochReason.LEAVE)
-    return CoordinatorResult(response, removal.records, removal.timers)
+    return CoordinatorResult(response, removal.records, removal.timers, is_of_group=True)
 
 
 def _classic_member(

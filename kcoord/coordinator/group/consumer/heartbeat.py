@@ -641,7 +641,7 @@ class ConsumerHeartbeat:
             list(self.conversion.timers),
             completions=self.conversion.completions,
             is_refusable=not self.conversion.records,
-            has_target=True,
+            is_of_group=True,
         )
         if self._transition.displaced is not None or member.classic is not None:
             # The timers of a classic member would remove it, since it sends no JoinGroup or SyncGroup any more.

@@ -69,7 +69,7 @@ def leave(
     )
     if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
         removal = remove(group, [member], EpochReason.LEAVE)
-        return CoordinatorResult(response, removal.records, removal.timers)
+        return CoordinatorResult(response, removal.records, removal.timers, is_of_group=True)
     released = replace(
         member,
         state=MemberState.STABLE,
@@ -81,7 +81,7 @@ def leave(
         response,
         [records.new_current_assignment_record(group.group_id, released)],
         [Cancel(rebalance_timer(group.group_id, member.member_id))],
-        has_target=True,
+        is_of_group=True,
     )
 
 
