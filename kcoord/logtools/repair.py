@@ -46,6 +46,7 @@ from kcoord.storage.file_system import (
     write_file_atomically,
 )
 from kcoord.storage.log_dir import META_PROPERTIES_FILE
+from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord.storage.scan import walk
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
@@ -56,7 +57,7 @@ from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, decode_header, en
 MANIFEST: Final = "repair.json"
 _REPAIRED_SUFFIX: Final = ".repaired"
 _REMOVED_SUFFIX: Final = ".removed"
-_DERIVED_SUFFIXES: Final = (SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX, SNAPSHOT_FILE)
+_DERIVED_SUFFIXES: Final = (SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX, SNAPSHOT_FILE, UNSYNCED_SUFFIX)
 _INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 _MAX_DELTA: Final = 2**31 - 1
 _RANGES: Final = (

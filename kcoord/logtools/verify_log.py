@@ -29,6 +29,7 @@ from kcoord.logtools.lost_groups import LostGroups
 from kcoord.logtools.verify_index import IndexCheck
 from kcoord.runtime.serde import partition_for
 from kcoord.storage.file_system import FileSystem
+from kcoord.storage.recovery import marks_in
 from kcoord.storage.scan import BatchFrame, Damage, DamageKind
 from kcoord_protocol.errors import DecodeError
 from kcoord_protocol.record_batch import decode_header, decode_records
@@ -86,8 +87,21 @@ class LogCheck:
         segments = segments_in(self._fs, self._partition.path)
         self._due = self.start_offset = segments[0].base_offset if segments else 0
         self._gap_is_explained = self._facts.may_have_gaps
-        for segment in segments:
-            yield from self._segment(segment, is_last=segment is segments[-1])
+        marks = marks_in(self._fs.list_dir(self._partition.path)) if segments and not self._facts.is_clean else set()
+        for number, segment in enumerate(segments, 1):
+            following = segments[number] if number < len(segments) else None
+            may_be_torn = following is None or following.base_offset in marks
+            is_torn = False
+            for finding in self._segment(segment, is_last=following is None, may_be_torn=may_be_torn):
+                is_torn = is_torn or finding.kind is FindingKind.TORN
+                yield finding
+            if following is not None and may_be_torn and self._due < following.base_offset:
+                if not is_torn:
+                    size = self._fs.size(segment.path)
+                    reason = f"the end before offset {following.base_offset} was not synced and is lost"
+                    yield Finding(FindingKind.TORN, segment.path, size, self._due, reason, size)
+                # The next start removes the later segments, too.
+                del segments[number:]
         if self._gap is not None:
             yield self._gap
         if segments and self._due < segments[-1].base_offset:
@@ -113,7 +127,7 @@ class LogCheck:
             place = self._fs.size(file), self._due
             yield Finding(FindingKind.LOST_GROUP, file, *place, reason, leader_epoch=self._epoch, group=group_id)
 
-    def _segment(self, segment: LogFile, *, is_last: bool) -> Iterator[Finding]:
+    def _segment(self, segment: LogFile, *, is_last: bool, may_be_torn: bool) -> Iterator[Finding]:
         index = IndexCheck(self._fs, segment, is_active=is_last, in_use=self._facts.in_use)
         damage: Damage | None = None
         has_damage = False
@@ -132,7 +146,7 @@ class LogCheck:
         if damage is not None:
             has_damage = True
             size = self._fs.size(segment.path)
-            if is_last:
+            if may_be_torn:
                 yield from self._end(segment, damage, size)
             else:
                 yield self._damaged(segment, damage, size, -1)
@@ -147,7 +161,7 @@ class LogCheck:
         return Finding(FindingKind.DAMAGED, segment.path, damage.position, self._due, damage.reason, end, next_offset)
 
     def _end(self, segment: LogFile, damage: Damage, size: int) -> Iterator[Finding]:
-        """Yields the finding for invalid bytes at the end of the last file."""
+        """Yields the finding for invalid bytes at the end of a file that may be torn."""
         can_be_torn = damage.kind in (DamageKind.INCOMPLETE, DamageKind.GARBAGE)
         if can_be_torn and self._facts.in_use:
             return

@@ -93,7 +93,7 @@ def assess(log: Log, first_dirty_offset: int, rules: CleaningRules, stable_offse
     if first_dirty_offset > segments[-1].base_offset:
         first_dirty_offset = 0
     first_dirty_offset = max(first_dirty_offset, segments[0].base_offset)
-    end = min(stable_offset, segments[-1].base_offset)
+    end = min(stable_offset, log.settled_offset)
     clean_bytes = cleanable_bytes = 0
     is_overdue = False
     for segment, following in pairwise(segments):

@@ -12,7 +12,8 @@ below the flushed offset are durable. The next batch gets at least the end offse
   segment, then the indexes are updated, and last the end offset moves. A failed write is undone by truncation. If that
   fails too, the log has failed.
 * *Roll*: the active segment is made durable before the next one is created. So after a crash only the last segment
-  can have a torn end.
+  can have a torn end. A log with `LaterSyncs` begins the next segment at once, and another thread makes the old one
+  durable (`rolled`). Until then the flushed offset is not above the old segment, and a mark tells recovery about it.
 * *Flush*: the file is synced, then the names of new files. After a failed sync the log has failed, because the kernel
   may have dropped the bytes, and a later sync would succeed without them.
 * *Failed*: every change raises LogFailedError. Reads still work. The owner opens the log again with
@@ -22,14 +23,18 @@ below the flushed offset are durable. The next batch gets at least the end offse
   (`recovery`). So a batch is lost only with all batches after it, and only if it was not flushed.
 
 Threads: one thread at a time calls the methods that change a log (append, flush, checkpoint, roll,
-advance_start_offset, delete_old_segments, close, delete). The methods of `ReadableLog` and the properties may be called
-by other threads at the same time. They see a batch as soon as `end_offset` is beyond it, and never a part of a batch.
+advance_start_offset, delete_old_segments, close, delete), and `_end_syncs`, which `LaterSyncs` calls. The methods of
+`ReadableLog` and the properties may be called by other threads at the same time. They see a batch as soon as
+`end_offset` is beyond it, and never a part of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from kcoord.storage.errors import (
     InvalidAppendError,
@@ -43,10 +48,14 @@ from kcoord.storage.file_system import Bytes, FileSystem, join, parent
 from kcoord.storage.log_loader import LogLoader, segment_number
 from kcoord.storage.readable_log import ReadableLog
 from kcoord.storage.recovery import Recovery, RecoveryReport
+from kcoord.storage.rolled import LaterSyncs, RolledSegment, mark_path, sync_all
 from kcoord.storage.segment import BatchPlace, LogConfig, Segment
 from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, LOG_OVERHEAD_BYTES, MAGIC, PLACE
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_batch import walk_batches
+
+MOST_UNSYNCED: Final = 16
+"""The number of closed segments that a log may have to sync before a roll waits for the oldest one."""
 
 _OWN_FILES = 8
 
@@ -75,18 +84,25 @@ class Log(ReadableLog):
         "_is_closed",
         "_is_entry_unsynced",
         "_is_folder_unsynced",
+        "_later_syncs",
         "_replaced",
         "_retired",
+        "_rolled",
         "directory",
         "recovery_report",
     )
 
-    def __init__(self, files: FileCache, directory: str, config: LogConfig) -> None:
+    def __init__(
+        self, files: FileCache, directory: str, config: LogConfig, later_syncs: LaterSyncs | None = None
+    ) -> None:
         super().__init__()
         self.directory = directory
         self.recovery_report = RecoveryReport()
         self._files = files
         self._config = config
+        self._later_syncs = later_syncs
+        self._rolled: tuple[RolledSegment, ...] = ()
+        """The closed segments that are not durable yet, oldest first. The active segment follows them."""
         self._replaced: tuple[Segment, ...] = ()
         self._retired: list[tuple[int, str]] = []
         self._flushed_offset = 0
@@ -110,13 +126,14 @@ class Log(ReadableLog):
         *,
         recovery: Recovery | None = None,
         files: FileCache | None = None,
+        later_syncs: LaterSyncs | None = None,
     ) -> Log:
         """Opens the log in `directory`, or creates an empty one.
 
         Raises CorruptLogError for damage that only an operator may repair. `files` limits the open files of all logs
-        that share it.
+        that share it. With `later_syncs` a roll does not wait for the disk.
         """
-        log = cls(files or FileCache(file_system, _OWN_FILES), directory, config)
+        log = cls(files or FileCache(file_system, _OWN_FILES), directory, config, later_syncs)
         log._load(recovery or Recovery(), now_ms)
         return log
 
@@ -179,6 +196,12 @@ class Log(ReadableLog):
     def flushed_offset(self) -> int:
         """All batches below this offset are durable."""
         return self._flushed_offset
+
+    @property
+    def settled_offset(self) -> int:
+        """All segments below this offset are closed and durable."""
+        rolled = self._rolled
+        return rolled[0].segment.base_offset if rolled else self._segments[-1].base_offset
 
     @property
     def failure(self) -> BaseException | None:
@@ -286,10 +309,11 @@ class Log(ReadableLog):
         self._check_usable()
         end_offset = self._end_offset
         active = self._segments[-1]
+        sync_all(self._rolled)
+        self._end_syncs()
+        self._check_usable()
         try:
-            assert not active.is_unsynced or active.file().size() == active.size_bytes, (
-                f"S-2: {active.log_path} has {active.file().size()} bytes, but its batches have {active.size_bytes}"
-            )
+            _check_size(active)
             assert self._flushed_offset <= end_offset, (
                 f"S-3: {self.directory} is durable up to offset {self._flushed_offset}, but ends at {end_offset}"
             )
@@ -342,21 +366,67 @@ class Log(ReadableLog):
         return True
 
     def _roll(self, base_offset: int, now_ms: int) -> None:
-        """Begins a new segment. The old one is made durable first, so only the last segment can have a torn end."""
+        """Begins a new segment. The old one is made durable before, or by another thread afterwards."""
         assert base_offset >= self._end_offset, (
             f"S-4: a segment of {self.directory} begins at offset {base_offset}, but the log ends at {self._end_offset}"
         )
         old = self._segments[-1]
         if old.size_bytes == 0:
+            if self._rolled:
+                # The mark names the segment that is replaced now.
+                self.flush()
             self._segments = (*self._segments[:-1], self._new_segment(base_offset, now_ms))
             self._start_offset = max(self._start_offset, self._segments[0].base_offset)
             old.delete()
             return
         old.seal()
+        if self._later_syncs is not None and base_offset == self._end_offset:
+            self._roll_unsynced(old, self._later_syncs, now_ms)
+            return
         self.flush()
         old.write_indexes()
         self._segments = (*self._segments, self._new_segment(base_offset, now_ms))
         old.become_inactive()
+
+    def _roll_unsynced(self, old: Segment, later_syncs: LaterSyncs, now_ms: int) -> None:
+        """Begins a new segment at the end of the log. Another thread makes the old one durable."""
+        self._check_usable()
+        try:
+            _check_size(old)
+        except (OSError, AssertionError) as error:
+            self._failure = error
+            raise
+        if len(self._rolled) >= MOST_UNSYNCED:
+            # The disk is too slow. Each unsynced segment has an open file.
+            sync_all(self._rolled[:1])
+            self._end_syncs()
+            self._check_usable()
+        folders = [self.directory, parent(self.directory)] if self._is_entry_unsynced else [self.directory]
+        rolled = RolledSegment(self._fs, old, self._end_offset, folders, later_syncs.new_lock)
+        # The mark is made first, so no crash leaves the new segment without it.
+        self._fs.open_append(mark_path(self.directory, self._end_offset)).close()
+        self._segments = (*self._segments, self._new_segment(self._end_offset, now_ms))
+        self._rolled = (*self._rolled, rolled)
+        later_syncs.in_background(partial(sync_all, self._rolled), self._end_syncs)
+
+    def _end_syncs(self) -> None:
+        """Settles the closed segments that are durable and have indexes by now. A failed sync fails the log."""
+        while self._rolled and not self._is_closed and self._failure is None:
+            rolled = self._rolled[0]
+            if rolled.error is not None:
+                self._failure = rolled.error
+            if not rolled.has_indexes:
+                return
+            self._rolled = self._rolled[1:]
+            self._flushed_offset = max(self._flushed_offset, rolled.end_offset)
+            self._is_entry_unsynced = False
+            rolled.segment.settle_roll()
+            self._unmark(rolled)
+
+    def _unmark(self, rolled: RolledSegment) -> None:
+        # A mark that is left costs the next recovery a sync.
+        with suppress(OSError):
+            self._fs.remove(mark_path(self.directory, rolled.end_offset))
 
     def advance_start_offset(self, offset: int) -> int:
         """Hides the records below `offset` from readers. `delete_old_segments` removes their files.
@@ -395,8 +465,14 @@ class Log(ReadableLog):
             self._segments = self._segments[count:]
             self._start_offset = max(self._start_offset, self._segments[0].base_offset)
             self._is_folder_unsynced = True
+            unsynced = [rolled for rolled in self._rolled if rolled.segment in segments[:count]]
+            self._rolled = self._rolled[len(unsynced) :]
+            for rolled in unsynced:
+                rolled.cancel()
             for segment in segments[:count]:
                 self._remove_segment(segment, now_ms)
+            for rolled in unsynced:
+                self._unmark(rolled)
         return count
 
     def _remove_segment(self, segment: Segment, now_ms: int) -> None:
@@ -421,8 +497,10 @@ class Log(ReadableLog):
         return Segment(self._files, self.directory, old.base_offset, self._config, old.created_ms)
 
     def begin_replacement(self, old: tuple[Segment, ...]) -> bool:
-        """Reserves consecutive closed segments. Returns False if the log no longer has all of them in this order."""
+        """Reserves consecutive settled segments. Returns False if the log no longer has all of them in this order."""
         if self._is_closed or self._failure is not None or self._replaced:
+            return False
+        if old[-1].base_offset >= self.settled_offset:
             return False
         number = segment_number(self._segments[:-1], old[0].base_offset)
         if self._segments[number : min(number + len(old), len(self._segments) - 1)] != old:
@@ -464,21 +542,22 @@ class Log(ReadableLog):
             self._failure = error
             raise
         finally:
-            self._is_closed = True
-            for segment in self._segments:
-                segment.close()
+            self._close_files()
 
     def abandon(self) -> None:
         """Closes the files without making anything durable, because the folder is about to be deleted."""
+        self._close_files()
+
+    def _close_files(self) -> None:
         self._is_closed = True
+        for rolled in self._rolled:
+            rolled.cancel()
         for segment in self._segments:
             segment.close()
 
     def delete(self) -> None:
         """Removes the folder with all its files. The caller syncs the parent folder."""
-        self._is_closed = True
-        for segment in self._segments:
-            segment.close()
+        self._close_files()
         for name in self._fs.list_dir(self.directory):
             self._fs.remove(join(self.directory, name))
         self._fs.remove_dir(self.directory)
@@ -488,3 +567,9 @@ class Log(ReadableLog):
             raise LogFailedError(f"{self.directory}: the log failed earlier: {self._failure}") from self._failure
         if self._is_closed:
             raise StorageError(f"{self.directory}: the log is closed")
+
+
+def _check_size(segment: Segment) -> None:
+    assert not segment.is_unsynced or segment.file().size() == segment.size_bytes, (
+        f"S-2: {segment.log_path} has {segment.file().size()} bytes, but its batches have {segment.size_bytes}"
+    )

@@ -54,6 +54,7 @@ from kcoord.storage.handover import Handover, has_handover, read_handover, remov
 from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
 from kcoord.storage.log import Log
 from kcoord.storage.recovery import Check, Recovery, go_on
+from kcoord.storage.rolled import LaterSyncs
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import merge_worker_checkpoints
 
@@ -185,7 +186,15 @@ class LogDir:
         """Returns the path of a partition's folder."""
         return join(self.path, partition_folder(topic, partition))
 
-    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, check: Check = go_on) -> Log:
+    def open_log(
+        self,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        now_ms: int,
+        check: Check = go_on,
+        later_syncs: LaterSyncs | None = None,
+    ) -> Log:
         """Opens or creates the log of a partition, with its entries in the checkpoints.
 
         `check` may end the opening by an error (`kcoord.storage.recovery`).
@@ -205,7 +214,15 @@ class LogDir:
             recovery.clean = handover.is_clean
             # A failed sync of the previous leader may have dropped bytes, which only that leader could know.
             recovery.rewrite = not handover.is_clean
-        log = Log.open(self.file_system, path, config, now_ms, recovery=recovery, files=self.files)
+        log = Log.open(
+            self.file_system,
+            path,
+            config,
+            now_ms,
+            recovery=recovery,
+            files=self.files,
+            later_syncs=later_syncs,
+        )
         self._opened[key] = log
         if handover is not None:
             self._note(key, log)

@@ -14,7 +14,8 @@ Opening a log has these steps (`LogLoader` calls them):
 If a check fails, the rest of the file is removed only if a crash during the last append can explain the damage:
 
 * the damage is not below the recovery point, because those bytes were durable;
-* it is in the last segment, because a segment is durable before the next one begins;
+* it is in the last segment, or the next segment has a mark, because a segment without that is durable before the next
+  one begins (`rolled`);
 * it is an incomplete batch, zeros or a wrong CRC, and not a sound batch with wrong offsets or of an old format;
 * no sound batch with later offsets follows it in the file.
 
@@ -27,12 +28,13 @@ sync would not write them. `Recovery.rewrite` writes them again first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kcoord.storage.file_system import File, FileSystem, join
 from kcoord.storage.index import MAX_RELATIVE_OFFSET
+from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord.storage.scan import Damage, DamageKind, corrupt, find_batch, walk
 from kcoord.storage.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
@@ -111,7 +113,16 @@ def sweep(file_system: FileSystem, directory: str, names: list[str], report: Rec
             base_offset = base_offset_of(name, suffix)
             if base_offset is not None and name.removesuffix(suffix) + LOG_SUFFIX not in present:
                 _remove(file_system, directory, name, present, report)
-    bases = [base_offset_of(name) for name in present]
+    return _bases(present, LOG_SUFFIX)
+
+
+def marks_in(names: Iterable[str]) -> set[int]:
+    """Returns the offsets of the marks in a folder: the segment before such an offset may be torn."""
+    return set(_bases(names, UNSYNCED_SUFFIX))
+
+
+def _bases(names: Iterable[str], suffix: str) -> list[int]:
+    bases = [base_offset_of(name, suffix) for name in names]
     return sorted(base for base in bases if base is not None)
 
 
@@ -174,8 +185,8 @@ def adopt_clean_end(segment: Segment, report: RecoveryReport, check: Check) -> b
     return True
 
 
-def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report: RecoveryReport) -> None:
-    """Checks all batches from the recovery point, updates the indexes, and removes a torn end.
+def recover_segment(segment: Segment, recovery: Recovery, may_be_torn: bool, report: RecoveryReport) -> None:
+    """Checks all batches from the recovery point, updates the indexes, and removes a torn end if there may be one.
 
     Index entries below the recovery point are trusted. Raises CorruptLogError for damage that no crash can cause.
     """
@@ -196,7 +207,7 @@ def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report:
         return
     # The rest of the file is searched for a sound batch.
     recovery.check(size - damage.position)
-    refusal = _refusal(file, damage, size, recovery.recovery_point, is_last)
+    refusal = _refusal(file, damage, size, recovery.recovery_point, may_be_torn)
     if refusal is not None:
         raise corrupt(segment.log_path, damage, refusal)
     assert damage.offset >= recovery.recovery_point, (
@@ -221,13 +232,13 @@ def _note_batches(segment: Segment, file: File, position: int, size: int, check:
     return None
 
 
-def _refusal(file: File, damage: Damage, size: int, recovery_point: int, is_last: bool) -> str | None:
+def _refusal(file: File, damage: Damage, size: int, recovery_point: int, may_be_torn: bool) -> str | None:
     """Returns why the damage cannot be the torn end of the last append before a crash, or None if it can be."""
     if damage.kind in (DamageKind.MISPLACED, DamageKind.FOREIGN):
         return damage.reason
     if damage.offset < recovery_point:
         return f"{damage.reason}, although all batches below offset {recovery_point} were durable"
-    if not is_last:
+    if not may_be_torn:
         return f"{damage.reason}, although later segments exist"
     following = find_batch(file, damage.position, size, damage.offset)
     if following is not None:

@@ -120,6 +120,7 @@ class Segment:
         """The offset after the last batch. Only known for the active segment."""
         self.config = config
         self.is_active = False
+        """True as long as the indexes belong to this object alone: batches are appended, or the files lack entries."""
         self.is_unsynced = False
         self._is_closed = False
         self._files = files
@@ -353,6 +354,12 @@ class Segment:
         self._files.keep_indexes(self._path, self.indexes())
         self.is_active = False
         self._own_indexes = {}
+
+    def settle_roll(self) -> None:
+        """Notes that the log file and the index files were made durable after the segment was closed."""
+        self._pinned = None
+        self.is_unsynced = False
+        self.become_inactive()
 
     def write_indexes(self) -> bool:
         """Writes missing entries to the index files, durably. Returns True if it may have created files."""

@@ -21,8 +21,9 @@ from heapq import heappop, heappush
 from kcoord.config import BrokerConfig
 from kcoord.storage.errors import StorageError
 from kcoord.storage.log_dir import LogDir
+from kcoord.storage.rolled import Background
 from kcoord.storage.segment import DELETED_SUFFIX
-from kcoord.topics.log_opening import Background, LogBeingOpenedError
+from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
 from kcoord.topics.retention import delete_below_start, delete_expired

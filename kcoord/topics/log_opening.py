@@ -25,20 +25,17 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
 from kcoord.storage.errors import OpeningCanceledError
 from kcoord.storage.recovery import Check
+from kcoord.storage.rolled import Background, LaterSyncs, NewLock
 from kcoord_protocol.errors import Errors, KafkaError
 
 AT_ONCE_US: Final = 10_000
 """How long the openings of one millisecond may read in the event loop."""
 BATCH_US: Final = 11
 BYTES_PER_US: Final = 1_000
-
-Background: TypeAlias = Callable[[Callable[[], None], Callable[[], None] | None], object]
-"""Runs a function in another thread, at some later time, and then a second one in the event loop."""
-NewLock: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -114,11 +111,21 @@ class Opening(Generic[T_co]):
 
 
 class Openings:
-    """Opens logs in the event loop if that is short, else by `in_background`. `on_end` gets the partition then."""
+    """Opens logs in the event loop if that is short, else by `in_background`. `on_end` gets the partition then.
 
-    __slots__ = ("_in_background", "_left_us", "_new_lock", "_now_ms", "_on_end")
+    `later_syncs` is for the logs.
+    """
 
-    def __init__(self, in_background: Background, new_lock: NewLock, on_end: Callable[[str, int], None]) -> None:
+    __slots__ = ("_in_background", "_left_us", "_new_lock", "_now_ms", "_on_end", "later_syncs")
+
+    def __init__(
+        self,
+        in_background: Background,
+        new_lock: NewLock,
+        on_end: Callable[[str, int], None],
+        later_syncs: LaterSyncs | None = None,
+    ) -> None:
+        self.later_syncs = later_syncs
         self._in_background = in_background
         self._new_lock = new_lock
         self._on_end = on_end

@@ -21,6 +21,7 @@ from kcoord.storage.errors import is_disk_full
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
 from kcoord.storage.recovery import Check, go_on
+from kcoord.storage.rolled import LaterSyncs
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
@@ -81,10 +82,18 @@ class OpenLog:
 
 
 def open_and_load(
-    log_dir: LogDir, topic: str, index: int, files: PartitionFiles, config: LogConfig, now_ms: int, check: Check
+    log_dir: LogDir,
+    topic: str,
+    index: int,
+    files: PartitionFiles,
+    config: LogConfig,
+    now_ms: int,
+    check: Check,
+    *,
+    later_syncs: LaterSyncs | None = None,
 ) -> OpenLog:
     """Opens the log of a partition, and returns it with its leader epochs and its producer state."""
-    log = log_dir.open_log(topic, index, config, now_ms, check)
+    log = log_dir.open_log(topic, index, config, now_ms, check, later_syncs)
     try:
         return load(log, files, now_ms, check)
     except BaseException:

@@ -18,8 +18,8 @@ The life of the log:
 
 The order of an append: the leader check, the validation of the batch, the producer state's `check`, the write, and
 last `replay`. The producer state changes only after the write, so a failed write leaves no trace in it.
-A batch is acknowledged when it is in the page cache. It is synced by flush.messages, flush.ms, when a segment rolls,
-and at shutdown.
+A batch is acknowledged when it is in the page cache. It is synced by flush.messages, flush.ms, in another thread after
+its segment was closed (`kcoord.storage.rolled`), and at shutdown.
 A power loss may therefore cost the end of the log, at a batch boundary; a crash of the process costs nothing.
 """
 
@@ -280,7 +280,16 @@ class Partition:
 
     def _begin_opening(self, now_ms: int) -> None:
         self.make_folder()
-        read = partial(open_and_load, self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
+        read = partial(
+            open_and_load,
+            self._log_dir,
+            self.topic,
+            self.index,
+            self.files,
+            self.log_config,
+            now_ms,
+            later_syncs=self._openings.later_syncs,
+        )
         self._opening = self._openings.begin(self.topic, self.index, read, now_ms)
 
     def _end_opening(self) -> OpenLog:

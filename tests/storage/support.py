@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from kcoord.storage.file_system import FileSystem, join, make_durable_dirs
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import Operation
 from kcoord.storage.recovery import Recovery
+from kcoord.storage.rolled import LaterSyncs
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.record_batch import Record, encode_batch
 
@@ -87,3 +89,23 @@ def crash_at(step: int, kinds: frozenset[str] | None = None) -> Callable[[Operat
         return MachineCrash() if seen > step else None
 
     return fault
+
+
+class Later:
+    """Syncs the closed segments of logs when a test says so."""
+
+    def __init__(self) -> None:
+        self.syncs = LaterSyncs(lambda work, done: self.jobs.append((work, done)), nullcontext)
+        self.jobs: list[tuple[Callable[[], None], Callable[[], None] | None]] = []
+
+    def open(self, file_system: FileSystem, config: LogConfig, recovery: Recovery | None = None) -> Log:
+        make_durable_dirs(file_system, "data")
+        return Log.open(file_system, DIRECTORY, config, NOW_MS, recovery=recovery, later_syncs=self.syncs)
+
+    def run(self) -> None:
+        """Syncs all segments that were closed so far, and tells their logs."""
+        while self.jobs:
+            work, done = self.jobs.pop(0)
+            work()
+            if done is not None:
+                done()

@@ -7,10 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kcoord.storage.file_system import make_durable_dirs
+from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
 from kcoord.storage.recovery import Recovery
 from kcoord_protocol.record_batch import iter_headers
-from tests.storage.support import NOW_MS, batch, content, new_config, open_log
+from tests.storage.support import DIRECTORY, NOW_MS, Later, batch, content, new_config
 
 small = st.integers(0, 5)
 
@@ -27,10 +29,16 @@ class LogAndList(RuleBasedStateMachine):
         self.durable_end = 0
         self.recovery_point = 0
 
-    @initialize(segment_bytes=st.sampled_from([1, 200, 400, 5000]), interval=st.sampled_from([0, 150, 4096]))
-    def begin(self, segment_bytes: int, interval: int) -> None:
+    @initialize(
+        segment_bytes=st.sampled_from([1, 200, 400, 5000]),
+        interval=st.sampled_from([0, 150, 4096]),
+        syncs_later=st.booleans(),
+    )
+    def begin(self, segment_bytes: int, interval: int, syncs_later: bool) -> None:
         self.config = new_config(segment_bytes=segment_bytes, index_interval_bytes=interval)
-        self.log = open_log(self.fs, self.config)
+        self.later = Later() if syncs_later else None
+        make_durable_dirs(self.fs, "data")
+        self.reopen(Recovery())
 
     @rule(sizes=st.lists(st.tuples(st.integers(1, 4), small, st.integers(0, 1000), small), min_size=1, max_size=4))
     def append(self, sizes: list[tuple[int, int, int, int]]) -> None:
@@ -51,8 +59,17 @@ class LogAndList(RuleBasedStateMachine):
 
     @rule()
     def roll(self) -> None:
-        if self.log.roll(NOW_MS):
+        if self.log.roll(NOW_MS) and self.later is None:
             self.durable_end = self.end
+
+    @rule()
+    def sync_later(self) -> None:
+        if self.later is not None:
+            self.later.run()
+
+    @rule()
+    def note_durable(self) -> None:
+        self.recovery_point = self.log.flushed_offset
 
     @rule()
     def checkpoint(self) -> None:
@@ -88,13 +105,15 @@ class LogAndList(RuleBasedStateMachine):
         self.end = self.durable_end = self.log.end_offset
 
     def reopen(self, recovery: Recovery) -> None:
-        self.log = type(self.log).open(self.fs, self.log.directory, self.config, NOW_MS, recovery=recovery)
+        later_syncs = self.later.syncs if self.later is not None else None
+        self.log = Log.open(self.fs, DIRECTORY, self.config, NOW_MS, recovery=recovery, later_syncs=later_syncs)
 
     @invariant()
     def agrees(self) -> None:
         if not hasattr(self, "log"):
             return
         assert (self.log.start_offset, self.log.end_offset) == (self.start, self.end)
+        self.durable_end = max(self.durable_end, min(self.log.flushed_offset, self.end))
         alive = [entry for entry in self.model if entry[1] > self.start]
         assert content(self.log) == [data for _, _, _, data in alive]
         for offset in {self.start, (self.start + self.end) // 2, self.end}:

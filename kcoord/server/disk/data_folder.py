@@ -21,13 +21,14 @@ from kcoord.storage.file_system import FileSystem, RealFileSystem
 from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.rolled import LaterSyncs
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import uuid_to_string
 
 if TYPE_CHECKING:
-    # The thread of the topic store starts when it is first needed.
+    # The threads of the topic store start when they are first needed.
     from concurrent.futures import Executor
 
     from kcoord.server.disk.log_cleaner import CleanableLog, LogCleaner
@@ -91,7 +92,7 @@ class DataFolder:
         self.coordinator_logs: dict[str, ShardLogs] = {}
         """The logs of the coordinators' topics, by topic."""
         self._metadata_logs: ShardLogs | None = None
-        self._thread: Executor | None = None
+        self._threads: dict[str, Executor] = {}
         self.journal: Journal | None = None
         """The write-ahead journal of the coordinator and metadata logs, if the flush policy is fsync."""
         try:
@@ -109,6 +110,7 @@ class DataFolder:
                     settles_folder=settles_folder,
                     in_background=self._in_background,
                     new_lock=threading.Lock,
+                    later_syncs=LaterSyncs(self._sync_in_background, threading.Lock),
                 )
             )
         except BaseException:
@@ -120,9 +122,16 @@ class DataFolder:
 
         There is one such thread, so that the event loop competes with one thread only.
         """
-        if self._thread is None:
-            self._thread = thread_pool(1, "kcoord-topics")
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._in_thread("kcoord-topics", work, done)
+
+    def _sync_in_background(self, work: Callable[[], None], done: Callable[[], None] | None) -> None:
+        """Does the same for work that only waits for the disk, perhaps for seconds: no opening has to wait for it."""
+        self._in_thread("kcoord-log-sync", work, done)
+
+    def _in_thread(self, name: str, work: Callable[[], None], done: Callable[[], None] | None) -> None:
+        if name not in self._threads:
+            self._threads[name] = thread_pool(1, name)
+        future = asyncio.get_running_loop().run_in_executor(self._threads[name], work)
         if done is not None:
             future.add_done_callback(lambda _: done())
 
@@ -209,8 +218,8 @@ class DataFolder:
         Without a clean end the clean-shutdown marker is not written, so the next start checks all logs.
         """
         self.topics.close(now_ms)
-        if self._thread is not None:
-            self._thread.shutdown()
+        for thread in self._threads.values():
+            thread.shutdown()
         if not clean:
             _logger.error("A write to %s did not end in time: the next start checks all logs", self._folder)
             return

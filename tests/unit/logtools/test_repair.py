@@ -15,6 +15,7 @@ from kcoord.logtools.repair import MANIFEST, Repair, RepairMode
 from kcoord.logtools.verify import FolderCheck
 from kcoord.storage.errors import DirectoryLockedError
 from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord_protocol.record_batch import decode_header, decode_records, rewrite_header
 from tests.unit.logtools import test_verify as damages
 from tests.unit.logtools.support import NOW_MS, SMALL, make_small_folder, open_folder
@@ -51,6 +52,23 @@ def flip(path: Path, number: int) -> None:
     data = bytearray(path.read_bytes())
     data[positions(path)[number] + 70] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("mode", RepairMode)
+def test_a_repair_removes_the_marks_of_unsynced_segments(folder: Path, mode: RepairMode) -> None:
+    """The next start would remove segments that the repair has kept."""
+    first, second = logs(folder, "orders-0")[:2]
+    mark = second.with_suffix(UNSYNCED_SUFFIX)
+    mark.touch()
+    flip(first, -1)
+    repair(folder, mode)
+    assert not mark.exists()
+    before = offsets(folder, "orders-0")
+    log_dir = open_folder(str(folder))
+    log = log_dir.open_log("orders", 0, SMALL, NOW_MS)
+    assert log.recovery_report.cuts == []
+    log_dir.close()
+    assert offsets(folder, "orders-0") == before
 
 
 def test_skipping_leaves_out_one_batch_and_bridges_its_offsets(folder: Path) -> None:

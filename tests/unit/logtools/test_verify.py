@@ -15,6 +15,7 @@ from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE, write_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord_protocol.record_batch import Compression, encode_batch, iter_headers, rewrite_header
 from tests.storage.cleaning import Writer, clean
 from tests.storage.support import DIRECTORY
@@ -118,6 +119,24 @@ def test_a_torn_end_after_a_crash_is_found_as_torn(folder: Path) -> None:
     (torn,) = [finding for finding in check(folder) if finding.file == str(path)]
     assert (torn.kind, torn.position, torn.end) == (FindingKind.TORN, last, path.stat().st_size)
     assert [finding for finding in check(folder, in_use=True) if finding.file == str(path)] == []
+
+
+@pytest.mark.parametrize("lost_bytes", [5, None])
+def test_an_unsynced_segment_without_its_end_is_found_as_torn(folder: Path, lost_bytes: int | None) -> None:
+    """The start removes the segments after it, so they have no finding. None: the last batch is lost as a whole."""
+    (folder / ".kafka_cleanshutdown").unlink()
+    (folder / "recovery-point-offset-checkpoint").unlink()
+    first, second = logs(folder, "orders-0")[:2]
+    mark = second.with_suffix(UNSYNCED_SUFFIX)
+    mark.touch()
+    last = positions(first)[-1]
+    cut(first, first.stat().st_size - lost_bytes if lost_bytes else last)
+    cut(second, second.stat().st_size - 1)
+    in_logs = [finding for finding in check(folder) if finding.file in map(str, logs(folder, "orders-0"))]
+    assert [(torn.kind, torn.file, torn.position) for torn in in_logs] == [(FindingKind.TORN, str(first), last)]
+    mark.unlink()
+    kinds = {finding.kind for finding in check(folder)}
+    assert kinds & {FindingKind.DAMAGED, FindingKind.GAP}
 
 
 def test_a_finding_in_the_middle_names_the_next_valid_batch(folder: Path) -> None:

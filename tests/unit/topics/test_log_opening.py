@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from kcoord.storage.errors import OpeningCanceledError
+from kcoord.storage.rolled import LaterSyncs
 from kcoord.topics import log_opening
 from kcoord.topics.log_opening import AT_ONCE_US, BATCH_US, BYTES_PER_US, Opening
 from kcoord.topics.open_log import open_and_load
@@ -45,6 +46,7 @@ class Restarted(Cluster):
     def __init__(self, values: list[str], partitions: int = 1) -> None:
         super().__init__(image_of({TOPIC: partitions}))
         self.thread = Thread()
+        self.syncs = Thread()
         for partition in range(partitions):
             for value in values:
                 self.append(batch_of(value), partition=partition)
@@ -52,7 +54,10 @@ class Restarted(Cluster):
     def start(self) -> None:
         super().start()
         if hasattr(self, "thread"):
-            self.store = TopicStore(self.fs, self.log_dir, self.config, in_background=self.thread.begin)
+            later_syncs = LaterSyncs(self.syncs.begin, nullcontext)
+            self.store = TopicStore(
+                self.fs, self.log_dir, self.config, in_background=self.thread.begin, later_syncs=later_syncs
+            )
             self.store.on_metadata_update(self.image, self.now_ms)
 
     def error(self) -> Errors | None:

@@ -34,6 +34,7 @@ class Model(Restarted):
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.epoch = 0
+        self.durable = 0
         super().__init__([])
         self.lead()
 
@@ -80,6 +81,21 @@ class Model(Restarted):
         if self.thread.work:
             self.thread.run()
 
+    def sync_closed_segments(self) -> None:
+        while self.syncs.work:
+            self.syncs.run()
+
+    def fail_a_sync(self) -> None:
+        """The next write notices the failure. (Only the process that saw it knows which bytes the kernel dropped.)"""
+        fault, self.fs.fault = self.fs.fault, _failing_sync
+        self.sync_closed_segments()
+        self.fs.fault = fault
+        self.write_plainly()
+
+    def note_durable(self) -> None:
+        self.log_dir.note_durable()
+        self.log_dir.write_checkpoints()
+
     def fail(self) -> None:
         self.store.partition(TOPIC, 0).fail(AssertionError("broken"))
 
@@ -97,6 +113,7 @@ class Model(Restarted):
     def lose_power(self) -> None:
         self.end_fault()
         self.thread.work.clear()
+        self.syncs.work.clear()
         lost = self.chance.choice(SMALL_FILES)
 
         def keep_others(kind: str, path: str, pending: int) -> int:
@@ -113,6 +130,8 @@ class Model(Restarted):
         opened = self.opened()
         self.fs.fault = fault
         log, producers, expected = opened.log, opened.producers, ProducerState()
+        assert log.end_offset >= self.durable
+        self.durable = log.flushed_offset
         for header, data in log.batches(opened.first_offset):
             replay(expected, header, data)
         # Of transactions that began before the first segment, the state may know more than the batches.
@@ -128,6 +147,10 @@ class Model(Restarted):
             assert opened.epochs.epoch_for_offset(header.last_offset) in (-1, header.partition_leader_epoch)
 
 
+def _failing_sync(operation: Operation) -> OSError | None:
+    return OSError(errno.EIO, "medium") if operation.kind == "datasync" else None
+
+
 def _no_space(operation: Operation) -> OSError | None:
     fails = operation.kind in ("create", "write", "datasync", "remove")
     return OSError(errno.ENOSPC, "no space") if fails else None
@@ -141,6 +164,9 @@ def test_the_producer_state_is_the_one_of_the_log(seed: int) -> None:
         *[model.end] * 5,
         *[model.write_plainly] * 3,
         *[model.run_thread] * 3,
+        *[model.sync_closed_segments] * 2,
+        model.fail_a_sync,
+        model.note_durable,
         model.delete_records,
         model.begin_fault,
         model.end_fault,
