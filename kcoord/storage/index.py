@@ -127,7 +127,15 @@ class TimeIndex:
         return index
 
     def encode(self, from_entry: int = 0) -> bytes:
-        return b"".join(map(_TIME_ENTRY.pack, self.timestamps[from_entry:], self._offsets[from_entry:]))
+        times, offsets = self.timestamps[from_entry:], self._offsets[from_entry:]
+        if sys.byteorder == "little":
+            times.byteswap()
+            offsets.byteswap()
+        halves = array("i", times.tobytes())
+        # Packing the entries one by one takes 90 ms for a segment of 1 GiB, and the event loop waits for the GIL.
+        words = array("i", bytes(TIME_ENTRY_BYTES * len(offsets)))
+        words[0::3], words[1::3], words[2::3] = halves[0::2], halves[1::2], offsets
+        return words.tobytes()
 
     def __len__(self) -> int:
         return len(self.timestamps)
