@@ -70,6 +70,8 @@ DELETED_GROUPS: Final = 1_000
 CONNECTIONS: Final = 20_000
 CONNECTION_SECONDS: Final = 60.0
 PRODUCED_MB: Final = 64
+LARGE_SEGMENT_BYTES: Final = 128 << 20
+LARGE_PRODUCED_MB: Final = 1_000
 PARTITIONS: Final = 100_000
 FOLDER_SECONDS: Final = 300.0
 BATCHES: Final = 2_000_000
@@ -235,8 +237,15 @@ def groups(report: Report, folder: Path) -> None:
         stage.row("1,000,000 commits, logs that roll", lambda: _commit_all(stage))
         stage.row("ListGroups, 100,000 groups", lambda: _list_groups(stage), repeat=True)
         stage.row("DeleteGroups, 1,000 groups", lambda: _delete_groups(stage))
-        stage.row(f"Produce {PRODUCED_MB} MB, logs that roll", lambda: _produce(stage))
+        stage.row(f"Produce {PRODUCED_MB} MB, logs that roll", lambda: _produce(stage, PRODUCED_MB))
         stage.row("20,000 connections in a minute", lambda: _connect(stage.broker.port))
+
+
+def rolls(report: Report, folder: Path) -> None:
+    """A log with large segments, whose bytes are in the page cache when the next segment begins."""
+    with Stage(report, folder, f"log.segment.bytes={LARGE_SEGMENT_BYTES}") as stage:
+        create_topics(stage.connection, {"rolling": 6})
+        stage.row(f"Produce {LARGE_PRODUCED_MB} MB, segments of 128 MiB", lambda: _produce(stage, LARGE_PRODUCED_MB))
 
 
 def shard(report: Report, folder: Path) -> None:
@@ -424,9 +433,9 @@ def _delete_topic(stage: Stage, name: str) -> None:
     assert answer.responses[0].error_code == 0, answer
 
 
-def _produce(stage: Stage) -> None:
+def _produce(stage: Stage, megabytes: int) -> None:
     batch = Batch(1_000)
-    for number in range(PRODUCED_MB * 1_000_000 // (6 * 16_000)):
+    for number in range(megabytes * 1_000_000 // (6 * 16_000)):
         stage.connection.send(batch.request("rolling", number))
         stage.connection.skip(1)
 
@@ -481,6 +490,7 @@ STAGES: Final[dict[str, Callable[[Report, Path], None]]] = {
     "members": members,
     "classic": classic,
     "groups": groups,
+    "rolls": rolls,
     "shard": shard,
     "topics": topics,
     "regex": regex,
