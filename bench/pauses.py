@@ -242,7 +242,7 @@ def groups(report: Report, folder: Path) -> None:
 
 
 def rolls(report: Report, folder: Path) -> None:
-    """A log with large segments, whose bytes are in the page cache when the next segment begins."""
+    """Logs with large segments, whose bytes are in the page cache when the next segment begins."""
     with Stage(report, folder, f"log.segment.bytes={LARGE_SEGMENT_BYTES}") as stage:
         create_topics(stage.connection, {"rolling": 6})
         stage.row(f"Produce {LARGE_PRODUCED_MB} MB, segments of 128 MiB", lambda: _produce(stage, LARGE_PRODUCED_MB))

@@ -248,7 +248,7 @@ class SimulatedProcess(BrokerProcess):
         """
         logs = self.folder.coordinator_logs[topic]
         for cleanable in cleanable_logs.of_coordinator(
-            topic, logs, self.broker.config, self.broker.image, lambda shard, offsets: None
+            topic, logs, self.broker.config, self.broker.image, lambda shard, offsets: None, cleanable_logs.at_once
         ):
             log = cleanable.log
             if cleanable.partition != shard_id or log.is_closed or log.failure is not None:

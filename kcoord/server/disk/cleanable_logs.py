@@ -59,6 +59,7 @@ def of_coordinator(
     config: BrokerConfig,
     image: MetadataImage,
     forget_aborted: Callable[[int, set[int]], None],
+    on_owner: OnOwner,
 ) -> list[CleanableLog]:
     """Returns the open logs of a coordinator's shards. Steps that change a log run under the lock of the log."""
     opened: Mapping[int, object] = logs.open_logs()
@@ -72,7 +73,7 @@ def of_coordinator(
             log,
             rules,
             log.end_offset,
-            partial(_locked, logs.lock(shard_id)),
+            partial(_locked, logs.lock(shard_id), on_owner),
             forget_aborted=partial(forget_aborted, shard_id),
             may_roll=True,
         )
@@ -80,6 +81,14 @@ def of_coordinator(
     ]
 
 
-def _locked(lock: Lock, step: Callable[[], None]) -> None:
-    with lock:
-        step()
+def at_once(step: Callable[[], None]) -> None:
+    """Runs a step in the thread of the cleaner, for logs that any thread may change under their locks."""
+    step()
+
+
+def _locked(lock: Lock, on_owner: OnOwner, step: Callable[[], None]) -> None:
+    def run() -> None:
+        with lock:
+            step()
+
+    on_owner(run)

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from kcoord.config import BrokerConfig
@@ -173,7 +174,8 @@ class DataFolder:
             self.log_dir.note_gained(topic, shard_id)
 
         def open_log(shard_id: int) -> Log:
-            return self.log_dir.open_log(topic, shard_id, config, now_ms())
+            later_syncs = self._later_syncs(logs.lock(shard_id))
+            return self.log_dir.open_log(topic, shard_id, config, now_ms(), later_syncs=later_syncs)
 
         def delete_logs(shard_ids: list[int], topic_id: bytes) -> None:
             present.difference_update(shard_ids)
@@ -184,12 +186,31 @@ class DataFolder:
         )
         return logs
 
+    def _later_syncs(self, lock: Lock) -> LaterSyncs | None:
+        """Returns how the log of a coordinator syncs closed segments.
+
+        With a journal, the writer thread begins new segments, and may wait. Without, the event loop does that.
+        """
+        if self.journal is not None:
+            return None
+
+        def in_background(work: Callable[[], None], done: Callable[[], None] | None) -> None:
+            def locked() -> None:
+                if done is not None:
+                    with lock:
+                        done()
+
+            self._sync_in_background(work, locked)
+
+        return LaterSyncs(in_background, threading.Lock)
+
     def cleaner(
         self, config: BrokerConfig, image: Callable[[], MetadataImage], now_ms: Callable[[], int]
     ) -> LogCleaner:
         """Returns a cleaner for all compacted logs, not yet started.
 
-        The event loop writes to topics, so the cleaner changes their logs by `LogCleaner.in_loop`.
+        The event loop writes to topics, so the cleaner changes their logs by `LogCleaner.in_loop`. Without a journal it
+        writes to the logs of the coordinators, too.
         """
         from kcoord.server.disk import cleanable_logs
         from kcoord.server.disk.log_cleaner import LogCleaner
@@ -198,7 +219,8 @@ class DataFolder:
             targets = cleanable_logs.of_topics(self.topics, cleaner.in_loop)
             for topic, shard_logs in self.coordinator_logs.items():
                 forget = partial(self._forget_aborted, topic)
-                targets += cleanable_logs.of_coordinator(topic, shard_logs, config, image(), forget)
+                on_owner = cleaner.in_loop if self.journal is None else cleanable_logs.at_once
+                targets += cleanable_logs.of_coordinator(topic, shard_logs, config, image(), forget, on_owner)
             return targets
 
         cleaner = LogCleaner(config, self.log_dir, self._fs, logs, now_ms)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -277,3 +277,45 @@ def test_d13_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
         assert (again.start_offset, again.end_offset, len(list(again.batches()))) == (0, 3, 3)
         assert again.delete_old_segments(lambda segment: (segment.largest_timestamp or (0, 0))[0] < 5, 5) == 0
         again.close()
+
+
+async def test_d12_without_a_journal_no_roll_of_a_coordinators_log_waits_for_the_disk() -> None:
+    """D-12: other threads sync closed segments and cleaned ones."""
+    file_system = MemoryFileSystem()
+    make_durable_dirs(file_system, "data")
+    settings = {"offsets_topic_segment_bytes": "1000", "log_cleaner_backoff_ms": "5"}
+    broker = await Harness(file_system=file_system, **settings).open()
+    assert await put(broker, 0) == 0
+    ((shard_id, log),) = [(shard_id, log) for shard_id, log in broker.logs.open_logs().items() if log.end_offset]
+    waited: set[int] = set()
+
+    def note(operation: Operation) -> None:
+        if operation.kind in ("datasync", "sync_dir") and operation.path.startswith(log.directory):
+            waited.add(threading.get_ident())
+
+    file_system.fault = note
+    for offset in range(1, 40):
+        assert await put(broker, offset) == 0
+    assert len(log.segments) > 3
+    await until(lambda: log.flushed_offset == log.segments[-1].base_offset)
+    cleaner = broker.folder.cleaner(broker.config, lambda: broker.image, broker.now_ms)
+    cleaner.start()
+    await until(lambda: broker.folder.log_dir.cleaned_offset("__consumer_offsets", shard_id) > 0)
+    assert await asyncio.get_running_loop().run_in_executor(None, cleaner.close, 5)
+    assert waited
+    assert threading.get_ident() not in waited
+    file_system.fault = no_fault
+    durable = log.flushed_offset
+    file_system.crash(keep_nothing)
+    again = await Harness(file_system=file_system, **settings).open()
+    assert again.logs.open_logs()[shard_id].end_offset >= durable > 0
+    broker.groups.close()
+    again.groups.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition was never met")

@@ -43,7 +43,12 @@ class Running:
             return self.targets
         logs = self.broker.logs
         return cleanable_logs.of_coordinator(
-            "__consumer_offsets", logs, self.broker.config, self.broker.image, lambda shard_id, offsets: None
+            "__consumer_offsets",
+            logs,
+            self.broker.config,
+            self.broker.image,
+            lambda shard_id, offsets: None,
+            cleanable_logs.at_once,
         )
 
     async def until_cleaned(self, topic: str, partition: int, offset: int) -> None:
