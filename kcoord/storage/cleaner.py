@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -149,8 +148,8 @@ class Cleaner:
         Raises CorruptLogError if a segment is damaged, and ReplacementAbandoned if retention or the deletion of the
         topic removed segments meanwhile. Groups that were replaced before the error stay replaced.
 
-        `forget_aborted` runs on the owner's thread before abort markers are removed, with their offsets. A fetch that
-        still listed such a transaction as aborted would make readers skip later records of its producer.
+        `forget_aborted` is called before abort markers are removed, with their offsets. A fetch that still listed such
+        a transaction as aborted would make readers skip later records of its producer.
         """
         before = log.segments
 
@@ -203,7 +202,7 @@ class Cleaner:
             gone = len(result.removed_aborts)
             replacement = self._prepare(log, group, pass_, on_owner, is_last=group is groups[-1])
             if len(result.removed_aborts) > gone:
-                on_owner(partial(forget_aborted, result.removed_aborts))
+                forget_aborted(result.removed_aborts)
             if replacement is not None:
                 replacement.run(on_owner)
         return result

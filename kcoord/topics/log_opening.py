@@ -145,9 +145,13 @@ class Openings:
 
     def run(self, name: str, work: Callable[[Check], T], *, in_background: bool) -> Opening[T]:
         """Does other work on the files of a partition: in the event loop, or all of it in another thread."""
-        running = Opening(name, work, self._new_lock())
+        running = self.prepare(name, work)
         if in_background:
             self._in_background(running.run, running.on_end)
         else:
             running.run()
         return running
+
+    def prepare(self, name: str, work: Callable[[Check], T]) -> Opening[T]:
+        """Returns other work on the files of a partition that the caller runs, in any thread."""
+        return Opening(name, work, self._new_lock())

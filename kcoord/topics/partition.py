@@ -35,6 +35,8 @@ from kcoord.metadata.image import PartitionImage
 from kcoord.runtime.result import Producer
 from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
 from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
+from kcoord.storage.recovery import Check
+from kcoord.storage.replacement import ReplacementAbandoned
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
@@ -523,7 +525,7 @@ class Partition:
             self._snapshot.observers.append(partial(self._end_snapshot, opened, self._snapshot))
 
     def _end_snapshot(self, opened: OpenLog, ended: Opening[int] | None = None) -> None:
-        """Ends the storing of a snapshot. Another thread that does it touches no file afterwards.
+        """Ends the storing of a snapshot, or `forget_aborted`. Another thread that does it touches no file afterwards.
 
         Does nothing if another snapshot than `ended` is being stored by now.
         """
@@ -536,7 +538,7 @@ class Partition:
             if snapshot.has_ended:
                 opened.snapshot_offset = snapshot.result()
         except (OSError, StorageError) as error:
-            _logger.warning("Writing a producer snapshot of %s-%d failed: %s", self.topic, self.index, error)
+            _logger.warning("Writing the producer state of %s-%d failed: %s", self.topic, self.index, error)
 
     def flush(self, opened: OpenLog, now_ms: int) -> None:
         """Makes the whole log durable."""
@@ -581,11 +583,24 @@ class Partition:
         except OSError as error:
             _logger.warning("Removing old files of %s-%d failed: %s", self.topic, self.index, error)
 
-    def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> None:
-        """Drops aborted transactions whose last records and markers the cleaner removes."""
+    def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> Opening[int]:
+        """Drops aborted transactions whose last records and markers the cleaner removes.
+
+        The cleaner's thread runs the returned work, which removes them from the transaction indexes, too. If that does
+        not end, because the files are needed here, the cleaner begins again.
+        """
+        if opened.log.is_closed:
+            raise ReplacementAbandoned(f"{opened.log.directory}: the log was closed")
         self._end_snapshot(opened)
         opened.producers.forget_aborted(marker_offsets)
-        self.files.forget_aborted(marker_offsets)
+        snapshot_offset, files = opened.snapshot_offset, self.files
+
+        def forget(check: Check) -> int:
+            files.forget_aborted(marker_offsets, check)
+            return snapshot_offset
+
+        forgetting = self._snapshot = self._openings.prepare(f"{self.topic}-{self.index}", forget)
+        return forgetting
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

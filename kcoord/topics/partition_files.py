@@ -10,6 +10,7 @@ from typing import Final
 from kcoord.storage.checkpoints import read_leader_epochs, read_topic_id
 from kcoord.storage.errors import MalformedCheckpointError
 from kcoord.storage.file_system import FileSystem, join, read_file, write_all, write_file_atomically
+from kcoord.storage.recovery import Check, go_on
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
 from kcoord.topics.producer_files import (
     SNAPSHOT_SUFFIX,
@@ -159,9 +160,13 @@ class PartitionFiles:
         kept = [transaction for transaction in indexed if transaction.last_offset < transactions[0].last_offset]
         write_file_atomically(self.fs, self._path(name), b"".join(map(encode_aborted, kept + transactions)))
 
-    def forget_aborted(self, marker_offsets: set[int]) -> None:
-        """Removes the transactions with these marker offsets from the indexes, durably."""
+    def forget_aborted(self, marker_offsets: set[int], check: Check = go_on) -> None:
+        """Removes the transactions with these marker offsets from the indexes, durably.
+
+        `check` is called for each index, and may end this by an error.
+        """
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
+            check(0)
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
             transactions = decode_aborted(read_file(self.fs, self._path(name)))
             kept = [transaction for transaction in transactions if transaction.last_offset not in marker_offsets]

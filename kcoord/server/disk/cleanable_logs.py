@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 
@@ -13,7 +14,9 @@ from kcoord.server.disk.log_cleaner import CleanableLog
 from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.storage.cleaner import CleaningRules
 from kcoord.storage.cleaning_pass import LastOfProducer
+from kcoord.storage.errors import OpeningCanceledError
 from kcoord.storage.replacement import OnOwner
+from kcoord.topics.log_opening import Opening
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
 from kcoord.topics.store import TopicStore
@@ -49,8 +52,21 @@ def _of_partition(partition: Partition, opened: OpenLog, on_owner: OnOwner) -> C
         opened.last_stable_offset,
         on_owner,
         producers,
-        partial(partition.forget_aborted, opened),
+        partial(_forget_aborted, partition, opened, on_owner),
     )
+
+
+def _forget_aborted(partition: Partition, opened: OpenLog, on_owner: OnOwner, marker_offsets: set[int]) -> None:
+    """Makes a partition forget aborted transactions. Runs in the thread of the cleaner, which waits for the disk."""
+    begun: list[Opening[int]] = []
+    while True:
+        on_owner(lambda: begun.append(partition.forget_aborted(opened, marker_offsets)))
+        forgetting = begun.pop()
+        forgetting.run()
+        with suppress(OpeningCanceledError):
+            if forgetting.has_ended:
+                forgetting.result()
+                return
 
 
 def of_coordinator(
@@ -74,11 +90,19 @@ def of_coordinator(
             rules,
             log.end_offset,
             partial(_locked, logs.lock(shard_id), on_owner),
-            forget_aborted=partial(forget_aborted, shard_id),
+            forget_aborted=partial(
+                _forget_producers, partial(_locked, logs.lock(shard_id), on_owner), shard_id, forget_aborted
+            ),
             may_roll=True,
         )
         for shard_id, log in logs.open_logs().items()
     ]
+
+
+def _forget_producers(
+    on_owner: OnOwner, shard_id: int, forget_aborted: Callable[[int, set[int]], None], marker_offsets: set[int]
+) -> None:
+    on_owner(partial(forget_aborted, shard_id, marker_offsets))
 
 
 def at_once(step: Callable[[], None]) -> None:

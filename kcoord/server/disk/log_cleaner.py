@@ -73,7 +73,7 @@ class CleanableLog:
 
     `stable_offset`: records from it on are left alone. `on_owner` runs a function in the thread that appends to the
     log, or keeps that thread away meanwhile. `producers`: the last batch of each producer, which is kept.
-    `forget_aborted` is called with the offsets of transaction markers that were removed.
+    `forget_aborted` is called in the cleaner's thread, with the offsets of transaction markers that will be removed.
     """
 
     topic: str

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from kcoord.server.disk import cleanable_logs
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
+from kcoord.storage.replacement import ReplacementAbandoned
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_files import encode_snapshot
 from kcoord.topics.producer_state import AbortedTransaction, ProducerState
@@ -204,7 +206,7 @@ def test_a_snapshot_that_fails_in_the_thread_is_logged(caplog: pytest.LogCapture
     cluster = rolled()
     cluster.fs.fault = no_index
     cluster.thread.run()
-    assert "Writing a producer snapshot of orders-0 failed: [Errno 28] no space" in caplog.text
+    assert "Writing the producer state of orders-0 failed: [Errno 28] no space" in caplog.text
     cluster.fs.fault = lambda operation: None
     cluster.append(batch_of("c" * 100))
     cluster.thread.run()
@@ -223,8 +225,79 @@ def test_the_thread_touches_no_file_that_has_another_owner(ending: str) -> None:
     elif ending == "fail":
         partition.fail(AssertionError("broken"))
     else:
-        partition.forget_aborted(partition.open(cluster.now_ms), {1})
+        partition.forget_aborted(partition.open(cluster.now_ms), {1}).run()
     cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
     before = cluster.files()
     cluster.thread.run()
     assert cluster.files() == before
+
+
+# --- transactions that the cleaner removes ----------------------------------------------------------------------------
+
+
+class Cleaning:
+    """A partition with an indexed aborted transaction, whose marker at 1 the cleaner's thread removes."""
+
+    def __init__(self) -> None:
+        self.cluster = rolled()
+        self.cluster.thread.run()
+        self.partition = self.cluster.store.partition(TOPIC, 0)
+        self.opened = self.partition.open(self.cluster.now_ms)
+        self.turns = 0
+        self.in_loop = False
+        self.waits_in_loop: list[str] = []
+        self.after_turn: Callable[[], None] = lambda: None
+        self.cluster.fs.fault = self._note
+
+    def _note(self, operation: Operation) -> None:
+        if self.in_loop and operation.kind in ("datasync", "sync_dir"):
+            self.waits_in_loop.append(operation.path)
+
+    def on_owner(self, step: Callable[[], None]) -> None:
+        self.turns += 1
+        self.in_loop = True
+        step()
+        self.after_turn()
+        self.in_loop = False
+
+    def forget(self) -> None:
+        cleanable_logs._forget_aborted(self.partition, self.opened, self.on_owner, {1})
+
+
+def test_the_cleaners_thread_waits_for_the_indexes_that_forget_transactions() -> None:
+    cleaning = Cleaning()
+    cleaning.forget()
+    assert (cleaning.turns, cleaning.waits_in_loop) == (1, [])
+    assert aborted(cleaning.cluster) == []
+    cleaning.cluster.restart()
+    assert aborted(cleaning.cluster) == []
+
+
+def test_the_cleaner_begins_again_if_the_files_were_needed_meanwhile() -> None:
+    cleaning = Cleaning()
+
+    def end_first() -> None:
+        if cleaning.turns < 3:
+            cleaning.partition._end_snapshot(cleaning.opened)
+
+    cleaning.after_turn = end_first
+    cleaning.forget()
+    assert cleaning.turns == 3
+    assert f"{1:020d}.txnindex" in cleaning.cluster.files()
+    assert cleaning.partition.files.load_aborted(END) == []
+
+
+def test_an_index_that_cannot_be_written_ends_the_pass_of_the_cleaner() -> None:
+    cleaning = Cleaning()
+    cleaning.cluster.fs.fault = no_index
+    with pytest.raises(OSError, match="no space"):
+        cleaning.forget()
+
+
+def test_the_files_of_a_log_that_was_closed_are_left_alone() -> None:
+    cleaning = Cleaning()
+    before = cleaning.cluster.files()
+    cleaning.opened.log.abandon()
+    with pytest.raises(ReplacementAbandoned):
+        cleaning.forget()
+    assert cleaning.cluster.files() == before
