@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from kcoord_protocol.errors import Errors, KafkaError
@@ -203,7 +204,8 @@ class ProducerState:
     def aborted_between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Returns the aborted transactions with records or marker in [first_offset, end_offset)."""
         transactions = []
-        for transaction in self.aborted_from(first_offset):
+        for number in range(self._first_from(first_offset), len(self.aborted)):
+            transaction = self.aborted[number]
             if transaction.first_offset < end_offset:
                 transactions.append(transaction)
             if transaction.last_stable_offset >= end_offset:
@@ -212,7 +214,10 @@ class ProducerState:
 
     def aborted_from(self, offset: int) -> list[AbortedTransaction]:
         """Returns the aborted transactions whose markers are at or after `offset`."""
-        return self.aborted[bisect_left(self.aborted, offset, key=lambda transaction: transaction.last_offset) :]
+        return self.aborted[self._first_from(offset) :]
+
+    def _first_from(self, offset: int) -> int:
+        return bisect_left(self.aborted, offset, key=attrgetter("last_offset"))
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
