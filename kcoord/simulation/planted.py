@@ -7,7 +7,7 @@ attributes of product code while a run lasts. Product code does not depend on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -41,7 +41,7 @@ from kcoord.server.fast.metadata import MetadataAnswers
 from kcoord.server.net.request_path import RequestPath
 from kcoord.server.workers.metadata_followers import MetadataFollowers
 from kcoord.simulation import planted_assignors, planted_security, planted_upstream
-from kcoord.storage import journal
+from kcoord.storage import journal, log_loader
 from kcoord.storage.journal import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
 from kcoord.topics.fetch_manager import FetchManager
@@ -273,6 +273,11 @@ def _flushes_nothing(self: DurableAppends) -> bool:
     return True
 
 
+def _no_marks(names: Iterable[str]) -> set[int]:
+    """Takes every segment but the last for durable."""
+    return set()
+
+
 def _hears_nothing(self: CreationOrder[object], worker: object, ticket: int, newest_ms: int, heard_ms: int) -> None:
     """Ignores the creation time that a worker reports."""
     _answer(self, worker, ticket, -1, heard_ms)
@@ -405,6 +410,7 @@ FAULTS: Final = {
     "row-visible-before-durable": Fault(patches=[(ShardContext, "is_behind", False)]),
     "skipped-replay": Fault(ForgetfulShard),
     "stale-image-in-a-packed-fetch": Fault(patches=[(PackedFetch, "encode", _of_first_image)]),
+    "unsynced-segment-trusted": Fault(patches=[(log_loader, "marks_in", _no_marks)]),
     "static-member-not-fenced": Fault(patches=[(MemberTransition, "_replace_static_member", _keeps_predecessor)]),
     "zombie-commit": Fault(patches=[(offset_operations, "_epoch_check", _every_commit)]),
     **{

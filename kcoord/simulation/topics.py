@@ -55,6 +55,8 @@ _GROWN_OR_DELETED: Final = frozenset(
 less than this request asks for, so the request assigns replicas of too many partitions.
 """
 _TRY_AGAIN: Final = frozenset({Errors.NOT_CONTROLLER, Errors.REQUEST_TIMED_OUT})
+_SEGMENT_BYTES: Final = 200
+"""So small that a power loss often comes between a roll and its sync."""
 _ACKNOWLEDGED: Final = "M-1 acknowledged changes of metadata are visible"
 
 
@@ -79,8 +81,9 @@ def first_topics(options: Options) -> list[CreateTopicsRequest.CreatableTopic]:
     """Returns the topics that exist before the first client starts."""
     topics = [new_topic(FIRST_TOPIC, options.partitions)]
     if options.record_producers:
-        topics.append(new_topic(FLUSHED_TOPIC, RECORD_PARTITIONS, flush_messages="1"))
-        topics.append(new_topic(CACHED_TOPIC, RECORD_PARTITIONS))
+        size = str(_SEGMENT_BYTES)
+        topics.append(new_topic(FLUSHED_TOPIC, RECORD_PARTITIONS, flush_messages="1", internal_segment_bytes=size))
+        topics.append(new_topic(CACHED_TOPIC, RECORD_PARTITIONS, internal_segment_bytes=size))
     return topics
 
 

@@ -54,6 +54,7 @@ FOUND_BY = {
     "reply-before-durable": {"I-11", "I-17", "I-18", "I-29"},
     "skipped-replay": {"I-11", "I-17", "I-0", "I-1", "I-2", "I-5", "I-7"},
     "static-member-not-fenced": {"I-1", "I-2"},
+    "unsynced-segment-trusted": {"D-1", "L-1"},
     "zombie-commit": {"I-13"},
     "acls-answered-before-workers-know": {"S-1", "S-2", "S-3", "S-4", "S-5", "M-1"},
     "decisions-outlive-their-acls": {"S-1", "S-2", "S-3", "S-4", "S-5"},
@@ -98,6 +99,7 @@ SCENARIOS = {
     "old-snapshot-is-used": "compaction",
     "pending-offsets-count-as-stable": "transactions",
     "repeated-heartbeat-of-an-old-config": "configs",
+    "unsynced-segment-trusted": "records",
     **dict.fromkeys(planted_security.PATCHES, "security"),
     **dict.fromkeys(planted_assignors.PATCHES, "client-assignors"),
     **dict.fromkeys(planted_upstream.PATCHES, UPSTREAM),
@@ -145,6 +147,7 @@ FOUND_AT = {
     "upstream-response-to-an-earlier-standby": 46,
     "upstream-truncation-not-noticed": 33,
     "upstream-void-batch-not-rewritten": 1,
+    "unsynced-segment-trusted": 7,
     "zombie-commit": 10,
 }
 """A seed that finds a fault, if seed 0 does not. The test tries it first, to save time. If it no longer finds the
