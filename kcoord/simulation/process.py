@@ -40,7 +40,6 @@ from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.recovery import Check, go_on
-from kcoord.storage.rolled import LaterSyncs
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
@@ -61,19 +60,11 @@ class SimulatedLogDir(LogDir):
 
     machine: Machine
 
-    def open_log(
-        self,
-        topic: str,
-        partition: int,
-        config: LogConfig,
-        now_ms: int,
-        check: Check = go_on,
-        later_syncs: LaterSyncs | None = None,
-    ) -> Log:
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, check: Check = go_on) -> Log:
         machine = self.machine
         machine.opening += 1
         try:
-            return super().open_log(topic, partition, config, now_ms, check, later_syncs)
+            return super().open_log(topic, partition, config, now_ms, check)
         except (PartitionHeldError, OpeningCanceledError):
             raise
         except StorageError as error:

@@ -84,23 +84,22 @@ class Log(ReadableLog):
         "_is_closed",
         "_is_entry_unsynced",
         "_is_folder_unsynced",
-        "_later_syncs",
         "_replaced",
         "_retired",
         "_rolled",
         "directory",
+        "later_syncs",
         "recovery_report",
     )
 
-    def __init__(
-        self, files: FileCache, directory: str, config: LogConfig, later_syncs: LaterSyncs | None = None
-    ) -> None:
+    def __init__(self, files: FileCache, directory: str, config: LogConfig) -> None:
         super().__init__()
         self.directory = directory
+        self.later_syncs: LaterSyncs | None = None
+        """How another thread syncs closed segments. Without it a roll waits for the disk."""
         self.recovery_report = RecoveryReport()
         self._files = files
         self._config = config
-        self._later_syncs = later_syncs
         self._rolled: tuple[RolledSegment, ...] = ()
         """The closed segments that are not durable yet, oldest first. The active segment follows them."""
         self._replaced: tuple[Segment, ...] = ()
@@ -126,14 +125,13 @@ class Log(ReadableLog):
         *,
         recovery: Recovery | None = None,
         files: FileCache | None = None,
-        later_syncs: LaterSyncs | None = None,
     ) -> Log:
         """Opens the log in `directory`, or creates an empty one.
 
         Raises CorruptLogError for damage that only an operator may repair. `files` limits the open files of all logs
-        that share it. With `later_syncs` a roll does not wait for the disk.
+        that share it.
         """
-        log = cls(files or FileCache(file_system, _OWN_FILES), directory, config, later_syncs)
+        log = cls(files or FileCache(file_system, _OWN_FILES), directory, config)
         log._load(recovery or Recovery(), now_ms)
         return log
 
@@ -380,8 +378,8 @@ class Log(ReadableLog):
             old.delete()
             return
         old.seal()
-        if self._later_syncs is not None and base_offset == self._end_offset:
-            self._roll_unsynced(old, self._later_syncs, now_ms)
+        if self.later_syncs is not None and base_offset == self._end_offset:
+            self._roll_unsynced(old, self.later_syncs, now_ms)
             return
         self.flush()
         old.write_indexes()

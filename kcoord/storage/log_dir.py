@@ -111,6 +111,8 @@ class LogDir:
     """The folder of the checkpoints and the marker, if it is not the data folder itself."""
     writing: AbstractContextManager[object] = field(default_factory=nullcontext)
     """A lock for writing checkpoints. The offsets are read under the lock, so an older state is never written later."""
+    later_syncs: LaterSyncs | None = None
+    """How the logs sync closed segments without the thread that writes to them."""
     restored_bytes: int = 0
     """The number of bytes that journals restored in the logs when the folder was opened."""
     _is_closed: bool = False
@@ -186,15 +188,7 @@ class LogDir:
         """Returns the path of a partition's folder."""
         return join(self.path, partition_folder(topic, partition))
 
-    def open_log(
-        self,
-        topic: str,
-        partition: int,
-        config: LogConfig,
-        now_ms: int,
-        check: Check = go_on,
-        later_syncs: LaterSyncs | None = None,
-    ) -> Log:
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, check: Check = go_on) -> Log:
         """Opens or creates the log of a partition, with its entries in the checkpoints.
 
         `check` may end the opening by an error (`kcoord.storage.recovery`).
@@ -214,15 +208,8 @@ class LogDir:
             recovery.clean = handover.is_clean
             # A failed sync of the previous leader may have dropped bytes, which only that leader could know.
             recovery.rewrite = not handover.is_clean
-        log = Log.open(
-            self.file_system,
-            path,
-            config,
-            now_ms,
-            recovery=recovery,
-            files=self.files,
-            later_syncs=later_syncs,
-        )
+        log = Log.open(self.file_system, path, config, now_ms, recovery=recovery, files=self.files)
+        log.later_syncs = self.later_syncs
         self._opened[key] = log
         if handover is not None:
             self._note(key, log)

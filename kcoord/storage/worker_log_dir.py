@@ -38,7 +38,6 @@ from kcoord.storage.journal import JOURNAL_FILE, make_named_logs_durable
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import DELETE_SUFFIX, LogDir
 from kcoord.storage.recovery import Check, Recovery, go_on
-from kcoord.storage.rolled import LaterSyncs
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import (
     are_known_to_be_whole,
@@ -101,20 +100,12 @@ class WorkerLogDir(LogDir):
 
     # -- logs that move between workers --------------------------------------------------------------------------------
 
-    def open_log(
-        self,
-        topic: str,
-        partition: int,
-        config: LogConfig,
-        now_ms: int,
-        check: Check = go_on,
-        later_syncs: LaterSyncs | None = None,
-    ) -> Log:
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, check: Check = go_on) -> Log:
         """Opens a log, as in any folder. Raises PartitionHeldError while another worker has it open."""
         key = (topic, partition)
         if not self._lock_partition(key):
             raise PartitionHeldError(f"another worker still has the log of {topic}-{partition} open")
-        log = super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, check, later_syncs)
+        log = super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, check)
         if key in self._gained:
             self._gained.discard(key)
             if log.start_offset > self._start_offsets.get(key, 0):

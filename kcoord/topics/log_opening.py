@@ -29,7 +29,7 @@ from typing import Final, Generic, TypeVar
 
 from kcoord.storage.errors import OpeningCanceledError
 from kcoord.storage.recovery import Check
-from kcoord.storage.rolled import Background, LaterSyncs, NewLock
+from kcoord.storage.rolled import Background, NewLock
 from kcoord_protocol.errors import Errors, KafkaError
 
 AT_ONCE_US: Final = 10_000
@@ -111,21 +111,11 @@ class Opening(Generic[T_co]):
 
 
 class Openings:
-    """Opens logs in the event loop if that is short, else by `in_background`. `on_end` gets the partition then.
+    """Opens logs in the event loop if that is short, else by `in_background`. `on_end` gets the partition then."""
 
-    `later_syncs` is for the logs.
-    """
+    __slots__ = ("_in_background", "_left_us", "_new_lock", "_now_ms", "_on_end")
 
-    __slots__ = ("_in_background", "_left_us", "_new_lock", "_now_ms", "_on_end", "later_syncs")
-
-    def __init__(
-        self,
-        in_background: Background,
-        new_lock: NewLock,
-        on_end: Callable[[str, int], None],
-        later_syncs: LaterSyncs | None = None,
-    ) -> None:
-        self.later_syncs = later_syncs
+    def __init__(self, in_background: Background, new_lock: NewLock, on_end: Callable[[str, int], None]) -> None:
         self._in_background = in_background
         self._new_lock = new_lock
         self._on_end = on_end

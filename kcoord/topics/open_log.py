@@ -21,7 +21,6 @@ from kcoord.storage.errors import is_disk_full
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
 from kcoord.storage.recovery import Check, go_on
-from kcoord.storage.rolled import LaterSyncs
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
@@ -89,11 +88,9 @@ def open_and_load(
     config: LogConfig,
     now_ms: int,
     check: Check,
-    *,
-    later_syncs: LaterSyncs | None = None,
 ) -> OpenLog:
     """Opens the log of a partition, and returns it with its leader epochs and its producer state."""
-    log = log_dir.open_log(topic, index, config, now_ms, check, later_syncs)
+    log = log_dir.open_log(topic, index, config, now_ms, check)
     try:
         return load(log, files, now_ms, check)
     except BaseException:

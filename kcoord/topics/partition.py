@@ -282,16 +282,7 @@ class Partition:
 
     def _begin_opening(self, now_ms: int) -> None:
         self.make_folder()
-        read = partial(
-            open_and_load,
-            self._log_dir,
-            self.topic,
-            self.index,
-            self.files,
-            self.log_config,
-            now_ms,
-            later_syncs=self._openings.later_syncs,
-        )
+        read = partial(open_and_load, self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
         self._opening = self._openings.begin(self.topic, self.index, read, now_ms)
 
     def _end_opening(self) -> OpenLog:

@@ -39,7 +39,7 @@ from kcoord.runtime.result import Producer
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
-from kcoord.storage.rolled import Background, LaterSyncs, NewLock
+from kcoord.storage.rolled import Background, NewLock
 from kcoord.topics import internal_partition
 from kcoord.topics.fetch_manager import FetchManager, ReadResult
 from kcoord.topics.fetch_session import FetchPartition
@@ -81,7 +81,7 @@ class TopicStore:
     """The partitions of one broker. The module text describes who calls it, and the life of a partition.
 
     `settles_folder`: no other worker uses the data folder yet. `in_background` runs functions in another thread,
-    and `new_lock` returns a lock for them. `later_syncs`: how logs sync closed segments without the event loop.
+    and `new_lock` returns a lock for them.
     """
 
     def __init__(
@@ -94,14 +94,13 @@ class TopicStore:
         settles_folder: bool = True,
         in_background: Background = _at_once,
         new_lock: NewLock = nullcontext,
-        later_syncs: LaterSyncs | None = None,
     ) -> None:
         self.config = config
         self.producer_ids = ProducerIds()
         self.fetches = FetchManager(self, config.max_incremental_fetch_session_cache_slots, config.fetch_max_bytes)
         self.internal_log = internal_log
         self._settles_folder = settles_folder
-        self._openings = Openings(in_background, new_lock, self.fetches.on_change, later_syncs)
+        self._openings = Openings(in_background, new_lock, self.fetches.on_change)
         self._internal_producers = InternalProducers(self._openings)
         self._fs = fs
         self._log_dir = log_dir

@@ -100,7 +100,9 @@ class Later:
 
     def open(self, file_system: FileSystem, config: LogConfig, recovery: Recovery | None = None) -> Log:
         make_durable_dirs(file_system, "data")
-        return Log.open(file_system, DIRECTORY, config, NOW_MS, recovery=recovery, later_syncs=self.syncs)
+        log = Log.open(file_system, DIRECTORY, config, NOW_MS, recovery=recovery)
+        log.later_syncs = self.syncs
+        return log
 
     def run(self) -> None:
         """Syncs all segments that were closed so far, and tells their logs."""

@@ -105,8 +105,8 @@ class LogAndList(RuleBasedStateMachine):
         self.end = self.durable_end = self.log.end_offset
 
     def reopen(self, recovery: Recovery) -> None:
-        later_syncs = self.later.syncs if self.later is not None else None
-        self.log = Log.open(self.fs, DIRECTORY, self.config, NOW_MS, recovery=recovery, later_syncs=later_syncs)
+        self.log = Log.open(self.fs, DIRECTORY, self.config, NOW_MS, recovery=recovery)
+        self.log.later_syncs = self.later.syncs if self.later is not None else None
 
     @invariant()
     def agrees(self) -> None:

@@ -655,7 +655,8 @@ def test_the_log_is_used_while_a_thread_waits_for_the_disk(tmp_path: Path) -> No
         ended.append(done)
         threads[-1].start()
 
-    log = Log.open(fs, str(tmp_path / "t-0"), config(), 0, later_syncs=LaterSyncs(in_background, threading.Lock))
+    log = Log.open(fs, str(tmp_path / "t-0"), config(), 0)
+    log.later_syncs = LaterSyncs(in_background, threading.Lock)
     for data in DATA:
         log.append(data, now_ms=0)
     assert fs.began.wait(30)

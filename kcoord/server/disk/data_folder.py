@@ -83,6 +83,7 @@ class DataFolder:
         candidate = candidate_identity(config, uuids or RandomUuids())
         self.log_dir: LogDir = self._open(log_dir or (lambda: LogDir.open(self._fs, folder, candidate)))
         self.log_dir.writing = threading.Lock()
+        self.log_dir.later_syncs = LaterSyncs(self._sync_in_background, threading.Lock)
         self._fs = self.log_dir.file_system
         if self.log_dir.restored_bytes:
             _logger.warning(
@@ -111,7 +112,6 @@ class DataFolder:
                     settles_folder=settles_folder,
                     in_background=self._in_background,
                     new_lock=threading.Lock,
-                    later_syncs=LaterSyncs(self._sync_in_background, threading.Lock),
                 )
             )
         except BaseException:
@@ -146,9 +146,12 @@ class DataFolder:
         log_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
 
         def open_log(partition: int) -> Log:
-            return self.log_dir.open_log(CLUSTER_METADATA_TOPIC, partition, log_config, now_ms)
+            return self._open_coordinator_log(
+                CLUSTER_METADATA_TOPIC, partition, log_config, now_ms, logs.lock(partition)
+            )
 
-        return ShardLogs(CLUSTER_METADATA_TOPIC, open_log, lambda partition: True, self._fs)
+        logs = ShardLogs(CLUSTER_METADATA_TOPIC, open_log, lambda partition: True, self._fs)
+        return logs
 
     @property
     def cluster_id(self) -> str:
@@ -174,8 +177,7 @@ class DataFolder:
             self.log_dir.note_gained(topic, shard_id)
 
         def open_log(shard_id: int) -> Log:
-            later_syncs = self._later_syncs(logs.lock(shard_id))
-            return self.log_dir.open_log(topic, shard_id, config, now_ms(), later_syncs=later_syncs)
+            return self._open_coordinator_log(topic, shard_id, config, now_ms(), logs.lock(shard_id))
 
         def delete_logs(shard_ids: list[int], topic_id: bytes) -> None:
             present.difference_update(shard_ids)
@@ -186,13 +188,11 @@ class DataFolder:
         )
         return logs
 
-    def _later_syncs(self, lock: Lock) -> LaterSyncs | None:
-        """Returns how the log of a coordinator syncs closed segments.
+    def _open_coordinator_log(self, topic: str, shard_id: int, config: LogConfig, now_ms: int, lock: Lock) -> Log:
+        """Opens a log of a coordinator, or of the metadata.
 
         With a journal, the writer thread begins new segments, and may wait. Without, the event loop does that.
         """
-        if self.journal is not None:
-            return None
 
         def in_background(work: Callable[[], None], done: Callable[[], None] | None) -> None:
             def locked() -> None:
@@ -202,7 +202,9 @@ class DataFolder:
 
             self._sync_in_background(work, locked)
 
-        return LaterSyncs(in_background, threading.Lock)
+        log = self.log_dir.open_log(topic, shard_id, config, now_ms)
+        log.later_syncs = None if self.journal is not None else LaterSyncs(in_background, threading.Lock)
+        return log
 
     def cleaner(
         self, config: BrokerConfig, image: Callable[[], MetadataImage], now_ms: Callable[[], int]

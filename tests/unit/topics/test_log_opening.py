@@ -54,10 +54,8 @@ class Restarted(Cluster):
     def start(self) -> None:
         super().start()
         if hasattr(self, "thread"):
-            later_syncs = LaterSyncs(self.syncs.begin, nullcontext)
-            self.store = TopicStore(
-                self.fs, self.log_dir, self.config, in_background=self.thread.begin, later_syncs=later_syncs
-            )
+            self.log_dir.later_syncs = LaterSyncs(self.syncs.begin, nullcontext)
+            self.store = TopicStore(self.fs, self.log_dir, self.config, in_background=self.thread.begin)
             self.store.on_metadata_update(self.image, self.now_ms)
 
     def error(self) -> Errors | None:
