@@ -70,8 +70,11 @@ async def _beat(port: int, pipe: Pipe) -> None:
 
     def on_request() -> None:
         nonlocal has_ended
-        if not pipe.recv():
+        try:
+            has_ended = not pipe.recv()
+        except EOFError:  # the measurement was killed
             has_ended = True
+        if has_ended:
             return
         values = sorted(latencies) or [0.0]
         latencies.clear()

@@ -59,8 +59,8 @@ from kcoord_protocol.record_batch import Record, encode_batch
 
 ROW_SECONDS: Final = 3.0
 REST_SECONDS: Final = 1.0
-QUIET_CORES: Final = 0.1
-"""The heartbeats use 0.03 cores."""
+QUIET_CORES: Final = 0.3
+"""The heartbeats use 0.03 to 0.15 cores."""
 MEMBERS: Final = 10_000
 IN_FLIGHT: Final = 50
 SEND_SECONDS: Final = 0.005
