@@ -5,19 +5,21 @@ Further rounds give the source a quota, the protection that Kafka has for a brok
 use ten seconds' worth of bytes at once. A round with a quota begins after that.
 
 The broker runs alone on the first core. The load and the reader share the second one. All have real-time priority if
-this process may give it, and the reader has the lowest. So the figures show what the reader costs the broker, and not
-what it or other work costs the scheduler. The reader is one worker of Spark without Spark: it
-fetches, decodes and drops the rows.
+this process may give it, and the reader has the lowest. The reader is one worker of Spark without Spark: it fetches,
+decodes and drops the rows.
+
+The reader delays the load even so: the kernel copies a received piece without a pause. A control shows by how much: the
+reader reads another broker, which runs on the second core, too. What the reader costs the broker is the difference.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack, closing, suppress
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -46,7 +48,6 @@ _BURST_SECONDS: Final = 4.0
 _REAL_TIME: Final = 20
 _READER: Final = 1
 _NICEST: Final = 19
-_IS_NOT_READ: Final = "is not read"
 _WHOLE_LOG: Final = 1 << 40
 
 
@@ -61,17 +62,13 @@ class Round(NamedTuple):
 def main(report: Report) -> None:
     rounds = int(os.environ.get("BENCH_ROUNDS", ROUNDS))
     cores = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as folder:
-        broker = serve_by_kcoord(Path(folder), LOG_PARTITIONS, _fill)
-        try:
-            for thread in Path(f"/proc/{broker.pid}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), cores[:1])
-                _prefer(int(thread.name))
-            os.sched_setaffinity(0, cores[1:2] or cores)  # the load and the reader inherit this
-            rounds_by_name = alternate(broker, rounds)
-        finally:
-            os.sched_setaffinity(0, cores)
-            broker.kill()
+    with ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, cores)
+        broker, other = (_serve(stack) for _ in range(2))
+        _settle(broker.pid, cores[:1], _REAL_TIME)
+        _settle(other.pid, cores[1:2] or cores, _READER)
+        os.sched_setaffinity(0, cores[1:2] or cores)  # the load and the readers inherit this
+        rounds_by_name = alternate(broker, other, rounds)
     table = report.table(
         f"heartbeats while a broker is read, medians of {rounds} rounds of {SECONDS:.0f} s",
         *("broker", "p99 ms", "longest ms", "broker CPU s per s", "records read per s"),
@@ -83,65 +80,107 @@ def main(report: Report) -> None:
         table.row(name, statistics.median(p99), statistics.median(longest), cpu, round(records))
 
 
+def _serve(stack: ExitStack) -> KcoordProcess:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    broker = serve_by_kcoord(Path(folder), LOG_PARTITIONS, _fill)
+    stack.callback(broker.kill)
+    return broker
+
+
+def _settle(process: int, cores: list[int], priority: int) -> None:
+    """Keeps the threads of a process on these cores."""
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+        _prefer(int(thread.name), priority)
+
+
 def _fill(empty: Path) -> None:
     write_log(empty, RECORDS_IN_LOG)
     for path in empty.iterdir():
         path.rename(empty / f"{TOPIC}-{path.name.rpartition('-')[2]}")
 
 
-def alternate(broker: KcoordProcess, rounds: int) -> dict[str, list[Round]]:
-    """Returns the rounds without the reader, with it, and with each quota."""
-    spawn = multiprocessing.get_context("spawn")
-    may_read, is_over, count = spawn.Event(), spawn.Event(), spawn.Value("q", 0)
-    heart = Heart(broker.port)
-    for child in multiprocessing.active_children():
-        assert child.pid is not None
-        _prefer(child.pid)
-    reader = spawn.Process(target=read_log, args=(broker.address, may_read, is_over, count))
-    reader.start()
-    measured: dict[str, list[Round]] = {_IS_NOT_READ: [], "is read": []}
-    quotas = {f"is read with a quota of {quota} MB/s": quota * 1_000_000 for quota in QUOTAS}
-    measured |= {name: [] for name in quotas}
-    try:
-        _wait_for_more(count)  # the reader and the broker are ready
+class Reader:
+    """A process that reads a broker between `resume` and `pause`."""
+
+    def __init__(self, address: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._may_read, self._is_over = spawn.Event(), spawn.Event()
+        self._count: Synchronized[int] = spawn.Value("q", 0)
+        arguments = (address, self._may_read, self._is_over, self._count)
+        self._process = spawn.Process(target=read_log, args=arguments)
+        self._process.start()
+        self._wait_for_more()  # the process and the broker are ready
+
+    @property
+    def records(self) -> int:
+        """The number of records that were read so far."""
+        return self._count.value
+
+    def resume(self) -> None:
+        self._may_read.set()
+        self._wait_for_more()
+
+    def pause(self) -> None:
+        self._may_read.clear()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._may_read.set()
+        self._process.join()
+
+    def _wait_for_more(self) -> None:
+        before = self.records
+        while self.records == before:
+            time.sleep(0.01)
+
+
+def alternate(broker: KcoordProcess, other: KcoordProcess, rounds: int) -> dict[str, list[Round]]:
+    """Returns the rounds without a reader, with a reader of each broker, and with each quota.
+
+    The broker has the load in all rounds.
+    """
+    measured: dict[str, list[Round]] = {}
+    with ExitStack() as stack:
+        heart = stack.enter_context(closing(Heart(broker.port)))
+        for child in multiprocessing.active_children():
+            assert child.pid is not None
+            _prefer(child.pid)
+        reader, control = (stack.enter_context(closing(Reader(read.address))) for read in (broker, other))
+        readers: dict[str, tuple[Reader | None, int | None]] = {
+            "is not read": (None, None),
+            "is not read, another broker is": (control, None),
+            "is read": (reader, None),
+        }
+        readers |= {f"is read with a quota of {quota} MB/s": (reader, quota * 1_000_000) for quota in QUOTAS}
         for _ in range(rounds):
-            for name, rounds_of_name in measured.items():
-                quota = quotas.get(name)
+            for name, (one_reader, quota) in readers.items():
                 alter_quota(broker.address, {"client-id": CLIENT_ID}, consumer_byte_rate=quota)
-                if name != _IS_NOT_READ:
-                    may_read.set()
-                    _wait_for_more(count)
+                if one_reader is not None:
+                    one_reader.resume()
                 if quota is not None:
                     time.sleep(_BURST_SECONDS)
-                rounds_of_name.append(_round(broker, heart, count))
-                may_read.clear()
-    finally:
-        is_over.set()
-        may_read.set()
-        reader.join()
-        heart.close()
+                measured.setdefault(name, []).append(_round(broker, heart, one_reader))
+                if one_reader is not None:
+                    one_reader.pause()
     return measured
 
 
 def _prefer(thread: int, priority: int = _REAL_TIME) -> None:
     """Gives a thread real-time priority, if this process may."""
-    with contextlib.suppress(PermissionError):
+    with suppress(PermissionError):
         os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
 
 
-def _wait_for_more(count: Synchronized[int]) -> None:
-    """Waits until the reader reads."""
-    before = count.value
-    while count.value == before:
-        time.sleep(0.01)
+def _round(broker: KcoordProcess, heart: Heart, reader: Reader | None) -> Round:
+    def records() -> int:
+        return reader.records if reader is not None else 0
 
-
-def _round(broker: KcoordProcess, heart: Heart, count: Synchronized[int]) -> Round:
     heart.take()
-    cpu, records, began = broker_cpu_seconds(broker), count.value, time.monotonic()
+    cpu, before, began = broker_cpu_seconds(broker), records(), time.monotonic()
     time.sleep(SECONDS)
     beats, took = heart.take(), time.monotonic() - began
-    return Round(beats, (broker_cpu_seconds(broker) - cpu) / took, (count.value - records) / took)
+    return Round(beats, (broker_cpu_seconds(broker) - cpu) / took, (records() - before) / took)
 
 
 def read_log(address: str, may_read: Event, is_over: Event, count: Synchronized[int]) -> None:
