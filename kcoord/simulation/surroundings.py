@@ -15,11 +15,11 @@ from typing import Final
 
 from kcoord.runtime import shard_snapshots
 from kcoord.server.disk import shard_logs
-from kcoord.server.fast.commit import CommitFastPath
 from kcoord.server.fast.fast_path import FastAnswer, FastPath
-from kcoord.server.fast.fetch import FetchFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataFastPath
+from kcoord.server.fast.offset_commit import OffsetCommitFastPath
+from kcoord.server.fast.offset_fetch import OffsetFetchFastPath
 from kcoord.server.shards import group_service, metadata_service
 from kcoord.simulation.assignor_checks import AssignorChecks
 from kcoord.simulation.observer import Observer
@@ -37,8 +37,8 @@ _EVENTS: Final = {
 """Kinds of events in the trace, by the format of the server's log line; all other lines are events of kind "log"."""
 _SHORT_CUTS: Final[Mapping[type[FastPath], str]] = {
     HeartbeatFastPath: "steady",
-    CommitFastPath: "packed-commit",
-    FetchFastPath: "packed-fetch",
+    OffsetCommitFastPath: "packed-commit",
+    OffsetFetchFastPath: "packed-fetch",
     MetadataFastPath: "same-metadata",
 }
 """Kinds of events in the trace, by the fast path that answered a request."""

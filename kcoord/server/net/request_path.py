@@ -64,12 +64,12 @@ from kcoord.server.api.api_table import (
     ignore_throttle,
 )
 from kcoord.server.api.pieces import Pieces, encode_in_pieces, read_pieces
-from kcoord.server.fast.commit import CommitFastPath
 from kcoord.server.fast.fast_path import FastPath
-from kcoord.server.fast.fetch import FetchFastPath
 from kcoord.server.fast.guarded import GuardedFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataAnswers, MetadataFastPath
+from kcoord.server.fast.offset_commit import OffsetCommitFastPath
+from kcoord.server.fast.offset_fetch import OffsetFetchFastPath
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.muting import Mute
 from kcoord_protocol.api_keys import ApiKey, request_class
@@ -192,8 +192,10 @@ class RequestPath:
         if settings.has_fast_paths:
             new_paths += (
                 lambda: HeartbeatFastPath(groups),
-                lambda: CommitFastPath(groups, apis, on_answer, broker.topics.topic_name, members_only=members_only),
-                lambda: FetchFastPath(groups, apis, on_answer, broker.topics.topic_name),
+                lambda: OffsetCommitFastPath(
+                    groups, apis, on_answer, broker.topics.topic_name, members_only=members_only
+                ),
+                lambda: OffsetFetchFastPath(groups, apis, on_answer, broker.topics.topic_name),
             )
         if answers is not None:
             new_paths.append(lambda: MetadataFastPath(answers, broker, apis, client))

@@ -16,7 +16,7 @@ from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde, PackedBatch, SerializedRecord
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.handlers.offset_commit import error_response
-from kcoord.server.fast.commit import CommitFrame, read_commit
+from kcoord.server.fast.offset_commit import CommitFrame, read_commit
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
 from kcoord_protocol.record_batch import decode_header, encode_batch_from_parts

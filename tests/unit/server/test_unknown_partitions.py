@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
 from kcoord.runtime.waiting import Waiter
-from kcoord.server.fast.commit import read_commit
+from kcoord.server.fast.offset_commit import read_commit
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetDeleteRequest, TxnOffsetCommitRequest
 from tests.unit.server.harness import TOPICS, Harness, topic_id

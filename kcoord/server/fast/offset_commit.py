@@ -220,7 +220,7 @@ class _CommitTemplate(Template):
         self.head, self.tail = shared(self.head), shared(self.tail)
 
 
-class CommitFastPath(FastPath):
+class OffsetCommitFastPath(FastPath):
     """Remembers the commits of one connection by their length and the bytes before the first offset."""
 
     __slots__ = ("_apis", "_groups", "_known", "_members_only", "_on_answer", "_partitions", "_topic_name")

@@ -35,7 +35,7 @@ _NO_TAGS: Final = b"\0"
 _AROUND_BYTES: Final = AFTER_ID - BEFORE_ID + len(_ONE_GROUP) + len(_NO_TAGS)
 
 
-class FetchFastPath(FastPath):
+class OffsetFetchFastPath(FastPath):
     """Remembers the offset fetches of one connection."""
 
     __slots__ = ("_apis", "_entries", "_groups", "_on_answer", "_topic_name")
