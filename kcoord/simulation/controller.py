@@ -38,7 +38,7 @@ from kcoord.server.environment import Environment
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
-from kcoord.server.workers.metadata_followers import ControllerMetadataService
+from kcoord.server.workers.controller_metadata import ControllerMetadataService
 from kcoord.server.workers.peer_listener import PeerListener
 from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.log_writer import SimulatedLogWriter

@@ -39,7 +39,7 @@ from kcoord.server.api.api_table import DeferredResponse
 from kcoord.server.disk import shard_logs
 from kcoord.server.fast.metadata import MetadataAnswers
 from kcoord.server.net.request_path import RequestPath
-from kcoord.server.workers.metadata_followers import MetadataFollowers
+from kcoord.server.workers.controller_metadata import MetadataFollowers
 from kcoord.simulation import planted_assignors, planted_security, planted_upstream
 from kcoord.storage import journal, log_loader
 from kcoord.storage.journal import DurableAppends

@@ -23,7 +23,7 @@ from kcoord.server.net.request_path import RequestPath
 from kcoord.server.replies import Reply
 from kcoord.server.shards import group_service
 from kcoord.server.shards.metadata_service import LocalMetadataService
-from kcoord.server.workers.metadata_followers import ControllerMetadataService
+from kcoord.server.workers.controller_metadata import ControllerMetadataService
 from kcoord_protocol.acls import Acl, AclOperation, ResourceType
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import CreateAclsRequest, DeleteAclsRequest, OffsetCommitRequest, OffsetCommitResponse

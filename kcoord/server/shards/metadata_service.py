@@ -213,7 +213,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         try:
             try:
                 async with asyncio.timeout(ORDER_SECONDS):
-                    await self._hold(ticket, group_times)
+                    await self._await_group_times(ticket, group_times)
             except TimeoutError:
                 _logger.warning("The creation times of all groups were not known within %.0f s", ORDER_SECONDS)
             context.now_ms = self._order.stamp(
@@ -255,7 +255,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
 
         return use
 
-    async def _hold(self, ticket: int, group_times: GroupTimes) -> None:
+    async def _await_group_times(self, ticket: int, group_times: GroupTimes) -> None:
         """Waits until the creation times of all groups are known. Here there are no other workers."""
         await group_times.loaded()
 

@@ -16,7 +16,7 @@ from typing import Final, cast
 from kcoord.server.api.api_table import Api, BoundApi, RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_service import Follower
-from kcoord.server.workers.metadata_followers import MetadataFollowers
+from kcoord.server.workers.controller_metadata import MetadataFollowers
 from kcoord.server.workers.peer_frames import (
     MAX_FRAME_BYTES,
     FrameKind,

@@ -2,7 +2,7 @@
 """One of several worker processes: a broker with its own id, ports and event loop, that leads some of the partitions.
 
 Worker 0 is the controller. It writes the metadata log, and the other workers follow that log
-(`kcoord.server.workers.metadata_followers`). All workers share the data folder, and each opens the logs of the
+(`kcoord.server.workers.controller_metadata`). All workers share the data folder, and each opens the logs of the
 partitions that it leads. Workers reach each other over Unix sockets (`kcoord.server.workers.peer_frames`).
 
 The start of a worker has the steps of `kcoord.server.process`, with two differences. The sockets are those of the
@@ -41,8 +41,8 @@ from kcoord.server.process import BrokerProcess
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
 from kcoord.server.shards.shard_service import Clock
+from kcoord.server.workers.controller_metadata import ControllerMetadataService
 from kcoord.server.workers.metadata_follower import MetadataFollower
-from kcoord.server.workers.metadata_followers import ControllerMetadataService
 from kcoord.server.workers.peer_link import Peers
 from kcoord.server.workers.peer_listener import PeerListener
 from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir

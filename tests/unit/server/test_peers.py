@@ -27,9 +27,9 @@ from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, MetadataService, new_metadata_shards
 from kcoord.server.shards.shard_service import Pump
-from kcoord.server.workers import metadata_followers
+from kcoord.server.workers import controller_metadata
+from kcoord.server.workers.controller_metadata import ControllerMetadataService
 from kcoord.server.workers.metadata_follower import MetadataFollower, OutOfStep
-from kcoord.server.workers.metadata_followers import ControllerMetadataService
 from kcoord.server.workers.peer_frames import FrameKind, PeerRequest, decode_offset, encode_offset, kind_of
 from kcoord.server.workers.peer_link import Peers
 from kcoord.server.workers.peer_listener import PeerListener
@@ -203,16 +203,16 @@ async def test_a_response_waits_for_a_follower_until_its_connection_ends(control
 
 
 async def test_a_response_waits_at_most_apply_seconds(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_followers, "APPLY_SECONDS", 0.01)
+    monkeypatch.setattr(controller_metadata, "APPLY_SECONDS", 0.01)
     controller.service.followers.add(2, 0, lambda data: None, process_id=os.getpid())
     assert (await asyncio.wait_for(controller.create("a"), 5)).topics[0].error_code == 0
 
 
-@pytest.mark.parametrize("request_class", metadata_followers.SECURITY_CHANGES)
+@pytest.mark.parametrize("request_class", controller_metadata.SECURITY_CHANGES)
 async def test_a_follower_that_misses_a_change_of_security_is_killed(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, request_class: type[Message]
 ) -> None:
-    monkeypatch.setattr(metadata_followers, "APPLY_SECONDS", 0.01)
+    monkeypatch.setattr(controller_metadata, "APPLY_SECONDS", 0.01)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
         controller.service.followers.add(2, 0, lambda data: None, process_id=worker.pid)
         await asyncio.wait_for(controller.create("a"), 5)

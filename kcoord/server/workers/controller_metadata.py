@@ -106,7 +106,7 @@ class MetadataFollowers:
         if follower in self._followers:
             self._followers.remove(follower)
         self._order.lose(follower, monotonic_ms())
-        self._release()
+        self._release_responses()
         for ticket in list(self._holding):
             self._check_held(ticket)
 
@@ -156,7 +156,7 @@ class MetadataFollowers:
     def applied(self, follower: Follower, offset: int) -> None:
         """Takes in APPLIED, and releases the responses that waited for it."""
         follower.applied_offset = offset
-        self._release()
+        self._release_responses()
 
     def publish(self) -> None:
         """Sends the new batches to all followers. Called when the log has grown durably."""
@@ -214,7 +214,7 @@ class MetadataFollowers:
                 )
         future.set_result(None)
 
-    def _release(self) -> None:
+    def _release_responses(self) -> None:
         applied = min((follower.applied_offset for follower in self._followers), default=None)
         still: list[tuple[int, asyncio.Future[None]]] = []
         for offset, future in self._waiting:
@@ -241,7 +241,7 @@ class ControllerMetadataService(LocalMetadataService):
     def followers(self) -> MetadataFollowers:
         return MetadataFollowers(self._logs.open(METADATA_SHARD), self._order)
 
-    async def _hold(self, ticket: int, group_times: GroupTimes) -> None:
+    async def _await_group_times(self, ticket: int, group_times: GroupTimes) -> None:
         # The workers are asked first, so that they answer while the groups of this process are loaded.
         self.followers.hold(ticket)
         await group_times.loaded()
