@@ -30,7 +30,7 @@ HANDLERS: Final = (
 """Handlers of the APIs for groups, offsets and transactions, and of Metadata."""
 MODULES: Final = (
     *(f"kcoord.server.api.handlers.{name}" for name in HANDLERS),
-    *("kcoord.server.api.fan_out", "kcoord.server.api.known_partitions"),
+    *("kcoord.server.api.fan_out", "kcoord.server.api.split_topics"),
     *("kcoord.server.shards.group_service", "kcoord.server.shards.shard_service"),
     "kcoord.server.shards.transaction_service",
 )

@@ -12,7 +12,7 @@ from copy import copy
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.known_partitions import merge, split_topics
+from kcoord.server.api.split_topics import merge, name_topics, split_topics
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
@@ -33,6 +33,8 @@ def handle(broker: Broker, context: RequestContext, request: OffsetCommitRequest
     if context.rights is not None:
         context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     by_id = context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS
+    if by_id:
+        name_topics(broker.image, request.topics)
     accepted, refused = split_topics(broker.image, request.topics, _answer, by_id=by_id, rights=context.rights)
     if not accepted:
         return OffsetCommitResponse(topics=refused)

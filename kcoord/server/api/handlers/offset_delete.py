@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.known_partitions import merge, split
+from kcoord.server.api.split_topics import merge, split_topics
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
@@ -21,10 +21,7 @@ def handle(broker: Broker, context: RequestContext, request: OffsetDeleteRequest
     if context.rights is not None:
         context.rights.require(AclOperation.DELETE, ResourceType.GROUP, request.group_id)
     # Kafka's response has an unknown topic also if the request names no partitions for it.
-    topics = broker.image.topics
-    request.topics, unknown = split(
-        request.topics, lambda topic: topics.get(topic.name), _answer, rights=context.rights
-    )
+    request.topics, unknown = split_topics(broker.image, request.topics, _answer, rights=context.rights)
 
     def complete(response: OffsetDeleteResponse) -> OffsetDeleteResponse:
         if not response.error_code:

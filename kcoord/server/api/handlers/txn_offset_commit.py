@@ -16,7 +16,7 @@ from kcoord.coordinator.group.offsets.operations import FIRST_TXN_VERSION_OF_CON
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.known_partitions import merge, split_topics
+from kcoord.server.api.split_topics import merge, name_topics, split_topics
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
@@ -55,6 +55,8 @@ def handle_with(
         context.rights.require(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
         context.rights.require(AclOperation.READ, ResourceType.GROUP, request.group_id)
     by_id = context.api_version >= FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
+    if by_id:
+        name_topics(broker.image, request.topics)
     request.topics, unknown = split_topics(broker.image, request.topics, _topic, by_id=by_id, rights=context.rights)
     # Kafka's response has an unknown topic only if the request names partitions for it.
     unknown = [topic for topic in unknown if topic.partitions]

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
 from typing import TypeVar
 
-from kcoord.coordinator.group.offsets.known_partitions import find_topic, unknown_error, unknown_partitions
-from kcoord.metadata.image import MetadataImage, TopicImage
+from kcoord.coordinator.group.offsets.known_partitions import unknown_error, unknown_partitions
+from kcoord.metadata.image import MetadataImage
 from kcoord.server.api.authorization import Rights
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.errors import Errors
@@ -40,42 +40,25 @@ TopicWithId = TypeVar(
 )
 
 
+def name_topics(image: MetadataImage, topics: Iterable[TopicWithId]) -> None:
+    """Sets the names of topics that a request names by id. A topic that does not exist has no name."""
+    for topic in topics:
+        image_topic = image.topics_by_id.get(topic.topic_id)
+        topic.name = image_topic.name if image_topic is not None else ""
+
+
 def split_topics(
     image: MetadataImage,
-    topics: list[TopicWithId],
-    refuse: Callable[[TopicWithId, list[int], Errors], ResponseTopic],
-    *,
-    by_id: bool,
-    rights: Rights | None,
-) -> tuple[list[TopicWithId], list[ResponseTopic]]:
-    """Returns the topics for the coordinator, and the results of `refuse` for the others.
-
-    The others are topics that the client may not read, and unknown topics and partitions.
-
-    If `by_id`, sets the names of all topics by their ids.
-    """
-    if by_id:
-        for topic in topics:
-            image_topic = find_topic(image, "", topic.topic_id, by_id=True)
-            topic.name = image_topic.name if image_topic is not None else ""
-
-    def find(topic: TopicWithId) -> TopicImage | None:
-        return find_topic(image, topic.name, topic.topic_id, by_id=by_id)
-
-    return split(topics, find, refuse, by_id=by_id, rights=rights)
-
-
-def split(
     topics: Sequence[RequestTopic],
-    find: Callable[[RequestTopic], TopicImage | None],
     refuse: Callable[[RequestTopic, list[int], Errors], ResponseTopic],
     *,
     by_id: bool = False,
     rights: Rights | None,
 ) -> tuple[list[RequestTopic], list[ResponseTopic]]:
-    """Splits topics that `find` looks up, as `split_topics`.
+    """Returns the topics for the coordinator, and the results of `refuse` for the others.
 
-    Does not change topics of the request: a topic with unknown partitions is copied.
+    The others are topics that the client may not read, and unknown topics and partitions. Topics of the request do not
+    change: a topic with unknown partitions is copied. If `by_id`, `name_topics` has set the names.
     """
     accepted: list[RequestTopic] = []
     refused: list[ResponseTopic] = []
@@ -84,7 +67,7 @@ def split(
         names = [topic.name for topic in topics if topic.name]
         readable = rights.allowed(AclOperation.READ, ResourceType.TOPIC, names)
     for topic in topics:
-        image_topic = find(topic)
+        image_topic = image.topics.get(topic.name)
         if readable is not None and topic.name not in readable and (image_topic is not None or not by_id):
             partitions = [partition.partition_index for partition in topic.partitions]
             refused.append(refuse(topic, partitions, Errors.TOPIC_AUTHORIZATION_FAILED))
