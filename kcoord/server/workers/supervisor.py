@@ -82,11 +82,8 @@ class _Child:
 
     number: int
     pid: int = 0
-    status: int = -1
-    """The descriptor of the status pipe, on which the process writes that it is ready, or why it cannot start.
-
-    The pipe ends with the process.
-    """
+    status_pipe: int = -1
+    """The descriptor on which the process writes that it is ready, or why it cannot start. It ends with the process."""
     message: bytes = b""
     is_ready: bool = False
     started: float = 0.0
@@ -96,6 +93,9 @@ class _Child:
 
 class Supervisor:
     """The parent of all workers of one configuration."""
+
+    _folder: SharedLogDir
+    """Set by `run`."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._count = worker_count(config)
@@ -114,7 +114,7 @@ class Supervisor:
 
     def run(self, on_ready: Callable[[ReadyLine], None]) -> None:
         """Runs the workers until a signal. Raises StartError if a worker cannot start."""
-        folder = self._open_folder()
+        folder = self._folder = self._open_folder()
         sockets_folder = tempfile.mkdtemp(prefix="kcoord-")
         try:
             write_sockets_folder(RealFileSystem(), folder.path, sockets_folder)
@@ -124,8 +124,8 @@ class Supervisor:
                 signal.signal(number, self._on_signal)
             gc.freeze()
             for child in self._children:
-                self._start(child, folder)
-            self._watch(folder, on_ready)
+                self._start(child)
+            self._watch(on_ready)
         finally:
             all_ended = self._stop_children()
             for worker in self._workers:
@@ -181,32 +181,36 @@ class Supervisor:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _start(self, child: _Child, folder: SharedLogDir) -> None:
+    def _start(self, child: _Child) -> None:
         is_restart = child.started > 0
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            self._be_worker(child.number, folder, write_end, is_restart=is_restart)
+            self._be_worker(child.number, write_end, is_restart=is_restart)
         os.close(write_end)
-        child.pid, child.status = pid, read_end
+        child.pid, child.status_pipe = pid, read_end
         child.message, child.is_ready = b"", False
         child.started = time.monotonic()
 
-    def _be_worker(self, number: int, folder: SharedLogDir, status: int, *, is_restart: bool) -> None:
+    def _be_worker(self, number: int, status_pipe: int, *, is_restart: bool) -> None:
         """Runs a worker in the child process and ends the process. Does not return."""
+
+        def on_ready() -> None:
+            os.write(status_pipe, _READY)
+
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(signal_number, signal.SIG_DFL)
-            launch = Launch(number, self._workers, folder, self._lifeline_read, is_restart)
-            inherited = [child.status for child in self._children if child.status >= 0]
+            launch = Launch(number, self._workers, self._folder, self._lifeline_read, is_restart)
+            inherited = [child.status_pipe for child in self._children if child.status_pipe >= 0]
             close_inherited(launch, [self._lifeline_write, self._wake_read, self._wake_write, *inherited])
-            run_worker(launch, lambda: _write(status, _READY))
+            run_worker(launch, on_ready)
             code = 0
         except StartError as error:
-            _write(status, str(error).encode()[:_STATUS_BYTES])
+            os.write(status_pipe, str(error).encode()[:_STATUS_BYTES])
         except BaseException:
             _logger.exception("Worker %d failed", number)
         finally:
@@ -218,23 +222,23 @@ class Supervisor:
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
-    def _watch(self, folder: SharedLogDir, on_ready: Callable[[ReadyLine], None]) -> None:
+    def _watch(self, on_ready: Callable[[ReadyLine], None]) -> None:
         while not self._stopping:
             for child in self._wait_for_messages():
                 self._read_message(child)
             if not self._has_been_ready and all(child.is_ready for child in self._children):
                 self._has_been_ready = True
-                on_ready(self._ready(folder))
+                on_ready(self._ready())
             for child in self._children:
                 if not child.pid and child.restart_at <= time.monotonic():
-                    self._start(child, folder)
+                    self._start(child)
 
     def _wait_for_messages(self) -> list[_Child]:
         """Waits until a status pipe can be read, a signal arrives or a restart is due, but at most a second.
 
         Returns the children whose status pipes can be read.
         """
-        by_status = {child.status: child for child in self._children if child.status >= 0}
+        by_status = {child.status_pipe: child for child in self._children if child.status_pipe >= 0}
         now = time.monotonic()
         due = [child.restart_at - now for child in self._children if not child.pid]
         timeout = max(min([_CHECK_SECONDS, *due]), 0.0)
@@ -245,7 +249,7 @@ class Supervisor:
 
     def _read_message(self, child: _Child) -> None:
         """Takes in what a worker wrote to its status pipe, or its end."""
-        message = os.read(child.status, _STATUS_BYTES)
+        message = os.read(child.status_pipe, _STATUS_BYTES)
         if message:
             child.message += message
             child.is_ready = child.message == _READY
@@ -259,9 +263,9 @@ class Supervisor:
 
     def _reap(self, child: _Child) -> int:
         """Waits for the process of a child, which has ended. Returns its exit code, or minus the number of a signal."""
-        os.close(child.status)
+        os.close(child.status_pipe)
         _, status = os.waitpid(child.pid, 0)
-        child.pid, child.status = 0, -1
+        child.pid, child.status_pipe = 0, -1
         return os.waitstatus_to_exitcode(status)
 
     def _plan_restart(self, child: _Child, code: int) -> None:
@@ -280,9 +284,9 @@ class Supervisor:
         child.restart_at = time.monotonic() + child.pause_seconds
         child.pause_seconds = min(max(child.pause_seconds * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
-    def _ready(self, folder: SharedLogDir) -> ReadyLine:
+    def _ready(self) -> ReadyLine:
         addresses = [str(endpoint) for worker in self._workers for endpoint in worker.endpoints]
-        return ReadyLine(addresses, self._config.node_id, folder.identity.cluster_id, self._count)
+        return ReadyLine(addresses, self._config.node_id, self._folder.identity.cluster_id, self._count)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -304,10 +308,6 @@ class Supervisor:
         return not any(codes)
 
     def _ended(self, running: Iterable[_Child], timeout: float) -> list[int]:
-        by_status = {child.status: child for child in running}
+        by_status = {child.status_pipe: child for child in running}
         readable, _, _ = select.select(list(by_status), [], [], max(timeout, 0.0))
         return [by_status[descriptor].number for descriptor in readable if not os.read(descriptor, _STATUS_BYTES)]
-
-
-def _write(status: int, data: bytes) -> None:
-    os.write(status, data)
