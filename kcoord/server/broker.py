@@ -183,12 +183,12 @@ class Broker:
         """Makes the coordinators load the shards that this broker leads now, and release those that it does not."""
         to_load = self.groups.follow(image.topics.get(GROUP_METADATA_TOPIC), self.node_id)
         if to_load:
-            self.spawn(self.load_groups(to_load))
+            self.spawn(self.await_group_load(to_load))
         self.groups.publish(image)
         self.transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC), self.node_id)
         self.transactions.publish(image)
 
-    async def load_groups(self, shard_ids: Sequence[int]) -> None:
+    async def await_group_load(self, shard_ids: Sequence[int]) -> None:
         """Waits until the shards are loaded, which has begun, and logs the time."""
         started_ms = self.now_ms()
         # Loading makes long-lived objects only, so collections during the load would find nothing.

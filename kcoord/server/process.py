@@ -179,7 +179,7 @@ class BrokerProcess:
         try:
             self.stop_on_signals()
             await self.start()
-            await self._load_small_shards()
+            await self._await_loads()
             on_ready(self.ready())
             await self.until_signal()
         finally:
@@ -210,7 +210,7 @@ class BrokerProcess:
             gc.set_threshold(*GC_THRESHOLDS)
             gc.callbacks.append(freeze_survivors)
 
-    async def _load_small_shards(self) -> None:
+    async def _await_loads(self) -> None:
         """Waits for the coordinators' shards, at most `LOADED_SECONDS`. Clients are served meanwhile."""
         loads = [self._loop.create_task(service.loaded()) for service in (self.broker.groups, self.broker.transactions)]
         _, unfinished = await asyncio.wait(loads, timeout=LOADED_SECONDS)

@@ -216,7 +216,7 @@ class Ownership:
     async def _load(self, gained: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await self._broker.load_groups(gained)
+        await self._broker.await_group_load(gained)
         shards = self._broker.groups.shards
         if all(shards.machine(shard_id) is not None for shard_id in gained):
             self.takeovers.add((loop.time() - began) * 1000)
