@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from kcoord.config import BrokerConfig, Listener, TopicConfig
+from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.image import MetadataImage
 from kcoord.server.api.api_table import ApiTable
 from kcoord.server.api.large_metadata import LargeMetadata
@@ -239,11 +239,6 @@ class Broker:
             self.groups.finish()
             self.transactions.finish()
         return written
-
-    def tombstones_kept_ms(self) -> int:
-        """Returns `delete.retention.ms` of the coordinators' logs."""
-        configs = self.image.topic_configs(GROUP_METADATA_TOPIC)
-        return TopicConfig.resolve(self.config, configs).delete_retention_ms
 
 
 async def until(loop: asyncio.AbstractEventLoop, condition: Callable[[], bool], seconds: float) -> None:

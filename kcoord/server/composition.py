@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from kcoord.config import BrokerConfig
+from kcoord.config import BrokerConfig, TopicConfig
 from kcoord.config.keys import is_without_effect
 from kcoord.config.principals import parse_super_users
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
@@ -232,13 +232,18 @@ def local_metadata(
 
 def local_log(shards: ShardSet[Any], logs: ShardLogs, broker: Broker, new_pool: NewPool = thread_pool) -> LocalShardLog:
     """Returns the log of shards in the broker's data folder."""
+
+    def tombstones_kept_ms() -> int:
+        configs = broker.image.topic_configs(GROUP_METADATA_TOPIC)
+        return TopicConfig.resolve(broker.config, configs).delete_retention_ms
+
     return LocalShardLog(
         shards,
         logs,
         submit=broker.pump.submit,
         wake=broker.pump.wake,
         now_ms=broker.now_ms,
-        tombstones_kept_ms=broker.tombstones_kept_ms,
+        tombstones_kept_ms=tombstones_kept_ms,
         new_pool=new_pool,
     )
 
