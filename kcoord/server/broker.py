@@ -15,7 +15,7 @@ from kcoord.server.api.api_table import ApiTable
 from kcoord.server.api.large_metadata import LargeMetadata
 from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.environment import Environment
-from kcoord.server.replies import EncodedResponse, encode_in_parts, free
+from kcoord.server.large_responses import make_encoded
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_service import MetadataService
@@ -139,18 +139,9 @@ class Broker:
 
         Returns an EncodedResponse. It has all that a request path needs of a message.
         """
-
-        def encode() -> EncodedResponse:
-            response = make()
-            first = response.schema.fields[0]
-            assert first.attribute == "throttle_time_ms", f"the first field of {response.message_name} is {first.name}"
-            encoded = EncodedResponse(encode_in_parts(response, version), has_throttle_time=version in first.versions)
-            free(response)
-            return encoded
-
         if self._threads is None:
             self._threads = self._environment.new_pool(1, "kcoord-responses")
-        return cast("M", await self._environment.loop.run_in_executor(self._threads, encode))
+        return cast("M", await self._environment.loop.run_in_executor(self._threads, make_encoded, make, version))
 
     async def found_in_thread(self, find: Callable[[], T]) -> T:
         """Runs a long search in a thread. Searches wait for each other there, and nothing else waits for them."""

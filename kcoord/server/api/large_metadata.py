@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from kcoord.metadata.image import MetadataImage
-from kcoord.server.replies import EncodedResponse
+from kcoord.server.large_responses import EncodedResponse
 
 if TYPE_CHECKING:
     from kcoord.server.api.api_table import RequestContext

@@ -39,7 +39,7 @@ from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.waiting import ShardState, Timer, Waiter
 from kcoord.server.environment import Environment
-from kcoord.server.replies import EncodedResponse
+from kcoord.server.large_responses import EncodedResponse
 from kcoord.server.shards.shard_service import ShardService
 from kcoord_protocol.messages import ConsumerGroupPrepareAssignmentResponse
 

@@ -14,10 +14,10 @@ import pytest
 
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.shard_set import REPLIES_AT_ONCE
-from kcoord.server import replies
+from kcoord.server import large_responses
 from kcoord.server.api import fan_out
 from kcoord.server.api.handlers import consumer_group_describe, describe_groups, list_groups, metadata
-from kcoord.server.replies import EncodedResponse, free
+from kcoord.server.large_responses import EncodedResponse, free
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
@@ -102,7 +102,7 @@ async def test_a_large_response_has_the_same_bytes_as_a_small_one(
         small, was_encoded = await answer(harness, request_, version)
         assert not was_encoded
         monkeypatch.setattr(handler, "LARGE_RESPONSE_ITEMS", LARGE)
-        monkeypatch.setattr(replies, "_ENCODED_AT_ONCE", 3)
+        monkeypatch.setattr(large_responses, "_ENCODED_AT_ONCE", 3)
         large, was_encoded = await answer(harness, request_, version)
         assert was_encoded
         assert large == small
