@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment of a broker: event loop, clock, random ids, threads and background tasks."""
+"""The environment of a broker: event loop, clock, random ids, threads and background tasks.
+
+Handlers take the time and the random ids that an operation may need from here, and pass them as values. So the state
+machines stay deterministic. The clock of a process is in `kcoord.server.shards.shard_service`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from kcoord.server.random_uuids import RandomUuids
 from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.uuid import uuid_from_string
 
 if TYPE_CHECKING:
     # Most brokers have no work for a pool of threads, so their start does not import this.
@@ -26,6 +32,52 @@ NewPool: TypeAlias = "Callable[[int, str], Executor]"
 
 SWITCH_SECONDS: Final = 0.001
 """The longest time that the event loop waits for the GIL while another thread computes. Python's default is 5 ms."""
+
+_UUID_BYTES: Final = 16
+_POOL_BYTES: Final = 256 * _UUID_BYTES
+
+
+class RandomUuids:
+    """The random ids that a broker assigns: member ids, topic ids, incarnation ids, ids of fetch sessions.
+
+    They come from a pool of random bytes, since a system call per id is too expensive. `read` fills the pool.
+
+    After a fork, parent and child would take the same ids from one pool. So each process makes its own object.
+    """
+
+    __slots__ = ("_pool", "_position", "_read")
+
+    def __init__(self, read: Callable[[int], bytes] = os.urandom) -> None:
+        self._read = read
+        self._pool = b""
+        self._position = 0
+
+    def take(self) -> bytes:
+        """Returns 16 random bytes with the version and variant bits of a random UUID."""
+        if self._position == len(self._pool):
+            self._pool = self._read(_POOL_BYTES)
+            self._position = 0
+        start = self._position
+        self._position = start + _UUID_BYTES
+        value = bytearray(self._pool[start : self._position])
+        value[6] = value[6] & 0x0F | 0x40
+        value[8] = value[8] & 0x3F | 0x80
+        return bytes(value)
+
+    def take_text(self) -> str:
+        """Returns a UUID in Kafka's text form. It never starts with '-', which command lines take for an option."""
+        while True:
+            text = urlsafe_b64encode(self.take())[:22].decode("ascii")
+            if text[0] != "-":
+                return text
+
+    def take_topic_ids(self, count: int) -> list[bytes]:
+        """Returns ids for new topics."""
+        return [uuid_from_string(self.take_text()) for _ in range(count)]
+
+    def take_session_id(self) -> int:
+        """Returns a positive 31-bit id for a fetch session."""
+        return int.from_bytes(self.take()[:4], "big") % (2**31 - 1) + 1
 
 
 def no_gain() -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.serde import partition_for
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.observer import Observer
 from kcoord.simulation.options import Options

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.server.disk.shard_logs import ShardLogs
-from kcoord.server.environment import thread_pool
+from kcoord.server.environment import RandomUuids, thread_pool
 from kcoord.server.errors import StartError
-from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, RealFileSystem
 from kcoord.storage.journal import Journal

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord.server.replies import Reply
 from kcoord.topics.fetch_manager import FetchManager, ReadableTopics, Throttle
 from kcoord_protocol.errors import Errors, KafkaError

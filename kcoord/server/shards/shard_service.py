@@ -78,13 +78,19 @@ C = TypeVar("C", bound=CoordinatorMachine)
 R = TypeVar("R")
 T = TypeVar("T")
 
-_NS_PER_MS: Final = 1_000_000
-_LARGEST_LEAN: Final = 8
-
 MOST_GATHERING_TURNS: Final = 2
 """While every turn of the event loop adds several writes, the pump waits up to this many more turns. Each log is then
 written only once. A single write does not wait.
 """
+
+MOST_DELETED_TOPICS: Final = 100_000
+"""An owner deletes the offsets of a topic at once. So only those of the last topics may be left after a takeover."""
+
+LARGE_WRITE_BYTES: Final = 256 << 10
+"""The completion of a larger write has a turn of its own: a new image of 10,000 partitions takes more than 10 ms."""
+
+_NS_PER_MS: Final = 1_000_000
+_LARGEST_LEAN: Final = 8
 
 
 class ShardDriver(Generic[M]):
@@ -414,13 +420,6 @@ class Clock:
     def gain_ms(self) -> int:
         """Returns an upper bound of how much the clock ran too fast between any earlier moment and now."""
         return (self._lead_ns - self._least_lead_ns) // _NS_PER_MS
-
-
-MOST_DELETED_TOPICS: Final = 100_000
-"""An owner deletes the offsets of a topic at once. So only those of the last topics may be left after a takeover."""
-
-LARGE_WRITE_BYTES: Final = 256 << 10
-"""The completion of a larger write has a turn of its own: a new image of 10,000 partitions takes more than 10 ms."""
 
 
 class Pump:

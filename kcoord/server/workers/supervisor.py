@@ -53,10 +53,10 @@ from typing import Final
 from kcoord.config import BrokerConfig, Listener
 from kcoord.config.workers import worker_count, worker_properties
 from kcoord.server.disk.data_folder import candidate_identity
+from kcoord.server.environment import RandomUuids
 from kcoord.server.errors import StartError
 from kcoord.server.net.sockets import bind_listener, bound_port
 from kcoord.server.process import ReadyLine
-from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.workers.worker_process import Launch, Worker, close_inherited, run_worker
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem

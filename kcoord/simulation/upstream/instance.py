@@ -27,8 +27,7 @@ from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.environment import Environment
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import Environment, RandomUuids
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.process import Threads
 from kcoord.simulation.trace import Trace

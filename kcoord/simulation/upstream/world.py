@@ -19,7 +19,7 @@ from typing import Final, cast
 
 from kcoord.client import cluster
 from kcoord.runtime import shard_snapshots, upstream_batches
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.disturbances import Disturbance
 from kcoord.simulation.surroundings import LogObserver

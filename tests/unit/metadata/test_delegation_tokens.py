@@ -29,7 +29,7 @@ from kcoord.server.api.handlers import (
     expire_delegation_token,
     renew_delegation_token,
 )
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (

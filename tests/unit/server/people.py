@@ -19,10 +19,9 @@ from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, Operatio
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.environment import Environment
+from kcoord.server.environment import Environment, RandomUuids
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.server.process import BrokerProcess
-from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.replies import internal_operation_context
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType

@@ -26,7 +26,7 @@ from kcoord.server.api.handlers import (
     produce,
 )
 from kcoord.server.broker import Broker
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint
 from kcoord.storage.memory_file_system import Operation

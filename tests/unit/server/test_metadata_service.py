@@ -15,7 +15,7 @@ from kcoord.metadata.topics import auto_create_request
 from kcoord.metrics.measures import WriteMeasures
 from kcoord.server.disk.log_writer import WriteJob, write
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards import shard_service
 from kcoord.server.shards.group_times import GroupTimes

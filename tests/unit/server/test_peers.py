@@ -21,7 +21,7 @@ from kcoord.runtime.result import NO_CREATION_LIMIT, CoordinatorResult
 from kcoord.server.api.auto_create import CREATE_TOPICS_VERSION
 from kcoord.server.api.handlers.allocate_producer_ids import allocate
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes

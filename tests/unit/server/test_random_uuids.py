@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from random import Random
 
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import RandomUuids
 from kcoord_protocol.uuid import uuid_from_string
 
 

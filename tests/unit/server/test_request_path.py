@@ -25,7 +25,7 @@ from kcoord.config import BrokerConfig
 from kcoord.server.api.api_table import Api, ApiTable, CloseConnection
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.environment import Environment
+from kcoord.server.environment import Environment, RandomUuids
 from kcoord.server.net.muting import Mute
 from kcoord.server.net.request_path import (
     FRAMES_PER_TURN,
@@ -36,7 +36,6 @@ from kcoord.server.net.request_path import (
     RequestPath,
 )
 from kcoord.server.process import BrokerProcess
-from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors, KafkaError

@@ -24,10 +24,9 @@ from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose, local_metadata
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.environment import Environment
+from kcoord.server.environment import Environment, RandomUuids
 from kcoord.server.net.request_path import PathSettings
 from kcoord.server.process import BrokerProcess
-from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards.shard_service import Clock
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.upstream.cluster import BrokerVersions, UpstreamCluster
