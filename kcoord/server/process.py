@@ -116,8 +116,7 @@ class ReadyLine:
 
 async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Runs a broker that is one process until a signal ends it. Raises StartError if it cannot start."""
-    clock = Clock()
-    environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
+    environment = process_environment()
     folder = DataFolder(config, environment.now_ms(), uuids=environment.uuids)
     try:
         process = BrokerProcess(compose(config, environment, folder), environment, folder)
@@ -125,6 +124,12 @@ async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None
         folder.close(environment.now_ms(), clean=True)
         raise
     await process.run(on_ready)
+
+
+def process_environment() -> Environment:
+    """Returns the environment of a broker that has this process and its running event loop for itself."""
+    clock = Clock()
+    return Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
 
 
 class BrokerProcess:

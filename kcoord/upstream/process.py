@@ -47,10 +47,9 @@ from kcoord.server.environment import Environment
 from kcoord.server.errors import StartError
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
-from kcoord.server.process import BrokerProcess, ReadyLine
+from kcoord.server.process import BrokerProcess, ReadyLine, process_environment
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import LocalMetadataService
-from kcoord.server.shards.shard_service import Clock
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import LogDir
 from kcoord.upstream.acls import UpstreamAcls
@@ -106,8 +105,7 @@ async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None
         await group_log.connect()
         await shared.connect()
         await requests.start()
-        clock = Clock()
-        environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
+        environment = process_environment()
         folder = open_folder(config, environment, upstream.cluster_id)
         try:
             new_service = partial(InstanceMetadata, shared)

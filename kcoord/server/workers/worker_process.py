@@ -16,7 +16,6 @@ worker keeps running, but its listeners refuse clients. A fenced controller stil
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
@@ -37,10 +36,9 @@ from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
-from kcoord.server.process import BrokerProcess
+from kcoord.server.process import BrokerProcess, process_environment
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
-from kcoord.server.shards.shard_service import Clock
 from kcoord.server.workers.controller_metadata import ControllerMetadataService
 from kcoord.server.workers.metadata_follower import MetadataFollower
 from kcoord.server.workers.peer_link import Peers
@@ -112,8 +110,7 @@ def _name_in_log(node_id: int) -> None:
 
 
 async def _run(launch: Launch, on_ready: Callable[[], None]) -> None:
-    clock = Clock()
-    environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
+    environment = process_environment()
     folder = DataFolder(
         launch.own.config,
         environment.now_ms(),
