@@ -31,7 +31,7 @@ later, beside the requests that follow. So does a large InstallAssignment, which
 A frame meets, in this order: the fast path of its API; the API table, which knows the versions that this client is
 served; header and body decoding; the handler. An unknown API, a version that is not served and a malformed body stop
 the path; only ApiVersions is answered in any version. A defect in a handler costs one request an error response.
-If the broker has an authorizer, `_process_generally` gives each request the rights of its client, which the handler
+If the broker has an authorizer, `_take_general_path` gives each request the rights of its client, which the handler
 checks; `kcoord.server.fast.guarded` describes how the fast paths follow the ACLs.
 
 If some clients have a quota on the time of requests, each frame first meets a look-up of its client
@@ -55,6 +55,7 @@ from typing import TYPE_CHECKING, cast
 from kcoord.server.api.api_table import (
     ANONYMOUS,
     ApiTable,
+    BoundApi,
     Client,
     CloseConnection,
     DeferredResponse,
@@ -169,7 +170,7 @@ class RequestPath:
         self.close_reason: str | None = None
         self.close_delay_ms = 0
         self._farewell = b""
-        self._enter: Callable[[bytes, int], None] = self._process
+        self._enter: Callable[[bytes, int], None] = self._process_frame
         self._sasl: LoginStates | None = None
         if settings.new_login is not None:
             self._sasl = settings.new_login()
@@ -375,7 +376,7 @@ class RequestPath:
         was_complete, is_again = sasl.is_complete, sasl.principal is not None
         step = sasl.receive(frame, now_ms)
         if step is None:
-            self._process(frame, now_ms)
+            self._process_frame(frame, now_ms)
             if not was_complete and self.client.begins_with_api_versions:
                 sasl.versions_answered()
         elif step.failure is not None:
@@ -401,7 +402,7 @@ class RequestPath:
         self.client.is_token_authenticated = sasl.is_token_authenticated
         self._reader.allow(self._settings.max_frame_bytes, self._settings.max_request_bytes, BULK_KEYS)
         if sasl.session_end_ms is None:
-            self._enter = self._process
+            self._enter = self._process_frame
         self._note_login(sasl.mechanism, None, now_ms, is_again=is_again)
 
     def handshake_ended(self, *, succeeded: bool) -> None:
@@ -415,11 +416,12 @@ class RequestPath:
         if self._broker.audit is not None:
             self._broker.audit.login(self.client, self._settings.listener_name, now_ms, mechanism, failure)
 
-    def _process(self, frame: bytes, now_ms: int) -> None:
+    def _process_frame(self, frame: bytes, now_ms: int) -> None:
+        """Answers a request by its fast path if possible, otherwise on the general path."""
         if self._broker.request_quota is not None and (self._sasl is None or self._sasl.is_complete):
             use = self._broker.request_quota.begin(self.client.principal, frame)
             if use is not None:
-                self._process_generally(frame, now_ms, None, use)
+                self._take_general_path(frame, now_ms, None, use)
                 return
         fast_path = self._fast_paths.get(frame[1]) if len(frame) > _REQUEST_START.size else None
         if fast_path is not None:
@@ -433,34 +435,35 @@ class RequestPath:
                 else:
                     self._send(frame, answer)
                 return
-        self._process_generally(frame, now_ms, fast_path)
+        self._take_general_path(frame, now_ms, fast_path)
 
-    def _process_generally(
+    def _take_general_path(
         self, frame: bytes, now_ms: int, fast_path: FastPath | None, use: RequestUse | None = None
     ) -> None:
+        """Decodes the request in a frame and calls the handler of its API. `use` counts the time that this takes."""
         bound = self.apis.bound(frame[:4])
         if bound is None:
-            self._process_unserved(frame)
+            self._refuse_unserved(frame)
             return
         if bound.key is not ApiKey.API_VERSIONS:
             self.client.has_begun = True
+        authorizer, audit = self._broker.authorizer, self._broker.audit
+        rights = None
+        if authorizer is not None:
+            rights = self.client.rights(authorizer, bound.key, is_audited=audit is not None)
+        is_large = len(frame) > LARGE_REQUEST_BYTES and bound.key in _DECODED_IN_A_THREAD
         try:
-            header, offset = decode_request_header(frame)
-            authorizer = self._broker.authorizer
-            audit = self._broker.audit
-            rights = None
-            if authorizer is not None:
-                rights = self.client.rights(authorizer, bound.key, is_audited=audit is not None)
-            exchange = Exchange(bound, frame, offset, header.correlation_id, rights)
+            header, body_at = decode_request_header(frame)
+            exchange = Exchange(bound, frame, body_at, header.correlation_id, rights)
             if fast_path is not None and fast_path.learns_before_handler:
                 answer = fast_path.learn(exchange, now_ms)
                 if answer is not None:
                     self._send(frame, answer)
                     return
-            is_large = len(frame) > LARGE_REQUEST_BYTES and bound.key in _DECODED_IN_A_THREAD
-            request = request_class(bound.key)() if is_large else exchange.decode()
+            # A large request stays empty until a thread has decoded it.
+            exchange.request = request_class(bound.key)() if is_large else exchange.decode()
         except DecodeError as error:
-            self._refuse(f"malformed {bound.key.name} v{bound.version} request: {error}")
+            self._refuse(_malformed(bound, error))
             return
         context = RequestContext(
             bound.key,
@@ -476,40 +479,32 @@ class RequestPath:
             frame_bytes=len(frame),
             use=use,
         )
-        # The handler may change its request. A large one is not decoded yet, and is none that an audit log has.
-        change = audit.change_of(context, request) if audit is not None else None
-        response: object
-        if is_large:
-            exchange.request = request
-            response = asyncio.ensure_future(self._decode_and_respond(exchange, frame, context))
-        else:
-            response = bound.respond(self._broker, context, request)
-        if audit is not None:
-            audit.answered(context, change, response)
+        response = self._respond(exchange, context, is_large=is_large)
         if asyncio.isfuture(response):
-            if use is not None:
-                use.pause()
-            exchange.future = response
-            # The frame may be large, and the response does not need it.
-            exchange.frame = b""
-            self._exchanges.append(exchange)
-            if self.client.holds:
-                self.mute(Mute.ORDER)
-                response.add_done_callback(self._end_hold)
-            response.add_done_callback(partial(self._settled, exchange, use))
-        else:
-            if use is not None:
-                use.throttle(response, now_ms, self.client.throttle)
-            if isinstance(response, CloseConnection):
-                self._refuse(response.reason)
-            elif response is not None:
-                self._answer(exchange, response)
-                if fast_path is not None and not fast_path.learns_before_handler:
-                    fast_path.learn(exchange, now_ms)
-            if use is not None:
-                use.finish(now_ms)
+            self._await_response(exchange, response, use)
+        elif data := self._complete(exchange, response, use):
+            if self._exchanges:
+                self._exchanges.append(exchange)
+            else:
+                self._put(data)
+            if fast_path is not None and not fast_path.learns_before_handler:
+                fast_path.learn(exchange, now_ms)
         if self.client.form is not self.apis.form:
             self._serve(self.apis.in_form(self.client.form))
+
+    def _respond(self, exchange: Exchange, context: RequestContext, *, is_large: bool) -> object:
+        """Calls the handler. The audit log, if there is one, gets the request and the response."""
+        audit = self._broker.audit
+        # The handler may change its request. A large one is not decoded yet, and is none that an audit log has.
+        change = audit.change_of(context, exchange.request) if audit is not None else None
+        response: object
+        if is_large:
+            response = asyncio.ensure_future(self._decode_and_respond(exchange, exchange.frame, context))
+        else:
+            response = exchange.bound.respond(self._broker, context, exchange.request)
+        if audit is not None:
+            audit.answered(context, change, response)
+        return response
 
     async def _decode_and_respond(self, exchange: Exchange, frame: bytes, context: RequestContext) -> object:
         """Decodes a large request in a thread, so that other requests do not wait for that, and calls the handler."""
@@ -517,27 +512,57 @@ class RequestPath:
         try:
             decoded = await loop.run_in_executor(None, bound.decode_prefix, frame, exchange.body_at, bound.version)
         except DecodeError as error:
-            return CloseConnection(f"malformed {bound.key.name} v{bound.version} request: {error}")
+            return CloseConnection(_malformed(bound, error))
         exchange.request = decoded[0]
         response = bound.respond(self._broker, context, exchange.request)
         return await response if asyncio.isfuture(response) else response
 
-    def _answer(self, exchange: Exchange, response: object) -> None:
-        exchange.response = response
-        data = exchange.data = self._encode(exchange)
-        self._ready_bytes += _bytes_in_memory(data)
-        if self._exchanges:
-            self._exchanges.append(exchange)
-        else:
-            self._put(data)
+    def _await_response(self, exchange: Exchange, response: asyncio.Future[object], use: RequestUse | None) -> None:
+        """Queues a request whose response has to wait."""
+        if use is not None:
+            use.pause()
+        exchange.future = response
+        # The frame may be large, and the response does not need it.
+        exchange.frame = b""
+        self._exchanges.append(exchange)
+        if self.client.holds:
+            self.mute(Mute.ORDER)
+            response.add_done_callback(self._end_hold)
+        response.add_done_callback(partial(self._settled, exchange, use))
 
-    def _encode(self, exchange: Exchange) -> bytes | Pieces:
-        bound = exchange.bound
-        if bound.key is ApiKey.FETCH:
-            pieces = encode_in_pieces(exchange.correlation_id, bound.version, exchange.response)
-            if pieces is not None:
-                return pieces
-        return bound.encode(exchange.correlation_id, exchange.response, exchange.request)
+    def _settled(self, exchange: Exchange, use: RequestUse | None, future: asyncio.Future[object]) -> None:
+        """Completes a request whose response has waited; the client may be gone by now."""
+        if self._is_closed:
+            if not future.cancelled():
+                # Marks the exception as retrieved; asyncio would otherwise log it.
+                future.exception()
+            if use is not None:
+                # Else a client could work without limit by closing its connections.
+                use.settle(self._broker.now_ms())
+            return
+        if use is not None:
+            use.resume()
+        self._complete(exchange, exchange.bound.settle(future, exchange.request), use)
+        self._on_answer()
+
+    def _complete(self, exchange: Exchange, response: object, use: RequestUse | None) -> bytes | Pieces:
+        """Returns the framed response, which becomes `Exchange.data`. It is empty if the client gets none."""
+        exchange.response = response
+        data: bytes | Pieces = b""
+        if use is not None:
+            use.throttle(response, self._broker.now_ms(), self.client.throttle)
+        if isinstance(response, CloseConnection):
+            self._refuse(response.reason)
+        elif response is not None:
+            bound, pieces = exchange.bound, None
+            if bound.key is ApiKey.FETCH:
+                pieces = encode_in_pieces(exchange.correlation_id, bound.version, response)
+            data = pieces or bound.encode(exchange.correlation_id, response, exchange.request)
+            self._ready_bytes += _bytes_in_memory(data)
+        if use is not None:
+            use.finish(self._broker.now_ms())
+        exchange.data = data
+        return data
 
     def _send(self, frame: bytes, answer: bytes | DeferredResponse) -> None:
         """Queues a response that was made without a handler."""
@@ -552,34 +577,7 @@ class RequestPath:
         else:
             self._output.append(answer)
 
-    def _settled(self, exchange: Exchange, use: RequestUse | None, future: asyncio.Future[object]) -> None:
-        """Encodes the response of a finished future; the client may be gone by now."""
-        if self._is_closed:
-            if not future.cancelled():
-                # Marks the exception as retrieved; asyncio would otherwise log it.
-                future.exception()
-            if use is not None:
-                # Else a client could work without limit by closing its connections.
-                use.settle(self._broker.now_ms())
-            return
-        if use is not None:
-            use.resume()
-        response = exchange.response = exchange.bound.settle(future, exchange.request)
-        if use is not None:
-            use.throttle(response, self._broker.now_ms(), self.client.throttle)
-        if isinstance(response, CloseConnection):
-            exchange.data = b""
-            self._refuse(response.reason)
-        elif response is None:
-            exchange.data = b""
-        else:
-            exchange.data = self._encode(exchange)
-            self._ready_bytes += _bytes_in_memory(exchange.data)
-        if use is not None:
-            use.finish(self._broker.now_ms())
-        self._on_answer()
-
-    def _process_unserved(self, frame: bytes) -> None:
+    def _refuse_unserved(self, frame: bytes) -> None:
         """Stops the path for an unknown API or version.
 
         Only ApiVersions is answered, so that clients can find a common version.
@@ -604,6 +602,10 @@ class RequestPath:
         self.stop()
         if self.close_reason is None:
             self.close_reason = reason
+
+
+def _malformed(bound: BoundApi, error: DecodeError) -> str:
+    return f"malformed {bound.key.name} v{bound.version} request: {error}"
 
 
 def _bytes_in_memory(data: bytes | Pieces) -> int:

@@ -22,6 +22,7 @@ from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.request_path import PathSettings, RequestPath
 
 if TYPE_CHECKING:
+    from kcoord.server.api.pieces import Pieces
     from kcoord.server.request_quota import RequestUse
 
 
@@ -32,10 +33,10 @@ class MeasuredPath(RequestPath):
         super().__init__(settings, on_answer)
         self._requests = requests
 
-    def _process(self, frame: bytes, now_ms: int) -> None:
+    def _process_frame(self, frame: bytes, now_ms: int) -> None:
         began, start = time.perf_counter(), frame[:4]
         waiting = len(self._exchanges)
-        super()._process(frame, now_ms)
+        super()._process_frame(frame, now_ms)
         if len(self._exchanges) > waiting:
             last = self._exchanges[-1]
             if isinstance(last, DeferredResponse):
@@ -47,18 +48,12 @@ class MeasuredPath(RequestPath):
                 return
         self._requests.add(start, time.perf_counter() - began)
 
-    def _answer(self, exchange: Exchange, response: object) -> None:
-        super()._answer(exchange, response)
-        self._note_throttle(exchange)
-
-    def _settled(self, exchange: Exchange, use: RequestUse | None, future: asyncio.Future[object]) -> None:
-        super()._settled(exchange, use, future)
-        self._note_throttle(exchange)
-
-    def _note_throttle(self, exchange: Exchange) -> None:
-        throttle_ms = getattr(exchange.response, "throttle_time_ms", 0)
+    def _complete(self, exchange: Exchange, response: object, use: RequestUse | None) -> bytes | Pieces:
+        data = super()._complete(exchange, response, use)
+        throttle_ms = getattr(response, "throttle_time_ms", 0)
         if throttle_ms:
             self._requests.add_throttle(exchange.bound.key, throttle_ms)
+        return data
 
     def _answered(self, start: bytes, began: float, *_: object) -> None:
         self._requests.add(start, time.perf_counter() - began)

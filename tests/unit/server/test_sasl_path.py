@@ -178,10 +178,10 @@ def test_the_limit_of_a_frame_grows_with_the_login() -> None:
 def test_a_client_without_a_session_limit_meets_no_authentication_any_more() -> None:
     path = Listener().path()
     path.receive(SHAKE + RIGHT)
-    assert path._enter == path._process
+    assert path._enter == path._process_frame
     limited = Listener(replace(SETTINGS, max_reauth_ms={"PLAIN": 10})).path()
     limited.receive(SHAKE + RIGHT)
-    assert limited._enter != limited._process
+    assert limited._enter != limited._process_frame
 
 
 def test_a_session_ends_and_can_be_renewed() -> None:
