@@ -223,7 +223,7 @@ class KafkaConnection(asyncio.Protocol):
         self._frame_started: float | None = None
         self._unread_bytes = 0
         self._last_taken = 0.0
-        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._timers: dict[tuple[object, ...], asyncio.TimerHandle] = {}
         """The timers by what they call. A throttle may last for days, so they are cancelled with the connection."""
 
     # --- called by the event loop -------------------------------------------------------------------------------------
@@ -311,41 +311,12 @@ class KafkaConnection(asyncio.Protocol):
     def hold(self, seconds: float) -> None:
         """Mutes the connection for `seconds`: it was made faster than max.connection.creation.rate."""
         self._mute(Mute.HELD)
-        self._call_later(seconds, self._release)
+        self._call_later(seconds, self._unmute, Mute.HELD)
 
     def close_after(self, seconds: float) -> None:
         """Mutes the connection, and closes it after `seconds`: its address is above connection_creation_rate."""
         self._mute(Mute.HELD)
         self._call_later(seconds, self.close)
-
-    def _release(self) -> None:
-        self._unmute(Mute.HELD)
-
-    def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Calls a method after `seconds`, unless the connection is lost before. Replaces an earlier timer for it."""
-        if self._transport is None:
-            return
-        timer = self._timers.get(function)
-        if timer is not None:
-            timer.cancel()
-        self._timers[function] = asyncio.get_running_loop().call_later(seconds, function)
-
-    def _end_login(self) -> None:
-        """Ends the connection if the client has not logged in. It gets no response, since it has not asked for one."""
-        if self._transport is not None and self.path.must_log_in and not self._is_closing:
-            seconds = self._owner.login_timeout_seconds
-            self._owner.report(f"{self.peer}: closing, the client has not logged in after {seconds:g} s")
-            self._transport.abort()
-
-    def _throttle(self, seconds: float) -> None:
-        """Ends the throttle of the path after `seconds`, unless a longer one follows."""
-        until = self._time() + seconds
-        if until > self._throttled_until:
-            self._throttled_until = until
-            self._call_later(seconds, self._end_throttle)
-
-    def _end_throttle(self) -> None:
-        self._unmute(Mute.THROTTLED)
 
     def stop_reading(self) -> None:
         """Accepts no further requests; those in flight are still answered."""
@@ -425,6 +396,31 @@ class KafkaConnection(asyncio.Protocol):
         elif not pause and self._reading_paused:
             self._transport.resume_reading()
         self._reading_paused = pause
+
+    # --- timers -------------------------------------------------------------------------------------------------------
+
+    def _call_later(self, seconds: float, method: Callable[..., None], *arguments: object) -> None:
+        """Calls a method after `seconds`, unless the connection is lost before. Replaces an earlier timer for it."""
+        if self._transport is None:
+            return
+        timer = self._timers.get((method, *arguments))
+        if timer is not None:
+            timer.cancel()
+        self._timers[method, *arguments] = asyncio.get_running_loop().call_later(seconds, method, *arguments)
+
+    def _end_login(self) -> None:
+        """Ends the connection if the client has not logged in. It gets no response, since it has not asked for one."""
+        if self._transport is not None and self.path.must_log_in and not self._is_closing:
+            seconds = self._owner.login_timeout_seconds
+            self._owner.report(f"{self.peer}: closing, the client has not logged in after {seconds:g} s")
+            self._transport.abort()
+
+    def _throttle(self, seconds: float) -> None:
+        """Ends the throttle of the path after `seconds`, unless a longer one follows."""
+        until = self._time() + seconds
+        if until > self._throttled_until:
+            self._throttled_until = until
+            self._call_later(seconds, self._unmute, Mute.THROTTLED)
 
     # --- output -------------------------------------------------------------------------------------------------------
 

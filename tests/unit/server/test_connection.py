@@ -435,9 +435,9 @@ class Timers:
         self.set: list[tuple[float, Callable[[], None] | None]] = []
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._call_later)
 
-    def _call_later(self, seconds: float, callback: Callable[[], None]) -> SimpleNamespace:
+    def _call_later(self, seconds: float, callback: Callable[..., None], *arguments: object) -> SimpleNamespace:
         number = len(self.set)
-        self.set.append((seconds, callback))
+        self.set.append((seconds, partial(callback, *arguments)))
         return SimpleNamespace(cancel=lambda: self.set.__setitem__(number, (seconds, None)))
 
     def active_seconds(self) -> list[float]:
