@@ -199,7 +199,7 @@ class AnswerChecks:
             asked.version,
             asked.correlation_id,
             dialogue.client_id,
-            path.client.address,
+            path.client.client_host,
             "PLAINTEXT",
             path.client.principal,
             dialogue.process.broker.now_ms(),

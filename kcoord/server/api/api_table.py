@@ -69,21 +69,19 @@ def ignore_throttle(throttle_ms: int) -> None:
 class Client:
     """The facts that a connection knows about its client.
 
-    `form` is the form of KIP-1327 that the client is served. `principal` is the SASL user, or
-    named by the client's TLS certificate. `is_token_authenticated` is True if the client has logged in with a
-    delegation token.
-    `has_begun` is True after its first request that is served; `begins_with_api_versions` is True if that was
-    ApiVersions.
+    `form` is the form of KIP-1327 that the client is served. `principal` is the SASL user, or named by the client's TLS
+    certificate. `is_token_authenticated` is True if the client has logged in with a delegation token. `has_begun` is
+    True after its first request that is served; `begins_with_api_versions` is True if that was ApiVersions.
     """
 
     __slots__ = (
-        "address",
         "begins_with_api_versions",
+        "client_host",
         "facts",
         "form",
         "has_begun",
-        "holds",
         "is_token_authenticated",
+        "keeps_order",
         "principal",
         "remote_host",
         "remote_port",
@@ -97,7 +95,7 @@ class Client:
         self.principal = ANONYMOUS
         self.is_token_authenticated = False
         self.has_begun = False
-        self.holds = False
+        self.keeps_order = False
         """Set by a handler that returns a future: the client's later requests are not handled before that is done."""
         self.begins_with_api_versions = False
         self.facts: ClientFacts | None = None
@@ -106,10 +104,10 @@ class Client:
         self.locate(remote_host, remote_port)
 
     def locate(self, remote_host: str, remote_port: int) -> None:
-        """Sets the client's host and port; `address` is the host as DescribeGroups shows it."""
+        """Sets the client's host and port; `client_host` is the host as DescribeGroups shows it."""
         self.remote_host = remote_host
         self.remote_port = remote_port
-        self.address = f"/{remote_host}"
+        self.client_host = f"/{remote_host}"
 
     def rights(self, authorizer: Authorizer, api_key: ApiKey, *, is_audited: bool = False) -> Rights:
         """Returns the client's rights for one request."""

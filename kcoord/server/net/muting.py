@@ -19,7 +19,7 @@ class Mute(IntEnum):
     THROTTLED = 4
     """The client is above its quota."""
     ORDER = 8
-    """The handler of a request has to finish before the next one begins (`Client.holds`)."""
+    """The handler of a request has to finish before the next one begins (`Client.keeps_order`)."""
     SLOW_READER = 16
     """The client reads its responses too slowly: `pause_writing` until `resume_writing`."""
     SENDING = 32

@@ -272,8 +272,8 @@ class RequestPath:
         self._throttle_ms = max(self._throttle_ms, throttle_ms)
         self.mute(Mute.THROTTLED)
 
-    def _end_hold(self, _: asyncio.Future[object]) -> None:
-        self.client.holds = False
+    def _end_order(self, _: asyncio.Future[object]) -> None:
+        self.client.keeps_order = False
         self.unmute(Mute.ORDER)
 
     def _is_full(self) -> bool:
@@ -470,7 +470,7 @@ class RequestPath:
             bound.version,
             header.correlation_id,
             header.client_id or "",
-            self.client.address,
+            self.client.client_host,
             self._settings.listener_name,
             self.client.principal,
             now_ms,
@@ -525,9 +525,9 @@ class RequestPath:
         # The frame may be large, and the response does not need it.
         exchange.frame = b""
         self._exchanges.append(exchange)
-        if self.client.holds:
+        if self.client.keeps_order:
             self.mute(Mute.ORDER)
-            response.add_done_callback(self._end_hold)
+            response.add_done_callback(self._end_order)
         response.add_done_callback(partial(self._settled, exchange, use))
 
     def _settled(self, exchange: Exchange, use: RequestUse | None, future: asyncio.Future[object]) -> None:

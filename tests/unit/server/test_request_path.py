@@ -548,7 +548,7 @@ async def test_a_request_can_hold_those_that_follow() -> None:
     def handle() -> object:
         if bare.handled > 1:
             return ListGroupsResponse()
-        bare.path.client.holds = True
+        bare.path.client.keeps_order = True
         return answer
 
     bare = Bare(handle)

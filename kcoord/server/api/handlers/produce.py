@@ -95,7 +95,7 @@ def _handle(
     if opening is None:
         return _append(broker, context, request, batches, writable)
     if context.client is not None:
-        context.client.holds = True
+        context.client.keeps_order = True
     return broker.spawn(_append_later(broker, context, request, batches, writable, opening))
 
 
