@@ -93,6 +93,7 @@ class Broker:
         self.spawn = environment.spawn
         self.uuids = environment.uuids
         self.endpoints: dict[str, Listener] = {}
+        """The advertised addresses of this broker, by the names of its listeners."""
         self._environment = environment
         self.has_begun = False
         self.why_not_ready: Callable[[], str | None] = _none
@@ -129,10 +130,6 @@ class Broker:
             receive = self._exporter.export if self._exporter is not None else _drop_metrics
             self._client_telemetry = ClientTelemetry(self.config, self.uuids.take, receive)
         return self._client_telemetry
-
-    def endpoint(self, listener_name: str) -> Listener:
-        """Returns the advertised address of this broker for clients of a listener."""
-        return self.endpoints[listener_name]
 
     async def made_in_thread(self, make: Callable[[], M], version: int) -> M:
         """Makes and encodes a large response in a thread. `make` must not depend on anything that changes.

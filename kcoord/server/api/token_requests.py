@@ -17,7 +17,7 @@ def allows_token_requests(broker: Broker, context: RequestContext) -> bool:
     if client is None:
         # Another worker has checked its client, and passes the request on to the controller.
         return True
-    protocol = broker.endpoint(context.listener_name).security_protocol
+    protocol = broker.endpoints[context.listener_name].security_protocol
     if client.is_token_authenticated or protocol is SecurityProtocol.PLAINTEXT:
         return False
     return protocol is not SecurityProtocol.SSL or context.principal != ANONYMOUS

@@ -52,7 +52,6 @@ class SocketListener:
         self, address: Listener, broker: Broker, limits: ConnectionLimits, inherited: Sequence[socket.socket] = ()
     ) -> None:
         self.address = address
-        self.listener_name = address.name
         self.broker = broker
         self._logins = self._own_logins()
         new_login: Callable[[], LoginStates] | None = None

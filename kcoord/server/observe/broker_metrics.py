@@ -141,9 +141,9 @@ class BrokerMetrics:
         return MetricsSnapshot(
             requests=[(key, version, Timing.of(histogram)) for key, version, histogram in measures.requests.items()],
             throttles={key: Timing.of(histogram) for key, histogram in measures.requests.throttles.items()},
-            connections={listener.listener_name: len(listener.connections) for listener in self._listeners},
+            connections={listener.address.name: len(listener.connections) for listener in self._listeners},
             authentications={
-                (name, listener.listener_name): listener.path_settings.logins[name]
+                (name, listener.address.name): listener.path_settings.logins[name]
                 for listener in self._listeners
                 if listener.address.security_protocol.has_tls or listener.address.security_protocol.has_sasl
                 for name in AUTHENTICATIONS
