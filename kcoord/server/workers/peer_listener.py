@@ -68,7 +68,7 @@ class PeerListener:
         self._listening = listening
         self._server: asyncio.Server | None = None
         self._bound: dict[tuple[int, int], BoundApi] = {}
-        self._connections: set[_PeerServerConnection] = set()
+        self.connections: set[_PeerServerConnection] = set()
         self.broker = broker
         self.followers = followers
         self.in_flight = 0
@@ -78,12 +78,6 @@ class PeerListener:
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _PeerServerConnection(self), sock=self._listening
         )
-
-    def add(self, connection: _PeerServerConnection) -> None:
-        self._connections.add(connection)
-
-    def forget(self, connection: _PeerServerConnection) -> None:
-        self._connections.discard(connection)
 
     def bound(self, api_key: int, version: int) -> BoundApi:
         """Returns the API that serves a request of another worker."""
@@ -100,7 +94,7 @@ class PeerListener:
             self._server.close()
 
     def close(self) -> None:
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close()
 
 
@@ -113,11 +107,11 @@ class _PeerServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._owner.add(self)
+        self._owner.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._owner.forget(self)
+        self._owner.connections.discard(self)
         if self._follower is not None and self._owner.followers is not None:
             self._owner.followers.remove(self._follower)
 
