@@ -146,7 +146,7 @@ class BrokerProcess:
         self._loop = environment.loop
         self._stop_requested = asyncio.Event()
         self._cleaner: LogCleaner | None = None
-        self.bound: dict[str, Listener] = {}
+        self.bound_listeners: dict[str, Listener] = {}
         """The listeners by name, with the ports that they are bound to."""
         self._metrics: BrokerMetrics | None = None
         if broker.config.kcoord_audit_log:
@@ -200,8 +200,8 @@ class BrokerProcess:
     async def start(self) -> None:
         """Takes the steps 2 to 5 of a start. Raises StartError if one fails."""
         for listener in self.listeners:
-            self.bound[listener.address.name] = await _bind(listener)
-        for advertised in self.broker.config.advertised(self.bound, socket.gethostname()):
+            self.bound_listeners[listener.address.name] = await _bind(listener)
+        for advertised in self.broker.config.advertised(self.bound_listeners, socket.gethostname()):
             self.broker.endpoints[advertised.name] = advertised
         await self._join_cluster()
         self.broker.begin()

@@ -109,7 +109,9 @@ class BrokerController:
         process = self._host.process
         return {
             "bootstrap_servers": self._host.bootstrap_servers,
-            "listeners": {name: str(listener).partition("://")[2] for name, listener in process.bound.items()},
+            "listeners": {
+                name: str(listener).partition("://")[2] for name, listener in process.bound_listeners.items()
+            },
             "cluster_id": process.broker.cluster_id,
             "now_ms": process.clock.now_ms(),
             "ahead_ms": process.clock.ahead_ms,

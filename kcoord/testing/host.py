@@ -95,7 +95,7 @@ class BrokerHost:
 
     def _keep_ports(self) -> None:
         """Replaces port 0 in the settings by the port that the system has chosen."""
-        bound = self.process.bound
+        bound = self.process.bound_listeners
         entries = BrokerConfig.from_properties(self._settings).open_listeners
         self._settings["listeners"] = ",".join(
             f"{str(entry).rpartition(':')[0]}:{bound[entry.name].port}" for entry in entries

@@ -150,16 +150,16 @@ class Supervisor:
 
     def _new_worker(self, number: int, sockets_folder: str) -> Worker:
         config = self._configs[number]
-        bound = {listener.name: self._bind(listener) for listener in config.open_listeners}
+        sockets = {listener.name: self._bind(listener) for listener in config.open_listeners}
         in_use = {
             listener.name: Listener(
-                listener.name, listener.host, bound_port(bound[listener.name]), listener.security_protocol
+                listener.name, listener.host, bound_port(sockets[listener.name]), listener.security_protocol
             )
             for listener in config.open_listeners
         }
         endpoints = config.advertised(in_use, socket.gethostname())
         path = os.path.join(sockets_folder, str(config.node_id))
-        return Worker(number, config, bound, endpoints, self._peer_socket(path), path)
+        return Worker(number, config, sockets, endpoints, self._peer_socket(path), path)
 
     @staticmethod
     def _peer_socket(path: str) -> socket.socket:

@@ -53,11 +53,11 @@ CONTROLLER = 0
 
 @dataclass(slots=True)
 class Worker:
-    """A worker as all workers know it. `bound` holds its sockets by listener name, `endpoints` what it advertises."""
+    """A worker as all workers know it: its sockets by listener name, and the endpoints that it advertises."""
 
     number: int
     config: BrokerConfig
-    bound: Mapping[str, Sequence[socket.socket]]
+    sockets: Mapping[str, Sequence[socket.socket]]
     endpoints: list[Listener]
     peer_socket: socket.socket
     peer_path: str
@@ -65,7 +65,7 @@ class Worker:
     def close(self) -> None:
         """Closes the sockets in this process. Other processes that inherited them keep theirs."""
         self.peer_socket.close()
-        for listening_sockets in self.bound.values():
+        for listening_sockets in self.sockets.values():
             for listening_socket in listening_sockets:
                 listening_socket.close()
 
@@ -157,7 +157,7 @@ class WorkerProcess(BrokerProcess):
             )
 
         def new_listener(address: Listener, broker: Broker, limits: ConnectionLimits) -> SocketListener:
-            return SocketListener(address, broker, limits, own.bound[address.name])
+            return SocketListener(address, broker, limits, own.sockets[address.name])
 
         broker = compose(
             own.config,

@@ -194,7 +194,7 @@ class SocketDriver(Driver):
 
     @classmethod
     async def connect(cls, process: Process) -> SocketDriver:
-        return cls(*await asyncio.open_connection("127.0.0.1", process.bound["PLAINTEXT"].port))
+        return cls(*await asyncio.open_connection("127.0.0.1", process.bound_listeners["PLAINTEXT"].port))
 
     async def exchange(self, data: bytes) -> bytes:
         reader, writer = self._streams
