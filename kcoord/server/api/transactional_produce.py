@@ -50,7 +50,7 @@ _TRY_AGAIN: Final = (
 
 Key = tuple[str, int, int]
 """Topic, partition, producer id."""
-Outcome = Mapping[tuple[str, int], "Verified | KafkaError"]
+Agreed = Mapping[tuple[str, int], "Verified | KafkaError"]
 
 
 class Batch(NamedTuple):
@@ -97,7 +97,7 @@ class TransactionalProduce:
         context: RequestContext,
         transactional_id: str,
         batches: list[Batch],
-        append: Callable[[Outcome], T],
+        append: Callable[[Agreed], T],
     ) -> Reply[T]:
         """Calls `append` when the coordinator has agreed; at once if all partitions are in the transaction already."""
         predecessors = {self._last[batch.key] for batch in batches if batch.key in self._last}
@@ -119,7 +119,7 @@ class TransactionalProduce:
         context: RequestContext,
         transactional_id: str,
         batches: list[Batch],
-        append: Callable[[Outcome], T],
+        append: Callable[[Agreed], T],
         predecessors: set[asyncio.Task[object]],
     ) -> T:
         if predecessors:
@@ -140,7 +140,7 @@ class TransactionalProduce:
             for batch in batches
         )
 
-    def _take_tickets(self, context: RequestContext, batches: list[Batch]) -> tuple[dict[Batch, int], Outcome]:
+    def _take_tickets(self, context: RequestContext, batches: list[Batch]) -> tuple[dict[Batch, int], Agreed]:
         """Returns the tickets, and the errors of partitions whose log is not usable now."""
         tickets: dict[Batch, int] = {}
         refused: dict[tuple[str, int], Verified | KafkaError] = {}
@@ -155,7 +155,7 @@ class TransactionalProduce:
                 tickets[batch] = ticket
         return tickets, refused
 
-    async def _agree(self, context: RequestContext, transactional_id: str, tickets: Mapping[Batch, int]) -> Outcome:
+    async def _agree(self, context: RequestContext, transactional_id: str, tickets: Mapping[Batch, int]) -> Agreed:
         """Returns for each partition the permission to write, or the error for the producer."""
         version = context.api_version
         adds = version >= _ADDS_PARTITIONS_SINCE_VERSION

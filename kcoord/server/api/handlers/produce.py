@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from kcoord.server.api.api_table import CloseConnection, RequestContext
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.opening_logs import ends_before
-from kcoord.server.api.transactional_produce import Batch, Outcome, transactional_batch
+from kcoord.server.api.transactional_produce import Agreed, Batch, transactional_batch
 from kcoord.server.broker import Broker
 from kcoord.server.quota_use import throttle_of_produce
 from kcoord.server.replies import Reply, map_reply
@@ -57,92 +57,184 @@ _WITHOUT_START_OFFSET: Final = (
 )
 """Errors whose result has no log start offset: the log was not looked at, or the error does not concern it."""
 
+Outcome: TypeAlias = ProduceResponse | CloseConnection | None
+"""The response, if the client gets one. Else a failure closes the connection."""
 
-def handle(
-    broker: Broker, context: RequestContext, request: ProduceRequest
-) -> Reply[ProduceResponse | CloseConnection | None]:
+
+def handle(broker: Broker, context: RequestContext, request: ProduceRequest) -> Reply[Outcome]:
     if broker.quotas is None:
-        return _handle(broker, context, request)
+        return _Produce(broker, context, request).run()
     throttle_ms = throttle_of_produce(broker.quotas, context)
-    reply = _handle(broker, context, request)
+    reply = _Produce(broker, context, request).run()
     return map_reply(reply, partial(_throttled, context, throttle_ms)) if throttle_ms else reply
 
 
-def _throttled(
-    context: RequestContext, throttle_ms: int, response: ProduceResponse | CloseConnection | None
-) -> ProduceResponse | CloseConnection | None:
+def _throttled(context: RequestContext, throttle_ms: int, outcome: Outcome) -> Outcome:
     """Notes the time in the response, and mutes the connection."""
-    if isinstance(response, ProduceResponse):
-        response.throttle_time_ms = throttle_ms
+    if isinstance(outcome, ProduceResponse):
+        outcome.throttle_time_ms = throttle_ms
     if context.client is not None:
         context.client.throttle(throttle_ms)
-    return response
+    return outcome
 
 
-def _handle(
-    broker: Broker, context: RequestContext, request: ProduceRequest
-) -> Reply[ProduceResponse | CloseConnection | None]:
-    _name_partitions_once(request)
-    batches = _transactional_batches(broker, context, request)
-    if batches and not _may_use(context.rights, request.transactional_id):
-        raise KafkaError(Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    writable: set[str] | None = None
-    if context.rights is not None:
-        names = [name for topic in request.topic_data if (name := _name_of(broker, context, topic)) is not None]
-        writable = context.rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names)
-        batches = [batch for batch in batches if batch.topic in writable]
-    opening = _opening(broker, context, request, writable)
-    if opening is None:
-        return _append(broker, context, request, batches, writable)
-    if context.client is not None:
-        context.client.keeps_order = True
-    return broker.spawn(_append_later(broker, context, request, batches, writable, opening))
+class _Produce:
+    """One request, with its transactional batches and the topics that its client may write to."""
 
+    __slots__ = ("_batches", "_broker", "_context", "_request", "_writable")
 
-def _opening(
-    broker: Broker, context: RequestContext, request: ProduceRequest, writable: set[str] | None
-) -> Opening[object] | None:
-    """Begins to open the logs of the request. Returns an opening that has not ended, None if there is none."""
-    opening: Opening[object] | None = None
-    for topic in request.topic_data:
-        name = _name_of(broker, context, topic)
-        if name is None or (writable is not None and name not in writable):
-            continue
-        for partition in topic.partition_data:
-            opening = broker.topics.opening(name, partition.index, context.now_ms) or opening
-    return opening
+    def __init__(self, broker: Broker, context: RequestContext, request: ProduceRequest) -> None:
+        self._broker = broker
+        self._context = context
+        self._request = request
+        self._batches: list[Batch] = []
+        self._writable: set[str] | None = None
+        """None if the client may write to all topics."""
 
+    def run(self) -> Reply[Outcome]:
+        context, request = self._context, self._request
+        _name_partitions_once(request)
+        self._batches = self._transactional_batches()
+        if self._batches and not _may_use(context.rights, request.transactional_id):
+            raise KafkaError(Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        if context.rights is not None:
+            names = [name for topic in request.topic_data if (name := self._name_of(topic)) is not None]
+            writable = self._writable = context.rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names)
+            self._batches = [batch for batch in self._batches if batch.topic in writable]
+        opening = self._open_logs()
+        if opening is None:
+            return self._append()
+        if context.client is not None:
+            context.client.keeps_order = True
+        return self._broker.spawn(self._append_later(opening))
 
-async def _append_later(
-    broker: Broker,
-    context: RequestContext,
-    request: ProduceRequest,
-    batches: list[Batch],
-    writable: set[str] | None,
-    opening: Opening[object] | None,
-) -> ProduceResponse | CloseConnection | None:
-    """Waits for the logs. After the longest wait, the partitions whose log is not open fail."""
-    end = asyncio.get_running_loop().time() + min(request.timeout_ms / 1000, LONGEST_WAIT_SECONDS)
-    while opening is not None and await ends_before(opening, end):
-        context.now_ms = broker.now_ms()
-        opening = _opening(broker, context, request, writable)
-    reply = _append(broker, context, request, batches, writable)
-    return await reply if asyncio.isfuture(reply) else reply
+    def _transactional_batches(self) -> list[Batch]:
+        batches = []
+        for topic in self._request.topic_data:
+            name = self._name_of(topic)
+            for partition in topic.partition_data if name is not None else ():
+                batch = transactional_batch(name or "", partition.index, partition.records)
+                if batch is not None:
+                    batches.append(batch)
+        return batches
 
+    def _name_of(self, topic: ProduceRequest.TopicProduceData) -> str | None:
+        if self._context.api_version < _TOPIC_IDS_SINCE_VERSION:
+            return topic.name
+        return self._broker.topics.topic_name(topic.topic_id)
 
-def _append(
-    broker: Broker, context: RequestContext, request: ProduceRequest, batches: list[Batch], writable: set[str] | None
-) -> Reply[ProduceResponse | CloseConnection | None]:
-    """Appends the batches. The coordinator of their transaction agrees first, if they have one."""
-    if not batches or request.transactional_id is None:
-        return _produce_all(broker, context, request, {}, writable)
-    reply = broker.transactional_produce.run(
-        context,
-        request.transactional_id,
-        batches,
-        lambda agreed: _produce_all(broker, context, request, agreed, writable),
-    )
-    return None if request.acks == 0 else reply
+    def _open_logs(self) -> Opening[object] | None:
+        """Begins to open the logs of the request. Returns an opening that has not ended, None if there is none."""
+        opening: Opening[object] | None = None
+        for topic in self._request.topic_data:
+            name = self._name_of(topic)
+            if name is None or (self._writable is not None and name not in self._writable):
+                continue
+            for partition in topic.partition_data:
+                opening = self._broker.topics.opening(name, partition.index, self._context.now_ms) or opening
+        return opening
+
+    async def _append_later(self, opening: Opening[object] | None) -> Outcome:
+        """Waits for the logs. After the longest wait, the partitions whose log is not open fail."""
+        seconds = min(self._request.timeout_ms / 1000, LONGEST_WAIT_SECONDS)
+        end = asyncio.get_running_loop().time() + seconds
+        while opening is not None and await ends_before(opening, end):
+            self._context.now_ms = self._broker.now_ms()
+            opening = self._open_logs()
+        reply = self._append()
+        return await reply if asyncio.isfuture(reply) else reply
+
+    def _append(self) -> Reply[Outcome]:
+        """Appends the batches. The coordinator of their transaction agrees first, if they have one."""
+        request = self._request
+        if not self._batches or request.transactional_id is None:
+            return self._append_all({})
+        reply = self._broker.transactional_produce.run(
+            self._context, request.transactional_id, self._batches, self._append_all
+        )
+        return None if request.acks == 0 else reply
+
+    def _append_all(self, agreed: Agreed) -> Outcome:
+        """Appends the batches.
+
+        `agreed` has the transaction coordinator's decision on the first batches of a transaction.
+        """
+        request = self._request
+        response = ProduceResponse(responses=[self._append_to_topic(topic, agreed) for topic in request.topic_data])
+        if request.acks == 0:
+            return _close_on_error(response)
+        if self._context.api_version >= _LEADER_HINTS_SINCE_VERSION:
+            self._add_leader_hints(response)
+        return response
+
+    def _append_to_topic(
+        self, topic: ProduceRequest.TopicProduceData, agreed: Agreed
+    ) -> ProduceResponse.TopicProduceResponse:
+        name = self._name_of(topic)
+        if self._writable is not None and name is not None and name not in self._writable:
+            return _failed_topic(topic, KafkaError(Errors.TOPIC_AUTHORIZATION_FAILED))
+        return ProduceResponse.TopicProduceResponse(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partition_responses=[
+                self._append_to_partition(name, partition, agreed) for partition in topic.partition_data
+            ],
+        )
+
+    def _append_to_partition(
+        self, topic: str | None, partition: ProduceRequest.PartitionProduceData, agreed: Agreed
+    ) -> ProduceResponse.PartitionProduceResponse:
+        topics, context, acks = self._broker.topics, self._context, self._request.acks
+        try:
+            if topic is None:
+                raise KafkaError(Errors.UNKNOWN_TOPIC_ID)
+            if not topics.has_partition(topic, partition.index):
+                raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
+            verified = agreed.get((topic, partition.index)) if agreed else None
+            if isinstance(verified, KafkaError):
+                raise verified
+            batch = single_batch(partition.records, context.api_version)
+            if acks not in VALID_ACKS:
+                raise KafkaError(Errors.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}.")
+            appended = topics.append(
+                topic,
+                partition.index,
+                batch,
+                requires_all=acks == ACKS_ALL,
+                now_ms=context.now_ms,
+                verified=verified,
+            )
+        except KafkaError as error:
+            start_offset = -1
+            if topic is not None and error.error not in _WITHOUT_START_OFFSET:
+                start_offset = topics.log_start_offset(topic, partition.index)
+            return _failure(partition.index, error, start_offset)
+        return ProduceResponse.PartitionProduceResponse(
+            index=partition.index,
+            base_offset=appended.base_offset,
+            log_append_time_ms=appended.log_append_time_ms,
+            log_start_offset=appended.log_start_offset,
+            current_leader=_NO_LEADER_HINT,
+        )
+
+    def _add_leader_hints(self, response: ProduceResponse) -> None:
+        """Adds the current leader and its address to the results of partitions that another broker leads (KIP-951)."""
+        broker = self._broker
+        for topic in response.responses:
+            for partition in topic.partition_responses:
+                if partition.error_code != Errors.NOT_LEADER_OR_FOLLOWER:
+                    continue
+                name = topic.name or broker.topics.topic_name(topic.topic_id) or ""
+                leader_id, leader_epoch = broker.topics.leader_of(name, partition.index)
+                partition.current_leader = ProduceResponse.LeaderIdAndEpoch(
+                    leader_id=leader_id, leader_epoch=leader_epoch
+                )
+                endpoint = leader_endpoint(broker, leader_id, self._context.listener_name)
+                if endpoint is not None and all(node.node_id != leader_id for node in response.node_endpoints):
+                    host, port, rack = endpoint
+                    response.node_endpoints.append(
+                        ProduceResponse.NodeEndpoint(node_id=leader_id, host=host, port=port, rack=rack)
+                    )
 
 
 def _may_use(rights: Rights | None, transactional_id: str | None) -> bool:
@@ -167,34 +259,6 @@ def _name_partitions_once(request: ProduceRequest) -> None:
         topic.partition_data = list(partitions.values())
 
 
-def _transactional_batches(broker: Broker, context: RequestContext, request: ProduceRequest) -> list[Batch]:
-    batches = []
-    for topic in request.topic_data:
-        name = _name_of(broker, context, topic)
-        for partition in topic.partition_data if name is not None else ():
-            batch = transactional_batch(name or "", partition.index, partition.records)
-            if batch is not None:
-                batches.append(batch)
-    return batches
-
-
-def _name_of(broker: Broker, context: RequestContext, topic: ProduceRequest.TopicProduceData) -> str | None:
-    return topic.name if context.api_version < _TOPIC_IDS_SINCE_VERSION else broker.topics.topic_name(topic.topic_id)
-
-
-def _produce_all(
-    broker: Broker, context: RequestContext, request: ProduceRequest, agreed: Outcome, writable: set[str] | None
-) -> ProduceResponse | CloseConnection | None:
-    response = ProduceResponse(
-        responses=[_produce_topic(broker, context, request, topic, agreed, writable) for topic in request.topic_data]
-    )
-    if request.acks == 0:
-        return _close_on_error(response)
-    if context.api_version >= _LEADER_HINTS_SINCE_VERSION:
-        _add_leader_hints(broker, context, response)
-    return response
-
-
 def _close_on_error(response: ProduceResponse) -> CloseConnection | None:
     for topic in response.responses:
         for partition in topic.partition_responses:
@@ -204,73 +268,11 @@ def _close_on_error(response: ProduceResponse) -> CloseConnection | None:
     return None
 
 
-def _produce_topic(
-    broker: Broker,
-    context: RequestContext,
-    request: ProduceRequest,
-    topic: ProduceRequest.TopicProduceData,
-    agreed: Outcome,
-    writable: set[str] | None,
-) -> ProduceResponse.TopicProduceResponse:
-    name = _name_of(broker, context, topic)
-    if writable is not None and name is not None and name not in writable:
-        error = KafkaError(Errors.TOPIC_AUTHORIZATION_FAILED)
-        return ProduceResponse.TopicProduceResponse(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            partition_responses=[_failure(partition.index, error) for partition in topic.partition_data],
-        )
+def _failed_topic(topic: ProduceRequest.TopicProduceData, error: KafkaError) -> ProduceResponse.TopicProduceResponse:
     return ProduceResponse.TopicProduceResponse(
         name=topic.name,
         topic_id=topic.topic_id,
-        partition_responses=[
-            _produce(broker, context, request.acks, name, partition, agreed) for partition in topic.partition_data
-        ],
-    )
-
-
-def _produce(
-    broker: Broker,
-    context: RequestContext,
-    acks: int,
-    topic: str | None,
-    partition: ProduceRequest.PartitionProduceData,
-    agreed: Outcome,
-) -> ProduceResponse.PartitionProduceResponse:
-    """Appends the batch of a partition.
-
-    `agreed` has the transaction coordinator's decision on the first batches of a transaction.
-    """
-    try:
-        if topic is None:
-            raise KafkaError(Errors.UNKNOWN_TOPIC_ID)
-        if not broker.topics.has_partition(topic, partition.index):
-            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
-        verified = agreed.get((topic, partition.index)) if agreed else None
-        if isinstance(verified, KafkaError):
-            raise verified
-        batch = single_batch(partition.records, context.api_version)
-        if acks not in VALID_ACKS:
-            raise KafkaError(Errors.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}.")
-        appended = broker.topics.append(
-            topic,
-            partition.index,
-            batch,
-            requires_all=acks == ACKS_ALL,
-            now_ms=context.now_ms,
-            verified=verified,
-        )
-    except KafkaError as error:
-        start_offset = -1
-        if topic is not None and error.error not in _WITHOUT_START_OFFSET:
-            start_offset = broker.topics.log_start_offset(topic, partition.index)
-        return _failure(partition.index, error, start_offset)
-    return ProduceResponse.PartitionProduceResponse(
-        index=partition.index,
-        base_offset=appended.base_offset,
-        log_append_time_ms=appended.log_append_time_ms,
-        log_start_offset=appended.log_start_offset,
-        current_leader=_NO_LEADER_HINT,
+        partition_responses=[_failure(partition.index, error) for partition in topic.partition_data],
     )
 
 
@@ -289,33 +291,7 @@ def _failure(index: int, error: KafkaError, start_offset: int = -1) -> ProduceRe
     )
 
 
-def _add_leader_hints(broker: Broker, context: RequestContext, response: ProduceResponse) -> None:
-    """Adds the current leader and its address to the results of partitions that another broker leads (KIP-951)."""
-    for topic in response.responses:
-        for partition in topic.partition_responses:
-            if partition.error_code != Errors.NOT_LEADER_OR_FOLLOWER:
-                continue
-            name = topic.name or broker.topics.topic_name(topic.topic_id) or ""
-            leader_id, leader_epoch = broker.topics.leader_of(name, partition.index)
-            partition.current_leader = ProduceResponse.LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
-            endpoint = leader_endpoint(broker, leader_id, context.listener_name)
-            if endpoint is not None and all(node.node_id != leader_id for node in response.node_endpoints):
-                host, port, rack = endpoint
-                response.node_endpoints.append(
-                    ProduceResponse.NodeEndpoint(node_id=leader_id, host=host, port=port, rack=rack)
-                )
-
-
 def error_response(request: ProduceRequest, error: KafkaError, version: int) -> ProduceResponse | CloseConnection:
     if request.acks == 0:
         return CloseConnection(f"a Produce with acks=0 failed: {error.error.name}")
-    return ProduceResponse(
-        responses=[
-            ProduceResponse.TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=[_failure(partition.index, error) for partition in topic.partition_data],
-            )
-            for topic in request.topic_data
-        ]
-    )
+    return ProduceResponse(responses=[_failed_topic(topic, error) for topic in request.topic_data])
