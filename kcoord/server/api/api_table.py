@@ -57,6 +57,14 @@ if TYPE_CHECKING:
     from kcoord.server.observe.client_telemetry import ClientFacts
     from kcoord.server.request_quota import RequestUse
 
+_logger = logging.getLogger(__name__)
+
+KEY_AND_VERSION = struct.Struct(">hh")
+"""The first four bytes of every request: the API key and the version."""
+
+HandleFunction: TypeAlias = Callable[..., object]
+"""`handle(broker, context, request)` of a handler. The table only passes the broker on."""
+ErrorFunction: TypeAlias = Callable[[Message, KafkaError, int], Message]
 
 ANONYMOUS = "User:ANONYMOUS"
 """The principal of a client that has not shown who it is."""
@@ -229,16 +237,6 @@ def has_creation_time_tag(context: RequestContext) -> bool:
 def creation_time_tag(creation_time_ms: int) -> TaggedFields:
     """Returns the tagged field, or no field if the creation time is unknown."""
     return ((CREATION_TIME_TAG, _INT64.pack(creation_time_ms)),) if creation_time_ms >= 0 else ()
-
-
-_logger = logging.getLogger(__name__)
-
-KEY_AND_VERSION = struct.Struct(">hh")
-"""The first four bytes of every request: the API key and the version."""
-
-HandleFunction: TypeAlias = Callable[..., object]
-"""`handle(broker, context, request)` of a handler. The table only passes the broker on."""
-ErrorFunction: TypeAlias = Callable[[Message, KafkaError, int], Message]
 
 
 class Api:

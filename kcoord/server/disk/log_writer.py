@@ -70,107 +70,24 @@ from kcoord.storage.log import AppendInfo
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+_logger = logging.getLogger(__name__)
+
+SYNC_THREADS: Final = 8
+"""The number of logs that are synced at a time.
+
+A file system makes concurrent syncs durable together. Measured with ext4 and 50 logs: one sync after the other takes 6
+to 20 times as long, and 16 threads are no faster than 8.
+"""
+RENEWAL_SECONDS: Final = 20.0
+"""The time from the first batch that only the journal has made durable to the renewal of the journal.
+
+Until then the batches are not below the recovery point of their log.
+"""
+
 _CALL_NUMBERS: Final = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """io_setup, io_destroy, io_getevents and io_submit."""
 _FDSYNC: Final = 3
 _NOTIFY_EVENT_FD: Final = 1
-
-
-class _Request(ctypes.Structure):
-    """`struct iocb` on a little-endian machine."""
-
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("key", ctypes.c_uint32),
-        ("rw_flags", ctypes.c_int32),
-        ("opcode", ctypes.c_uint16),
-        ("priority", ctypes.c_int16),
-        ("descriptor", ctypes.c_uint32),
-        ("buffer", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
-        ("offset", ctypes.c_int64),
-        ("reserved", ctypes.c_uint64),
-        ("flags", ctypes.c_uint32),
-        ("event_descriptor", ctypes.c_uint32),
-    )
-
-
-class _Event(ctypes.Structure):
-    """`struct io_event`."""
-
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("request", ctypes.c_uint64),
-        ("result", ctypes.c_int64),
-        ("result2", ctypes.c_int64),
-    )
-
-
-class KernelSync:
-    """Runs fdatasync through the kernel's queue (Linux AIO) for the event loop, one sync at a time.
-
-    No thread waits for the disk, and none has to take the GIL when the disk is done. The system calls are made without
-    a library: the library that wraps them takes 40 ms to import, a sixth of a start. Raises OSError if the kernel has
-    no such queue, or a sandbox forbids it.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        numbers = _CALL_NUMBERS.get(platform.machine())
-        if sys.platform != "linux" or numbers is None or sys.byteorder != "little":
-            raise OSError(errno.ENOSYS, f"no system call numbers for {sys.platform} on {platform.machine()}")
-        self._setup, self._destroy, self._get_events, self._submit = numbers
-        self._call = ctypes.CDLL(None, use_errno=True).syscall
-        self._call.restype = ctypes.c_long
-        self._context = ctypes.c_ulong(0)
-        self._checked(self._setup, ctypes.c_uint(1), ctypes.byref(self._context))
-        self._loop = loop
-        self._event = _Event()
-        self._event_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._request = _Request(opcode=_FDSYNC, flags=_NOTIFY_EVENT_FD, event_descriptor=self._event_descriptor)
-        self._requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
-        self._done: Callable[[OSError | None], None] | None = None
-        loop.add_reader(self._event_descriptor, self._on_event)
-
-    @property
-    def is_busy(self) -> bool:
-        return self._done is not None
-
-    def start(self, descriptor: int, done: Callable[[OSError | None], None]) -> None:
-        """Starts a sync of what was written to the file until now. `done` is called in the event loop when it ends.
-
-        Raises OSError if the kernel refuses the sync. Then `done` is not called.
-        """
-        assert self._done is None, "one sync at a time"
-        self._request.descriptor = descriptor
-        self._checked(self._submit, self._context, ctypes.c_long(1), self._requests)
-        self._done = done
-
-    def close(self) -> None:
-        """Frees the queue. May be called only while no sync is in flight."""
-        self._loop.remove_reader(self._event_descriptor)
-        self._call(self._destroy, self._context)
-        os.close(self._event_descriptor)
-
-    def _on_event(self) -> None:
-        os.eventfd_read(self._event_descriptor)
-        count = self._checked(
-            self._get_events, self._context, ctypes.c_long(1), ctypes.c_long(1), ctypes.byref(self._event), None
-        )
-        done, self._done = self._done, None
-        assert count == 1
-        assert done is not None
-        result = self._event.result
-        done(OSError(-result, os.strerror(-result)) if result < 0 else None)
-
-    def _checked(self, number: int, *arguments: object) -> int:
-        result = int(self._call(ctypes.c_long(number), *arguments))
-        if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return result
-
-
-_logger = logging.getLogger(__name__)
 
 
 class WritableLog(JournaledLog, Protocol):
@@ -194,19 +111,6 @@ class WriteJob:
     """The place of the batches in the log, once they are in the page cache."""
     error: OSError | None = None
     """Why the append or its sync failed. None in a finished job: it is as durable as the flush policy promises."""
-
-
-SYNC_THREADS: Final = 8
-"""The number of logs that are synced at a time.
-
-A file system makes concurrent syncs durable together. Measured with ext4 and 50 logs: one sync after the other takes 6
-to 20 times as long, and 16 threads are no faster than 8.
-"""
-RENEWAL_SECONDS: Final = 20.0
-"""The time from the first batch that only the journal has made durable to the renewal of the journal.
-
-Until then the batches are not below the recovery point of their log.
-"""
 
 
 def write(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
@@ -462,3 +366,97 @@ def _open_kernel_sync(loop: asyncio.AbstractEventLoop) -> KernelSync | None:
     except OSError as error:
         _logger.info("A thread waits for the disk, because the kernel offers no queue for syncs: %s", error)
         return None
+
+
+class _Request(ctypes.Structure):
+    """`struct iocb` on a little-endian machine."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("key", ctypes.c_uint32),
+        ("rw_flags", ctypes.c_int32),
+        ("opcode", ctypes.c_uint16),
+        ("priority", ctypes.c_int16),
+        ("descriptor", ctypes.c_uint32),
+        ("buffer", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("reserved", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("event_descriptor", ctypes.c_uint32),
+    )
+
+
+class _Event(ctypes.Structure):
+    """`struct io_event`."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("request", ctypes.c_uint64),
+        ("result", ctypes.c_int64),
+        ("result2", ctypes.c_int64),
+    )
+
+
+class KernelSync:
+    """Runs fdatasync through the kernel's queue (Linux AIO) for the event loop, one sync at a time.
+
+    No thread waits for the disk, and none has to take the GIL when the disk is done. The system calls are made without
+    a library: the library that wraps them takes 40 ms to import, a sixth of a start. Raises OSError if the kernel has
+    no such queue, or a sandbox forbids it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        numbers = _CALL_NUMBERS.get(platform.machine())
+        if sys.platform != "linux" or numbers is None or sys.byteorder != "little":
+            raise OSError(errno.ENOSYS, f"no system call numbers for {sys.platform} on {platform.machine()}")
+        self._setup, self._destroy, self._get_events, self._submit = numbers
+        self._call = ctypes.CDLL(None, use_errno=True).syscall
+        self._call.restype = ctypes.c_long
+        self._context = ctypes.c_ulong(0)
+        self._checked(self._setup, ctypes.c_uint(1), ctypes.byref(self._context))
+        self._loop = loop
+        self._event = _Event()
+        self._event_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._request = _Request(opcode=_FDSYNC, flags=_NOTIFY_EVENT_FD, event_descriptor=self._event_descriptor)
+        self._requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
+        self._done: Callable[[OSError | None], None] | None = None
+        loop.add_reader(self._event_descriptor, self._on_event)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._done is not None
+
+    def start(self, descriptor: int, done: Callable[[OSError | None], None]) -> None:
+        """Starts a sync of what was written to the file until now. `done` is called in the event loop when it ends.
+
+        Raises OSError if the kernel refuses the sync. Then `done` is not called.
+        """
+        assert self._done is None, "one sync at a time"
+        self._request.descriptor = descriptor
+        self._checked(self._submit, self._context, ctypes.c_long(1), self._requests)
+        self._done = done
+
+    def close(self) -> None:
+        """Frees the queue. May be called only while no sync is in flight."""
+        self._loop.remove_reader(self._event_descriptor)
+        self._call(self._destroy, self._context)
+        os.close(self._event_descriptor)
+
+    def _on_event(self) -> None:
+        os.eventfd_read(self._event_descriptor)
+        count = self._checked(
+            self._get_events, self._context, ctypes.c_long(1), ctypes.c_long(1), ctypes.byref(self._event), None
+        )
+        done, self._done = self._done, None
+        assert count == 1
+        assert done is not None
+        result = self._event.result
+        done(OSError(-result, os.strerror(-result)) if result < 0 else None)
+
+    def _checked(self, number: int, *arguments: object) -> int:
+        result = int(self._call(ctypes.c_long(number), *arguments))
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return result

@@ -63,6 +63,13 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+STOP_SECONDS: Final = 0.7
+"""The time after which an orderly stop begins no further snapshot."""
+INDEX_STORE_INTERVAL_MS: Final = 30_000
+"""Half of the default interval between two recovery points (log.flush.offset.checkpoint.interval.ms)."""
+VERIFY_SLICE_BYTES: Final = 64 << 10
+VERIFY_REST_SECONDS: Final = 0.002
+
 
 class ShardLogs:
     """The logs of the partitions of one topic, by shard id (the partition's index).
@@ -221,16 +228,6 @@ class LazyLog:
     def flush(self) -> None:
         with self._lock:
             self._logs.flush(self._shard_id)
-
-
-_logger = logging.getLogger(__name__)
-
-STOP_SECONDS: Final = 0.7
-"""The time after which an orderly stop begins no further snapshot."""
-INDEX_STORE_INTERVAL_MS: Final = 30_000
-"""Half of the default interval between two recovery points (log.flush.offset.checkpoint.interval.ms)."""
-VERIFY_SLICE_BYTES: Final = 64 << 10
-VERIFY_REST_SECONDS: Final = 0.002
 
 
 @dataclass(slots=True)
