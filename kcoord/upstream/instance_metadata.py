@@ -26,7 +26,7 @@ from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.disk.shard_logs import LocalShardLog
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, MetadataOperation
 from kcoord.upstream.shared_log import SharedLog
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AlterConfigsRequest, ConfigRecord, IncrementalAlterConfigsRequest
@@ -51,24 +51,14 @@ class InstanceMetadata(LocalMetadataService):
         super().__init__(shards, log, wake, now_ms, latest_group_ms, group_times)
         self.shared = shared
 
-    def call(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
-    ) -> asyncio.Future[T]:
+    def call(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> asyncio.Future[T]:
         if isinstance(request, AlterConfigsRequest | IncrementalAlterConfigsRequest) and any(
             resource.resource_type == GROUP_RESOURCE for resource in request.resources
         ):
             return asyncio.ensure_future(self._share(operation, request, context))
         return super().call(operation, request, context)
 
-    async def _share(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
-    ) -> T:
+    async def _share(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> T:
         """Runs an operation that changes configs of groups: those records go to the log that all instances share."""
         machine = self.shards.machine(METADATA_SHARD)
         if machine is None:

@@ -28,7 +28,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.creation_order import CreationOrder
@@ -50,6 +50,9 @@ _logger = logging.getLogger(__name__)
 R = TypeVar("R")
 RequestMessage = TypeVar("RequestMessage", bound=Message)
 T = TypeVar("T")
+
+MetadataOperation: TypeAlias = Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]]
+"""An operation of the metadata machine on a request of type R, with a response of type T."""
 
 METADATA_SHARD = 0
 """There is one metadata log, partition 0 of `__cluster_metadata`."""
@@ -86,10 +89,7 @@ class MetadataService(Protocol):
     """Called with each new image when its records are durable."""
 
     def call(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, RequestMessage], CoordinatorResult[T]],
-        request: RequestMessage,
-        context: OperationContext,
+        self, operation: MetadataOperation[RequestMessage, T], request: RequestMessage, context: OperationContext
     ) -> asyncio.Future[T]:
         """Runs an operation on the controller.
 
@@ -178,12 +178,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
             raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
         return log.end_offset
 
-    def call(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
-    ) -> asyncio.Future[T]:
+    def call(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> asyncio.Future[T]:
         """Returns the future of the response, which ends when the change is durable.
 
         Raises KafkaError if the operation fails at once.
@@ -202,11 +197,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         return max(now_ms, self._latest_group_ms() + 1)
 
     async def _run_in_order(
-        self,
-        group_times: GroupTimes,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
+        self, group_times: GroupTimes, operation: MetadataOperation[R, T], request: R, context: OperationContext
     ) -> T:
         """Creates partitions that are newer than the groups of all workers (`metadata.creation_order`)."""
         ticket = self._order.begin()
@@ -231,11 +222,8 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
             self._release(ticket)
 
     async def _prepared(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
-    ) -> Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]]:
+        self, operation: MetadataOperation[R, T], request: R, context: OperationContext
+    ) -> MetadataOperation[R, T]:
         """Returns the operation, or its result if that has many records.
 
         The records are serialized in several turns of the event loop. The result holds as long as no other operation
@@ -262,12 +250,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
     def _release(self, ticket: int) -> None:
         """Informs the other workers that the operation is over. Here there are none."""
 
-    def _run(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
-    ) -> asyncio.Future[T]:
+    def _run(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> asyncio.Future[T]:
         def refusable(machine: MetadataMachine, context: OperationContext, request: R) -> CoordinatorResult[T]:
             # Only replay changes this machine, so its result can be dropped if the disk is full.
             result = operation(machine, context, request)

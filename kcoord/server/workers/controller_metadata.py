@@ -36,11 +36,16 @@ from functools import cached_property
 from typing import Final, TypeVar
 
 from kcoord.metadata.creation_order import CreationOrder
-from kcoord.metadata.machine import MetadataMachine
-from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.runtime.result import OperationContext
 from kcoord.runtime.shard_log import Append, Load
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_service import METADATA_SHARD, Follower, LocalMetadataService, monotonic_ms
+from kcoord.server.shards.metadata_service import (
+    METADATA_SHARD,
+    Follower,
+    LocalMetadataService,
+    MetadataOperation,
+    monotonic_ms,
+)
 from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_offset
 from kcoord.storage.log import Log
 from kcoord_protocol.messages import (
@@ -250,12 +255,7 @@ class ControllerMetadataService(LocalMetadataService):
     def _release(self, ticket: int) -> None:
         self.followers.release(ticket)
 
-    def _run(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
-    ) -> asyncio.Future[T]:
+    def _run(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> asyncio.Future[T]:
         durable = super()._run(operation, request, context)
         target: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 

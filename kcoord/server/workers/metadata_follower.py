@@ -28,9 +28,10 @@ from typing import Final, TypeVar, cast
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
-from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import MetadataSerde
 from kcoord.server.shards.group_times import GroupTimes
+from kcoord.server.shards.metadata_service import MetadataOperation
 from kcoord.server.workers.peer_frames import (
     FrameKind,
     decode_offset,
@@ -106,12 +107,7 @@ class MetadataFollower:
         if error is not None:
             self._give_up(error)
 
-    def call(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
-        request: R,
-        context: OperationContext,
-    ) -> asyncio.Future[T]:
+    def call(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> asyncio.Future[T]:
         """Sends the request to the controller, which runs the operation."""
         return asyncio.ensure_future(cast("Awaitable[T]", self._ask(request, context)))
 
