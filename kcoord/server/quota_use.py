@@ -41,7 +41,7 @@ def throttle_of_fetch(
 
     def throttle(response: FetchResponse) -> int:
         now_ms = broker.now_ms()
-        throttle_ms = use.settle(now_ms) if use is not None else 0
+        throttle_ms = use.throttle_ms(now_ms) if use is not None else 0
         if burst is not None:
             size = response_bytes(response, context.api_version)
             throttle_ms = max(throttle_ms, quotas.fetch.record(user, client_id, size, now_ms))

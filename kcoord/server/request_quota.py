@@ -5,8 +5,8 @@ Theory of operation. A process works on all requests in one thread, the event lo
 time of that thread from the frame to the encoded response; while the request waits, no time counts. 100 percent are all
 the time of one thread, as in Kafka, where a broker has several threads. Work in other threads does not count.
 
-A request path begins a `RequestUse` for each request of a client that has a quota. `settle` counts the time that was
-used before the response is encoded. If the rate is above the quota, the response leaves at once with a
+A request path begins a `RequestUse` for each request of a client that has a quota. `throttle_ms` counts the time that
+was used before the response is encoded. If the rate is above the quota, the response leaves at once with a
 throttle_time_ms of at most one window (`quota.window.size.seconds`), and the connection is muted. The time of the
 encoding counts, too, but throttles only the next request. Fast paths encode before they are measured, so clients with a
 quota are served without them.
@@ -97,7 +97,7 @@ class RequestUse:
     def resume(self) -> None:
         self._since_ns = self._quota.cpu_ns()
 
-    def settle(self, now_ms: int) -> int:
+    def throttle_ms(self, now_ms: int) -> int:
         """Counts the time so far. Returns for how many milliseconds to throttle the client, the same at each call."""
         if self._throttle_ms is None:
             self._throttle_ms = self._count(now_ms)
@@ -108,7 +108,7 @@ class RequestUse:
 
         The larger of several throttle times counts.
         """
-        throttle_ms = self.settle(now_ms)
+        throttle_ms = self.throttle_ms(now_ms)
         if throttle_ms:
             if hasattr(response, "throttle_time_ms"):
                 message = cast("Throttled", response)
@@ -116,7 +116,7 @@ class RequestUse:
             mute(throttle_ms)
 
     def finish(self, now_ms: int) -> None:
-        """Counts the time since `settle`. It throttles nobody."""
+        """Counts the time since `throttle_ms`. It throttles nobody."""
         if self._throttle_ms is not None:
             self._count(now_ms)
 

@@ -144,7 +144,7 @@ class InstrumentedApi(BoundApi):
             return response
         future = cast("asyncio.Future[object]", response)
         await asyncio.wait([future])
-        return self.settle(future, request)
+        return self.response_of(future, request)
 
     def _error(self, fault: RequestFault, request: Message) -> object:
         """Returns the error in the layout of the API. With acks=0 a producer's connection is closed instead."""

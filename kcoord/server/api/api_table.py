@@ -4,8 +4,8 @@
 A request path (`kcoord.server.net.request_path`) looks up the `BoundApi` of a frame: one API in one version. It then
 decodes the request, calls `respond`, and encodes the response. Two kinds of responses wait in the path's queue:
 
-* An `Exchange` was passed to its handler, whose response may be a future. `settle` turns a finished future into a
-  response.
+* An `Exchange` was passed to its handler, whose response may be a future. `response_of` turns a finished future into
+  a response.
 * A `DeferredResponse` comes from a fast path. It is encoded already, and waits until its records are durable.
 
 `data` of both is None while the response is not ready, and empty if the client gets none. A path may have more kinds of
@@ -296,7 +296,7 @@ class BoundApi:
         """Returns the response to a request that failed."""
         return self._error_response(request, error, self.version)
 
-    def settle(self, future: asyncio.Future[object], request: Message) -> object:
+    def response_of(self, future: asyncio.Future[object], request: Message) -> object:
         """Returns the response of a finished future of `respond`; an error response if the future failed."""
         if future.cancelled():
             error = KafkaError(Errors.NOT_COORDINATOR, "The broker is shutting down.")

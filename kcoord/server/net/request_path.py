@@ -538,11 +538,11 @@ class RequestPath:
                 future.exception()
             if use is not None:
                 # Else a client could work without limit by closing its connections.
-                use.settle(self._broker.now_ms())
+                use.throttle_ms(self._broker.now_ms())
             return
         if use is not None:
             use.resume()
-        self._complete(exchange, exchange.bound.settle(future, exchange.request), use)
+        self._complete(exchange, exchange.bound.response_of(future, exchange.request), use)
         self._on_answer()
 
     def _complete(self, exchange: Exchange, response: object, use: RequestUse | None) -> bytes | Pieces:

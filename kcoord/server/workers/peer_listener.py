@@ -165,7 +165,7 @@ class _PeerServerConnection(asyncio.Protocol):
             self._answer(correlation_id, bound, response)
 
     def _settled(self, bound: BoundApi, correlation_id: int, request: Message, future: asyncio.Future[object]) -> None:
-        self._answer(correlation_id, bound, bound.settle(future, request))
+        self._answer(correlation_id, bound, bound.response_of(future, request))
 
     def _answer(self, correlation_id: int, bound: BoundApi, response: object) -> None:
         self._owner.in_flight -= 1
