@@ -71,11 +71,11 @@ class Broker:
     """`compose` sets these attributes once."""
 
     def __init__(
-        self, config: BrokerConfig, environment: Environment, cluster_id: str, controller_id: int | None = None
+        self, config: BrokerConfig, environment: Environment, cluster_id: str, metadata_broker_id: int | None = None
     ) -> None:
         self.config = config
         self.node_id = config.node_id
-        self.metadata_broker_id = config.node_id if controller_id is None else controller_id
+        self.metadata_broker_id = config.node_id if metadata_broker_id is None else metadata_broker_id
         """The broker whose process writes the metadata log, also if that broker is out of service."""
         self.cluster_id = cluster_id
         self.image = MetadataImage.empty()

@@ -107,7 +107,7 @@ def compose(
     *,
     new_metadata: NewMetadata | None = None,
     peers: PeerCalls | None = None,
-    controller_id: int | None = None,
+    metadata_broker_id: int | None = None,
     new_group_shard: NewGroupShard = new_group_shard,
     new_group_log: NewGroupLog | None = None,
     new_transaction_shard: NewTransactionShard = new_transaction_shard,
@@ -117,11 +117,11 @@ def compose(
     """Returns a broker that is ready for `begin`.
 
     `new_metadata` makes the metadata service. By default the metadata log is in the folder and is replayed here;
-    StartError is raised if that fails. `peers`: the other brokers of the cluster. `controller_id`: the broker that
-    writes the metadata log, by default this one. `start_assignors` returns the assignors of one's own by name.
+    StartError is raised if that fails. `peers`: the other brokers of the cluster. `metadata_broker_id`: the broker
+    that writes the metadata log, by default this one. `start_assignors` returns the assignors of one's own by name.
     `new_group_log` makes the log of the groups, if that is not in the folder.
     """
-    broker = Broker(config, environment, folder.cluster_id, controller_id)
+    broker = Broker(config, environment, folder.cluster_id, metadata_broker_id)
     broker.apis = build_api_table(config)
     broker.topics = folder.topics
     broker.fetches = FetchService(folder.topics.fetches, environment.now_ms, environment.uuids)

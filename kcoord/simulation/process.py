@@ -128,7 +128,7 @@ class SimulatedProcess(BrokerProcess):
             self.folder,
             new_metadata=self._new_metadata,
             peers=self._peers,
-            controller_id=CONTROLLER_ID,
+            metadata_broker_id=CONTROLLER_ID,
             new_group_shard=self._new_group_shard,
             new_transaction_shard=self._new_transaction_shard,
             new_writer=self._new_writer,

@@ -165,7 +165,7 @@ class WorkerProcess(BrokerProcess):
             folder,
             new_metadata=new_metadata,
             peers=self._peers,
-            controller_id=launch.workers[CONTROLLER].config.node_id,
+            metadata_broker_id=launch.workers[CONTROLLER].config.node_id,
         )
         super().__init__(broker, environment, folder, new_listener)
         broker.image_observers.append(self._follow_fencing)
