@@ -184,22 +184,20 @@ class GroupService(ShardService[GroupCoordinatorShard]):
     @property
     def group_count(self) -> int:
         """The number of groups of the shards that are active here."""
+        return sum(machine.group_count for machine in self._machines())
+
+    def _machines(self) -> list[GroupCoordinatorShard]:
         machines = map(self.shards.machine, self.shard_ids)
-        return sum(machine.group_count for machine in machines if machine is not None)
+        return [machine for machine in machines if machine is not None]
 
     def latest_creation_time_ms(self) -> int:
         """Returns the latest creation time of any group on shards that were loaded here (KIP-1327).
 
         Returns -1 if there was none.
         """
-        for shard_id in self.shard_ids:
-            self._note_creation_time(shard_id)
-        return self._latest_creation_time_ms
-
-    def _note_creation_time(self, shard_id: int) -> None:
-        machine = self.shards.machine(shard_id)
-        if machine is not None:
+        for machine in self._machines():
             self._latest_creation_time_ms = max(self._latest_creation_time_ms, machine.latest_creation_time_ms)
+        return self._latest_creation_time_ms
 
     def _update(
         self,
@@ -232,10 +230,8 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def note_clock_gain(self, gain_ms: int) -> None:
         """Sets the clock gain (`Clock.gain_ms`) by which active shards delay the expiration of offsets."""
-        for shard_id in self.shard_ids:
-            machine = self.shards.machine(shard_id)
-            if machine is not None:
-                machine.clock_gain_ms = gain_ms
+        for machine in self._machines():
+            machine.clock_gain_ms = gain_ms
 
     # --- background tasks ---------------------------------------------------------------------------------------------
 
