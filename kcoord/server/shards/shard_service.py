@@ -298,12 +298,6 @@ class ShardService(ShardDriver[C]):
         self._wake()
         return gained
 
-    def open_shards(self, count: int) -> list[int]:
-        """Owns all `count` partitions of the internal topic. Returns the shards that have to be loaded."""
-        empty = {shard_id for shard_id in range(count) if self.log.is_empty(shard_id)}
-        self._wake()
-        return self.shards.open_shards(count, range(count), empty, self._now_ms())
-
     async def loaded(self) -> None:
         """Waits until every shard that had to be loaded is active or waits for its next attempt."""
         while self.shards.is_loading:

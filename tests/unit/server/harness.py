@@ -97,9 +97,15 @@ class Harness:
 
     async def open(self) -> Harness:
         """Owns all shards and loads them."""
-        self.groups.open_shards(SHARDS)
+        self.open_shards()
         await self.groups.loaded()
         return self
+
+    def open_shards(self) -> list[int]:
+        """Owns all shards. Returns those that have to be loaded."""
+        empty = {shard_id for shard_id in range(SHARDS) if self.log.is_empty(shard_id)}
+        self.wake()
+        return self.runtime.open_shards(SHARDS, range(SHARDS), empty, self.now)
 
     async def pass_time(self, milliseconds: int) -> None:
         """Moves the clock, and runs the timers that are due then."""

@@ -150,7 +150,7 @@ async def test_while_a_shard_is_loading_requests_get_coordinator_load_in_progres
     await broker.open()
     await broker.call(commit("g", ("t3", {0: 5})), 9)
     again = broker.restarted()
-    to_load = again.groups.open_shards(4)
+    to_load = again.open_shards()
     assert to_load == [again.groups.shard_of("g")]
     assert (await again.call(ListGroupsRequest(), 5)).error_code == Errors.COORDINATOR_LOAD_IN_PROGRESS
     assert (await again.call(join("g"), 1)).error_code == Errors.COORDINATOR_LOAD_IN_PROGRESS
