@@ -46,7 +46,7 @@ class InstanceMetadata(LocalMetadataService):
         wake: Callable[[], None],
         now_ms: Callable[[], int],
         latest_group_ms: Callable[[], int],
-        group_times: GroupTimes | None = None,
+        group_times: GroupTimes,
     ) -> None:
         super().__init__(shards, log, wake, now_ms, latest_group_ms, group_times)
         self.shared = shared

@@ -148,7 +148,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         wake: Callable[[], None],
         now_ms: Callable[[], int],
         latest_group_ms: Callable[[], int],
-        group_times: GroupTimes | None = None,
+        group_times: GroupTimes,
         *,
         worker_ids: Iterable[int] = (),
     ) -> None:
@@ -183,10 +183,10 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
 
         Raises KafkaError if the operation fails at once.
         """
-        if self._group_times is None or not isinstance(request, CreateTopicsRequest | CreatePartitionsRequest):
-            context.now_ms = self._least_creation_time_ms(context.now_ms)
-            return self._run(operation, request, context)
-        return asyncio.ensure_future(self._run_in_order(self._group_times, operation, request, context))
+        if isinstance(request, CreateTopicsRequest | CreatePartitionsRequest):
+            return asyncio.ensure_future(self._run_in_order(operation, request, context))
+        context.now_ms = self._least_creation_time_ms(context.now_ms)
+        return self._run(operation, request, context)
 
     def _least_creation_time_ms(self, now_ms: int) -> int:
         """Returns the time for a new partition: later than the creation time of every group of this process.
@@ -196,15 +196,13 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         """
         return max(now_ms, self._latest_group_ms() + 1)
 
-    async def _run_in_order(
-        self, group_times: GroupTimes, operation: MetadataOperation[R, T], request: R, context: OperationContext
-    ) -> T:
+    async def _run_in_order(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> T:
         """Creates partitions that are newer than the groups of all workers (`metadata.creation_order`)."""
         ticket = self._order.begin()
         try:
             try:
                 async with asyncio.timeout(ORDER_SECONDS):
-                    await self._await_group_times(ticket, group_times)
+                    await self._await_group_times(ticket)
             except TimeoutError:
                 _logger.warning("The creation times of all groups were not known within %.0f s", ORDER_SECONDS)
             context.now_ms = self._order.stamp(
@@ -213,11 +211,11 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
                 self.image.last_creation_time_ms,
                 monotonic_ms(),
             )
-            group_times.limits.hold(ticket, context.now_ms - 1)
+            self._group_times.limits.hold(ticket, context.now_ms - 1)
             operation = await self._prepared(operation, request, context)
             return await self._run(operation, request, context)
         finally:
-            group_times.limits.release(ticket)
+            self._group_times.limits.release(ticket)
             self._order.end(ticket)
             self._release(ticket)
 
@@ -243,9 +241,9 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
 
         return use
 
-    async def _await_group_times(self, ticket: int, group_times: GroupTimes) -> None:
+    async def _await_group_times(self, ticket: int) -> None:
         """Waits until the creation times of all groups are known. Here there are no other workers."""
-        await group_times.loaded()
+        await self._group_times.loaded()
 
     def _release(self, ticket: int) -> None:
         """Informs the other workers that the operation is over. Here there are none."""

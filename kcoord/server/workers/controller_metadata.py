@@ -38,7 +38,6 @@ from typing import Final, TypeVar
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.shard_log import Append, Load
-from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import (
     METADATA_SHARD,
     Follower,
@@ -89,20 +88,19 @@ class MetadataFollowers:
         broker_id: int,
         offset: int,
         write: Callable[[bytes], None],
-        newest_ms: int | None = None,
+        newest_ms: int,
         *,
         process_id: int,
     ) -> Follower:
         """Adds a worker that has applied everything before `offset`, and sends it the rest of the log.
 
-        With `newest_ms`, the latest creation time of its groups, it takes part in the order of creation times.
+        `newest_ms` is the latest creation time of its groups.
         """
         follower = Follower(broker_id, process_id, write, offset, offset)
         self._followers.append(follower)
-        if newest_ms is not None:
-            # HOLD must arrive before the log: the worker may accept clients as soon as it has applied the log.
-            for ticket, limit_ms in self._order.join(follower, broker_id, newest_ms, monotonic_ms()).items():
-                write(encode_hold(FrameKind.HOLD, ticket, limit_ms))
+        # HOLD must arrive before the log: the worker may accept clients as soon as it has applied the log.
+        for ticket, limit_ms in self._order.join(follower, broker_id, newest_ms, monotonic_ms()).items():
+            write(encode_hold(FrameKind.HOLD, ticket, limit_ms))
         self._send(follower)
         return follower
 
@@ -246,10 +244,10 @@ class ControllerMetadataService(LocalMetadataService):
     def followers(self) -> MetadataFollowers:
         return MetadataFollowers(self._logs.open(METADATA_SHARD), self._order)
 
-    async def _await_group_times(self, ticket: int, group_times: GroupTimes) -> None:
+    async def _await_group_times(self, ticket: int) -> None:
         # The workers are asked first, so that they answer while the groups of this process are loaded.
         self.followers.hold(ticket)
-        await group_times.loaded()
+        await self._group_times.loaded()
         await self.followers.all_held(ticket)
 
     def _release(self, ticket: int) -> None:

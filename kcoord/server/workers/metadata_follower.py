@@ -71,7 +71,7 @@ class MetadataFollower:
         controller_id: int,
         controller_path: str,
         give_up: Callable[[BaseException], None],
-        group_times: GroupTimes | None = None,
+        group_times: GroupTimes,
     ) -> None:
         self._machine = MetadataMachine(config)
         self._serde = MetadataSerde()
@@ -133,7 +133,7 @@ class MetadataFollower:
                 _, connection = await loop.create_unix_connection(
                     lambda: _FollowerConnection(self._take, self._group_times), self._controller_path
                 )
-                newest_ms = self._group_times.newest_ms() if self._group_times is not None else None
+                newest_ms = self._group_times.newest_ms()
                 connection.write(encode_follow(self._next_offset, self._broker_id, os.getpid(), newest_ms))
                 await connection.lost
             except OSError as error:
@@ -178,13 +178,13 @@ class MetadataFollower:
 class _FollowerConnection(PeerConnection):
     """One connection to the controller. `take` is `MetadataFollower._take`; its error becomes `failure`."""
 
-    def __init__(self, take: Callable[[bytes], int | None], group_times: GroupTimes | None) -> None:
+    def __init__(self, take: Callable[[bytes], int | None], group_times: GroupTimes) -> None:
         super().__init__()
         self._take = take
         self._group_times = group_times
         self._answering: dict[int, asyncio.Task[None]] = {}
         # Operations in flight when an earlier connection ended. The controller does not send their RELEASE any more.
-        self._stale_tickets = group_times.limits.tickets if group_times is not None else set()
+        self._stale_tickets = group_times.limits.tickets
         self.failure: Exception | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -198,28 +198,26 @@ class _FollowerConnection(PeerConnection):
         kind = kind_of(frame)
         if kind is FrameKind.BATCHES:
             self._receive_batches(frame)
-        elif self._group_times is not None:
+        else:
             ticket, data = decode_offset(frame)
-            self._order_creation_times(self._group_times, kind, ticket, decode_time(data))
+            self._order_creation_times(kind, ticket, decode_time(data))
 
-    def _order_creation_times(
-        self, group_times: GroupTimes, kind: FrameKind, ticket: int, limit_ms: int | None
-    ) -> None:
+    def _order_creation_times(self, kind: FrameKind, ticket: int, limit_ms: int | None) -> None:
         """Follows the controller's operations that create partitions (`kcoord.metadata.creation_order`)."""
         self._stale_tickets.discard(ticket)
         if kind is FrameKind.RELEASE:
-            group_times.limits.release(ticket)
+            self._group_times.limits.release(ticket)
             if ticket in self._answering:
                 self._answering.pop(ticket).cancel()
         elif limit_ms is not None:
-            group_times.limits.hold(ticket, limit_ms)
+            self._group_times.limits.hold(ticket, limit_ms)
         else:
-            self._answering[ticket] = asyncio.ensure_future(self._answer(group_times, ticket))
+            self._answering[ticket] = asyncio.ensure_future(self._answer(ticket))
 
-    async def _answer(self, group_times: GroupTimes, ticket: int) -> None:
-        await group_times.loaded()
-        newest_ms = group_times.newest_ms()
-        group_times.limits.hold(ticket, newest_ms)
+    async def _answer(self, ticket: int) -> None:
+        await self._group_times.loaded()
+        newest_ms = self._group_times.newest_ms()
+        self._group_times.limits.hold(ticket, newest_ms)
         self.write(encode_hold(FrameKind.HELD, ticket, newest_ms))
 
     def _receive_batches(self, frame: bytes) -> None:
@@ -231,7 +229,7 @@ class _FollowerConnection(PeerConnection):
             self.close()
             return
         if applied_offset is not None:
-            while self._stale_tickets and self._group_times is not None:
+            while self._stale_tickets:
                 # The log is replayed to its end, so the partitions of these operations are known here. The controller
                 # has sent HOLD again for operations that are still in flight.
                 self._group_times.limits.release(self._stale_tickets.pop())

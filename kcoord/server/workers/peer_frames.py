@@ -12,8 +12,7 @@ A frame is its length in 4 bytes, as in Kafka, then one byte for the kind, then 
 
     REQUEST    asker to server           a request of Kafka's protocol, with id, host and principal of the client
     RESPONSE   server to asker           the response, by correlation id
-    FOLLOW     follower to controller    offset to send from, broker id, process id; perhaps the latest creation time of
-                                         its groups
+    FOLLOW     follower to controller    offset to send from, broker id, process id, latest creation time of its groups
     BATCHES    controller to follower    the end offset of the metadata log, and some batches
     APPLIED    follower to controller    the offset up to which the follower has published the log
     HOLD       controller to follower    a ticket: asks for the latest creation time; with a time: states the limit
@@ -58,7 +57,7 @@ _REQUEST: Final = Struct(">Bihhhhi")
 _RESPONSE: Final = Struct(">Bi")
 _OFFSET: Final = Struct(">Bq")
 _TIME: Final = Struct(">q")
-_FOLLOWER: Final = Struct(">ii")
+_FOLLOWER: Final = Struct(">iiq")
 
 
 @dataclass(slots=True)
@@ -111,26 +110,20 @@ def encode_offset(kind: FrameKind, offset: int, data: bytes = b"") -> bytes:
     return _framed(_OFFSET.pack(kind, offset) + data)
 
 
-def encode_follow(offset: int, broker_id: int, process_id: int, newest_ms: int | None) -> bytes:
+def encode_follow(offset: int, broker_id: int, process_id: int, newest_ms: int) -> bytes:
     """Returns a FOLLOW frame."""
-    time = b"" if newest_ms is None else encode_time(newest_ms)
-    return encode_offset(FrameKind.FOLLOW, offset, _FOLLOWER.pack(broker_id, process_id) + time)
+    return encode_offset(FrameKind.FOLLOW, offset, _FOLLOWER.pack(broker_id, process_id, newest_ms))
 
 
-def decode_follower(data: bytes) -> tuple[int, int, int | None]:
+def decode_follower(data: bytes) -> tuple[int, int, int]:
     """Returns the broker id, the process id and the creation time in the last part of a FOLLOW frame."""
-    broker_id, process_id = _FOLLOWER.unpack_from(data)
-    return broker_id, process_id, decode_time(data[_FOLLOWER.size :])
+    broker_id, process_id, newest_ms = _FOLLOWER.unpack(data)
+    return broker_id, process_id, newest_ms
 
 
 def encode_hold(kind: FrameKind, ticket: int, time_ms: int | None = None) -> bytes:
     """Returns a frame with a ticket, and a time if there is one (HOLD, HELD, RELEASE)."""
-    return encode_offset(kind, ticket, b"" if time_ms is None else encode_time(time_ms))
-
-
-def encode_time(time_ms: int) -> bytes:
-    """Returns a creation time as the last part of a frame."""
-    return _TIME.pack(time_ms)
+    return encode_offset(kind, ticket, b"" if time_ms is None else _TIME.pack(time_ms))
 
 
 def decode_time(data: bytes) -> int | None:

@@ -131,8 +131,8 @@ class _PeerServerConnection(asyncio.Protocol):
             self._follower = followers.add(broker_id, offset, self._write, newest_ms, process_id=process_id)
         elif self._follower is None:
             return
-        elif (newest_ms := decode_time(data)) is not None:
-            followers.held(self._follower, offset, newest_ms)
+        elif (held_ms := decode_time(data)) is not None:
+            followers.held(self._follower, offset, held_ms)
         else:
             followers.applied(self._follower, offset)
 

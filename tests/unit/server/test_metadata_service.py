@@ -29,7 +29,7 @@ from kcoord_protocol.messages import CreateTopicsResponse
 
 
 class Owner:
-    def __init__(self, group_times: GroupTimes | None = None) -> None:
+    def __init__(self) -> None:
         self.later_ms = 0
         self.file_system = MemoryFileSystem()
         self.published: list[MetadataImage] = []
@@ -49,7 +49,12 @@ class Owner:
             tombstones_kept_ms=lambda: 0,
         )
         self.service = LocalMetadataService(
-            self.runtime, log, self.pump.wake, self.now_ms, lambda: self.latest_group_ms, group_times
+            self.runtime,
+            log,
+            self.pump.wake,
+            self.now_ms,
+            lambda: self.latest_group_ms,
+            GroupTimes(lambda: -1, lambda: False),
         )
         self.service.image_observers.append(self.publish)
         self.pump.add(self.service)
@@ -124,7 +129,7 @@ async def test_a_new_partition_is_newer_than_every_group() -> None:
 
 
 async def test_a_request_that_creates_many_partitions_takes_several_turns() -> None:
-    owner = Owner(GroupTimes(lambda: -1, lambda: False))
+    owner = Owner()
     turns = 0
 
     def count() -> None:
@@ -143,7 +148,7 @@ async def test_a_request_that_creates_many_partitions_takes_several_turns() -> N
 
 async def test_a_large_request_is_decided_again_if_the_image_changes_meanwhile() -> None:
     """The smaller request overtakes. The larger one then finds its topic."""
-    owner = Owner(GroupTimes(lambda: -1, lambda: False))
+    owner = Owner()
     large, small = owner.create("t", 3_500), owner.create("t", 1)
     responses = await asyncio.gather(large, small)
     assert [response.topics[0].error_code for response in responses] == [Errors.TOPIC_ALREADY_EXISTS, Errors.NONE]

@@ -45,6 +45,10 @@ CONTROLLER_ID = 1
 NOW_MS = 1_700_000_000_000
 
 
+def no_groups() -> GroupTimes:
+    return GroupTimes(lambda: -1, lambda: False)
+
+
 class Controller:
     """The worker that writes the metadata log, with files in memory, and its socket."""
 
@@ -66,7 +70,7 @@ class Controller:
             tombstones_kept_ms=lambda: 0,
         )
         self.service = ControllerMetadataService(
-            shards, log, self.pump.wake, self.now_ms, lambda: -1, times, worker_ids=worker_ids
+            shards, log, self.pump.wake, self.now_ms, lambda: -1, times or no_groups(), worker_ids=worker_ids
         )
         self.service.image_observers.append(self.images.append)
         self.pump.add(self.service)
@@ -103,6 +107,17 @@ class Controller:
     def _open_log(self, partition: int) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), NOW_MS)
 
+    def add_mute_follower(self, process_id: int) -> metadata_service.Follower:
+        """Adds a worker without groups that applies nothing."""
+        followers = self.service.followers
+
+        def write(data: bytes) -> None:
+            if kind_of(data[4:]) is FrameKind.HOLD:
+                asyncio.get_running_loop().call_soon(lambda: followers.held(added, decode_offset(data[4:])[0], -1))
+
+        added = followers.add(2, 0, write, -1, process_id=process_id)
+        return added
+
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
         return create(self.service, name)
 
@@ -133,7 +148,7 @@ class Follower:
             CONTROLLER_ID,
             controller.path,
             self.given_up.append,
-            times,
+            times or no_groups(),
         )
         self.metadata.image_observers.append(self.images.append)
 
@@ -189,7 +204,7 @@ async def test_a_response_comes_after_all_followers_have_published(controller: C
 
 
 async def test_a_response_waits_for_a_follower_until_its_connection_ends(controller: Controller) -> None:
-    slow = controller.service.followers.add(2, 0, lambda data: None, process_id=os.getpid())
+    slow = controller.add_mute_follower(os.getpid())
     waiting = controller.create("a")
     while not controller.images:
         await asyncio.sleep(0.001)
@@ -204,7 +219,7 @@ async def test_a_response_waits_for_a_follower_until_its_connection_ends(control
 
 async def test_a_response_waits_at_most_apply_seconds(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_metadata, "APPLY_SECONDS", 0.01)
-    controller.service.followers.add(2, 0, lambda data: None, process_id=os.getpid())
+    controller.add_mute_follower(os.getpid())
     assert (await asyncio.wait_for(controller.create("a"), 5)).topics[0].error_code == 0
 
 
@@ -214,7 +229,7 @@ async def test_a_follower_that_misses_a_change_of_security_is_killed(
 ) -> None:
     monkeypatch.setattr(controller_metadata, "APPLY_SECONDS", 0.01)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
-        controller.service.followers.add(2, 0, lambda data: None, process_id=worker.pid)
+        controller.add_mute_follower(worker.pid)
         await asyncio.wait_for(controller.create("a"), 5)
         assert worker.poll() is None, "a worker may be late with topics"
         await asyncio.wait_for(controller.change_nothing(request_class()), 5)
@@ -238,7 +253,7 @@ async def test_a_follower_continues_after_a_restart_of_the_controller(controller
 async def test_requests_in_flight_fail_with_not_controller_if_the_controller_ends(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
-    controller.service.followers.add(2, 0, lambda data: None, process_id=os.getpid())
+    controller.add_mute_follower(os.getpid())
     waiting = follower.create("b")
     while "b" not in controller.service.image.topics:
         await asyncio.sleep(0.001)
