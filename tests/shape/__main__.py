@@ -21,8 +21,8 @@ MODULES_IN_CIRCLES: Final = "modules in import circles"
 
 LIMITS: Final[dict[str, float]] = {
     FILES_OF_A_HEARTBEAT: 25,
-    FORWARDING_PERCENT: 4.0,
-    ONE_CALL_PERCENT: 18.7,
+    FORWARDING_PERCENT: 3.0,
+    ONE_CALL_PERCENT: 17.0,
     MODULES_PER_FOLDER: 24,
     MODULES_IN_CIRCLES: 0,
 }
