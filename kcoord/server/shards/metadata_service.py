@@ -34,7 +34,7 @@ from kcoord.config import BrokerConfig
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
-from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.runtime.result import MAX_GROUP_BYTES, CoordinatorResult, OperationContext
 from kcoord.runtime.serde import MetadataSerde
 from kcoord.runtime.shard_log import Append, Load
 from kcoord.runtime.shard_set import ShardSet
@@ -117,6 +117,8 @@ def new_metadata_shards(config: BrokerConfig) -> ShardSet[MetadataMachine]:
         lambda _: MetadataMachine(config),
         MetadataSerde(),
         name="metadata",
+        # A change of the brokers changes all partitions in one batch.
+        max_batch_bytes=MAX_GROUP_BYTES,
         first_reload_ms=RELOAD_MS,
         longest_reload_ms=RELOAD_MS,
     )

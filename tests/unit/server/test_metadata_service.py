@@ -11,7 +11,8 @@ import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.topics import auto_create_request
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.metadata.topics import MAX_NEW_PARTITIONS, auto_create_request
 from kcoord.metrics.measures import WriteMeasures
 from kcoord.server.disk.log_writer import WriteJob, write
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
@@ -26,6 +27,7 @@ from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreateTopicsResponse
+from tests.unit.metadata.cluster import registration
 
 
 class Owner:
@@ -69,9 +71,9 @@ class Owner:
     def _open_log(self, partition: int) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), self.now_ms())
 
-    def create(self, name: str, partitions: int = -1) -> asyncio.Future[CreateTopicsResponse]:
+    def create(self, name: str, partitions: int = -1, replicas: int = -1) -> asyncio.Future[CreateTopicsResponse]:
         request = auto_create_request(BrokerConfig.from_properties({}), [name])
-        request.topics[0].num_partitions = partitions
+        request.topics[0].num_partitions, request.topics[0].replication_factor = partitions, replicas
         topic_ids = RandomUuids().take_topic_ids(1)
         future = self.service.call(
             lambda machine, context, request: machine.create_topics(context, request, topic_ids),
@@ -153,6 +155,24 @@ async def test_a_large_request_is_decided_again_if_the_image_changes_meanwhile()
     responses = await asyncio.gather(large, small)
     assert [response.topics[0].error_code for response in responses] == [Errors.TOPIC_ALREADY_EXISTS, Errors.NONE]
     assert len(owner.service.image.topics["t"].partitions) == 1
+
+
+async def test_changes_of_all_partitions_fit_into_the_log() -> None:
+    """10,000 partitions with three replicas are the most that Kafka creates at once: 1.3 MB of records."""
+    owner = Owner()
+    registrations = [registration(broker_id) for broker_id in (1, 2, 3)]
+
+    async def register(count: int) -> None:
+        await owner.service.call(
+            MetadataMachine.register_brokers, registrations[:count], internal_operation_context(owner.now_ms())
+        )
+
+    await register(3)
+    response = await owner.create("large", MAX_NEW_PARTITIONS, 3)
+    assert response.topics[0].error_code == Errors.NONE
+    await register(2)
+    partitions = owner.service.image.topics["large"].partitions
+    assert {tuple(sorted(partition.replicas)) for partition in partitions} == {(1, 2)}
 
 
 @pytest.mark.parametrize(
