@@ -7,6 +7,7 @@ Each topic succeeds or fails by itself. `placement` chooses the brokers of new p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, ConfigError, check_topic_configs
@@ -78,8 +79,12 @@ class TopicOperations:
         return CoordinatorResult(CreateTopicsResponse(topics=results), self._records)
 
     def _check_request_size(self, request: CreateTopicsRequest) -> None:
-        count = sum(len(topic.assignments) or max(topic.num_partitions, 1) for topic in request.topics)
-        _check_new_partitions(count)
+        # An invalid negative count must not make up for another topic.
+        counts = [len(topic.assignments) or max(self._requested_count(topic), 1) for topic in request.topics]
+        _check_new_partitions(sum(counts))
+
+    def _requested_count(self, topic: CreateTopicsRequest.CreatableTopic) -> int:
+        return self._default_partitions(topic.name) if topic.num_partitions == DEFAULT else topic.num_partitions
 
     def _create_topic(
         self, topic: CreateTopicsRequest.CreatableTopic, topic_id: bytes
@@ -164,7 +169,7 @@ class TopicOperations:
             raise KafkaError(
                 Errors.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
             )
-        count = self._default_partitions(topic.name) if topic.num_partitions == DEFAULT else topic.num_partitions
+        count = self._requested_count(topic)
         self._check_internal_partitions(topic.name, count)
         factor = topic.replication_factor
         if factor == DEFAULT:
@@ -224,6 +229,9 @@ class TopicOperations:
     def create_partitions(self, request: CreatePartitionsRequest) -> CoordinatorResult[CreatePartitionsResponse]:
         results = []
         duplicates = duplicates_of(topic.name for topic in request.topics)
+        topics = self._image.topics
+        added = [topic.count - len(topics[topic.name].partitions) for topic in request.topics if topic.name in topics]
+        _check_new_partitions(sum([count for count in added if count > 0]))
         for topic in first_of_each(request.topics, lambda t: t.name):
             result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name)
             try:
@@ -252,10 +260,9 @@ class TopicOperations:
             )
         self._check_internal_partitions(request.name, request.count)
         added = request.count - current
-        _check_new_partitions(added)
         if request.assignments is None:
             factor = len(topic.partitions[0].replicas)
-            start = list(self._image.topics).index(topic.name) + current
+            start = self._positions[topic.name] + current
             assignment = self._placement.spread(topic.name, current, start, added, factor)
         else:
             assignment = [entry.broker_ids for entry in request.assignments]
@@ -270,6 +277,11 @@ class TopicOperations:
                 _check_size(broker_ids, topic.partitions[0].replicas)
         _count_partitions(self._context, added)
         self._add_partitions(topic.id, current, assignment)
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        """The position of each topic, with which `Placement.spread` began when the topic was created."""
+        return {name: position for position, name in enumerate(self._image.topics)}
 
 
 def delete_topics(

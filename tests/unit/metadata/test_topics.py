@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from kcoord.metadata.image import ImageBuilder
+from kcoord.metadata.image import ImageBuilder, TopicImage
 from kcoord.metadata.topics import MAX_NEW_PARTITIONS
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
@@ -159,10 +160,18 @@ def test_validating_creates_nothing() -> None:
     assert cluster.image is before
 
 
-def test_too_many_partitions_at_once() -> None:
+@pytest.mark.parametrize("counts", [(MAX_NEW_PARTITIONS, 1), (MAX_NEW_PARTITIONS + 1, -(2**31))])
+def test_too_many_partitions_at_once(counts: tuple[int, int]) -> None:
     cluster = Cluster()
     with pytest.raises(KafkaError) as caught:
-        cluster.create(topic("a", MAX_NEW_PARTITIONS), topic("b"))
+        cluster.create(topic("a", counts[0]), topic("b", counts[1]))
+    assert caught.value.error is Errors.POLICY_VIOLATION
+
+
+def test_too_many_partitions_by_the_default_of_the_broker() -> None:
+    cluster = Cluster({"num.partitions": str(MAX_NEW_PARTITIONS // 2)})
+    with pytest.raises(KafkaError) as caught:
+        cluster.create(*(topic(name, -1) for name in "abc"))
     assert caught.value.error is Errors.POLICY_VIOLATION
 
 
@@ -279,7 +288,6 @@ def test_partitions_move_if_the_set_of_brokers_changes() -> None:
         (4, [[2]], Errors.INVALID_REPLICA_ASSIGNMENT),
         (4, [[1, 1]], Errors.INVALID_REPLICA_ASSIGNMENT),
         (4, [[]], Errors.INVALID_REPLICA_ASSIGNMENT),
-        (3 + MAX_NEW_PARTITIONS + 1, None, Errors.POLICY_VIOLATION),
     ],
 )
 def test_create_partitions(count: int, assignments: list[list[int]] | None, error: Errors) -> None:
@@ -312,6 +320,41 @@ def test_create_partitions_of_several_topics() -> None:
         ("__consumer_offsets", Errors.INVALID_PARTITIONS),
     ]
     assert len(cluster.image.topics["b"].partitions) == 1
+
+
+@pytest.mark.parametrize(
+    "added", [(MAX_NEW_PARTITIONS + 1,), (MAX_NEW_PARTITIONS, 1), (MAX_NEW_PARTITIONS + 1, -(2**31))]
+)
+def test_too_many_new_partitions_of_all_topics(added: tuple[int, ...]) -> None:
+    """The whole request fails, as in Kafka 4.4.0."""
+    cluster = Cluster()
+    cluster.create(topic("a"), topic("b"))
+    with pytest.raises(KafkaError) as caught:
+        create_partitions(
+            cluster, ("nope", 3, None), *((name, 1 + n, None) for name, n in zip("ab", added, strict=False))
+        )
+    assert caught.value.error is Errors.POLICY_VIOLATION
+
+
+def test_a_request_looks_through_the_topics_once() -> None:
+    passes = 0
+
+    class Topics(dict[str, TopicImage]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal passes
+            passes += 1
+            return super().__iter__()
+
+    cluster = Cluster()
+    names = [f"t{number}" for number in range(20)]
+    cluster.create(*map(topic, names))
+    cluster.image.topics = Topics(cluster.image.topics)
+    request = CreatePartitionsRequest(
+        topics=[CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=2, assignments=None) for name in names]
+    )
+    result = cluster.machine.create_partitions(cluster.context(), request)
+    assert len(result.records) == 20
+    assert passes == 1
 
 
 def test_validating_adds_no_partitions() -> None:
