@@ -158,7 +158,8 @@ def _check_broker_name(image: MetadataImage, config: BrokerConfig, name: str) ->
         return
     if not name.isascii() or not name.isdecimal():
         raise KafkaError(Errors.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
-    if int(name) != config.node_id and int(name) not in image.brokers:
+    # A name with leading zeros would be stored, and no broker would read its configs.
+    if name not in map(str, (config.node_id, *image.brokers)):
         raise KafkaError(
             Errors.INVALID_REQUEST, f"Unexpected broker id, expected {config.node_id}, but received {name}"
         )

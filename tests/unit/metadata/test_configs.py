@@ -139,6 +139,8 @@ def test_append_begins_with_the_default_of_the_broker() -> None:
         (BROKER, "1", ("some.plugins.key", SET, "5"), Errors.NONE),
         (BROKER, "2", ("log.cleaner.threads", SET, "5"), Errors.INVALID_REQUEST),
         (BROKER, "x", ("log.cleaner.threads", SET, "5"), Errors.INVALID_REQUEST),
+        (BROKER, "01", ("log.cleaner.threads", SET, "5"), Errors.INVALID_REQUEST),
+        (BROKER, "1" * 5000, ("log.cleaner.threads", SET, "5"), Errors.INVALID_REQUEST),
         (BROKER, "", ("log.cleaner.threads", SET, "x"), Errors.INVALID_REQUEST),
         (BROKER, "1", ("log.cleaner.threads", SET, "-1"), Errors.INVALID_REQUEST),
         (BROKER, "", ("sasl.jaas.config", SET, "x"), Errors.INVALID_REQUEST),
