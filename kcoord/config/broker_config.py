@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcoord.config.broker_settings import BrokerSettings
-from kcoord.config.checks import check_broker_settings
+from kcoord.config.checks import check_broker_settings, check_dynamic_settings
 from kcoord.config.key import ConfigError
 from kcoord.config.keys import BROKER_KEYS
 from kcoord.config.workers import worker_properties
@@ -37,6 +37,7 @@ class BrokerConfig(BrokerSettings):
         copy.dynamic = dict(overrides)
         copy._publish(copy._values)
         copy._check()
+        check_dynamic_settings(copy)
         return copy
 
     def apply_dynamic(self, overrides: Mapping[str, str]) -> None:

@@ -14,6 +14,9 @@ from kcoord.config.security import check_security
 from kcoord.config.upstream import check_upstream
 from kcoord.config.workers import check_workers
 
+MIN_DEDUPE_BUFFER_BYTES: Final = 1 << 20
+"""With a smaller buffer, each pass of the log cleaner copies the whole log for a few keys."""
+
 
 def check_broker_settings(config: BrokerSettings) -> None:
     """Raises ConfigError if values that are valid by themselves do not fit together."""
@@ -147,6 +150,15 @@ def _check_limits(config: BrokerSettings) -> None:
     for name in ("log.retention.ms", "log.retention.minutes", "log.retention.hours"):
         if config.value(name) == 0:
             raise ConfigError(f"Invalid value 0 for configuration {name}: it must be -1 (no limit) or at least 1")
+    for name, least in (("log.roll.ms", 1), ("log.roll.jitter.ms", 0)):
+        value = config.value(name)
+        if isinstance(value, int) and value < least:
+            raise ConfigError(f"Invalid value {value} for configuration {name}: it must be at least {least}")
+    if config.log_cleaner_dedupe_buffer_size <= MIN_DEDUPE_BUFFER_BYTES:
+        raise ConfigError(
+            f"Invalid value {config.log_cleaner_dedupe_buffer_size} for configuration log.cleaner.dedupe.buffer.size: "
+            f"it must be more than {MIN_DEDUPE_BUFFER_BYTES}"
+        )
     if config.max_connections_per_ip == 0 and not config.max_connections_per_ip_overrides:
         raise ConfigError(
             "Invalid value 0 for configuration max.connections.per.ip: "
@@ -154,6 +166,16 @@ def _check_limits(config: BrokerSettings) -> None:
         )
     parse_ip_overrides(config.max_connections_per_ip_overrides)
     parse_bootstrap_scram(config.kcoord_bootstrap_scram or "")
+
+
+def check_dynamic_settings(config: BrokerSettings) -> None:
+    """Raises ConfigError for dynamic limits of 0: nobody could connect to undo them. The properties file may have them.
+
+    As in Kafka 4.3.1.
+    """
+    for name in ("max.connections", "max.connection.creation.rate"):
+        if name in config.dynamic and _number(config, name) == 0:
+            raise ConfigError(f"Invalid value 0 for configuration {name}: it must be at least 1 as a dynamic config")
 
 
 def parse_ip_overrides(text: str) -> dict[str, int]:

@@ -122,6 +122,9 @@ def test_the_classic_protocol_cannot_be_disabled() -> None:
 def test_limits() -> None:
     assert "socket.request.max.bytes" in refused(queued_max_request_bytes="1000")
     assert "-1 (no limit)" in refused(log_retention_ms="0")
+    assert "log.roll.ms: it must be at least 1" in refused(log_roll_ms="0")
+    assert "log.roll.jitter.ms: it must be at least 0" in refused(log_roll_jitter_ms="-1")
+    assert "more than 1048576" in refused(log_cleaner_dedupe_buffer_size="1048576")
     assert "overrides" in refused(max_connections_per_ip="0")
     assert "host:count" in refused(max_connections_per_ip_overrides="localhost")
     BrokerConfig.from_properties({"max.connections.per.ip": "0", "max.connections.per.ip.overrides": "[::1]:5,a:1"})
@@ -206,6 +209,17 @@ def test_unusable_dynamic_configs_are_left_out() -> None:
     assert config.message_max_bytes == 1048588
     assert config.group_consumer_assignment_interval_ms == 1000
     assert config.dynamic == {"x": "1"}
+
+
+@pytest.mark.parametrize("name", ["max.connections", "max.connection.creation.rate"])
+def test_no_dynamic_config_keeps_all_clients_away(name: str) -> None:
+    """Nobody could connect to undo it. Kafka 4.3.1 rejects it, too, but accepts 0 in the properties file."""
+    config = BrokerConfig.from_properties({name: "0"})
+    with pytest.raises(ConfigError, match=f"Invalid value 0 for configuration {name}: it must be at least 1"):
+        config.with_dynamic({name: "0"})
+    assert config.with_dynamic({name: "1"}).value(name) == 1
+    config.apply_dynamic({name: "0", "message.max.bytes": "77"})
+    assert config.dynamic == {"message.max.bytes": "77"}
 
 
 def test_with_dynamic_does_not_change_the_original() -> None:
