@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from kcoord.config.broker_settings import BrokerSettings
 from kcoord.config.checks import check_broker_settings, check_dynamic_settings
@@ -45,14 +46,19 @@ class BrokerConfig(BrokerSettings):
 
         Keys and values that cannot be used are left out, since the metadata log may be of a broker with other limits.
         """
-        usable: dict[str, str] = {}
-        for name, text in sorted(overrides.items()):
-            try:
-                self.with_dynamic(usable | {name: text})
-            except ConfigError:
-                continue
-            usable[name] = text
-        self.dynamic = usable
+        usable = self.dynamic = self._usable(overrides)
         parsed = {name: BROKER_KEYS[name].parse(text) for name, text in usable.items() if name in BROKER_KEYS}
         self._values = self._static | parsed
         self._publish(self._values)
+
+    def _usable(self, overrides: Mapping[str, str]) -> dict[str, str]:
+        """Returns the overrides that can be used. They are tried one by one only if they cannot be used together."""
+        with suppress(ConfigError):
+            self.with_dynamic(overrides)
+            return dict(overrides)
+        usable: dict[str, str] = {}
+        for name, text in sorted(overrides.items()):
+            with suppress(ConfigError):
+                self.with_dynamic(usable | {name: text})
+                usable[name] = text
+        return usable

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.config import BrokerConfig, ConfigError, Listener, SecurityProtocol
+from tests.support.calls import count_calls
 
 KRAFT_SERVER_PROPERTIES = {
     "process.roles": "broker,controller",
@@ -220,6 +221,16 @@ def test_no_dynamic_config_keeps_all_clients_away(name: str) -> None:
     assert config.with_dynamic({name: "1"}).value(name) == 1
     config.apply_dynamic({name: "0", "message.max.bytes": "77"})
     assert config.dynamic == {"message.max.bytes": "77"}
+
+
+def test_dynamic_configs_that_fit_are_checked_once() -> None:
+    """One check reads all keys of the broker, so a check for each dynamic config would pause the event loop."""
+    config = BrokerConfig.from_properties({})
+
+    def calls(count: int) -> int:
+        return count_calls(lambda: config.apply_dynamic({f"k{number}": "1" for number in range(count)}))
+
+    assert calls(100) < 2 * calls(1)
 
 
 def test_with_dynamic_does_not_change_the_original() -> None:
