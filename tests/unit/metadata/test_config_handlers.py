@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -26,6 +27,7 @@ from kcoord_protocol.messages import (
     ListConfigResourcesRequest,
     ListPartitionReassignmentsRequest,
 )
+from tests.support.calls import count_calls
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import broker_of, context, settle
 
@@ -86,6 +88,57 @@ async def test_described_resources(cluster: Cluster, kind: int, name: str, error
     for keys in no_keys:
         (result,) = await ask_configs(broker_of(cluster), (kind, name, keys))
         assert (result.error_code, len(result.configs)) == (error, count)
+
+
+def request_for(*names: str) -> DescribeConfigsRequest:
+    """Returns a request for all configs of these groups."""
+    resources = [
+        DescribeConfigsRequest.DescribeConfigsResource(resource_type=32, resource_name=name, configuration_keys=None)
+        for name in names
+    ]
+    return DescribeConfigsRequest(resources=resources, include_synonyms=True, include_documentation=True)
+
+
+def test_resources_with_equal_configs_share_their_entries(cluster: Cluster) -> None:
+    broker = broker_of(cluster)
+    few, many = request_for("a"), request_for(*map(str, range(describe_configs.RESOURCES_PER_TURN)))
+
+    def calls(request: DescribeConfigsRequest) -> int:
+        return count_calls(lambda: describe_configs.handle(broker, context(ApiKey.DESCRIBE_CONFIGS, 4), request))
+
+    assert calls(many) < 2 * calls(few)
+
+
+async def described(
+    broker: Broker, *names: str, turns: Callable[[], None] = lambda: None
+) -> list[DescribeConfigsResponse.DescribeConfigsResult]:
+    """Describes groups. Calls `turns` in every turn of the event loop in which the response is not ready."""
+    reply = describe_configs.handle(broker, context(ApiKey.DESCRIBE_CONFIGS, 4), request_for(*names))
+    while isinstance(reply, asyncio.Future) and not reply.done():
+        turns()
+        await asyncio.sleep(0)
+    response = await reply if isinstance(reply, asyncio.Future) else reply
+    return DescribeConfigsResponse.decode(response.encode(4), 4).results
+
+
+async def test_many_resources_are_described_in_several_turns(cluster: Cluster) -> None:
+    broker = broker_of(cluster)
+    turns: list[None] = []
+    names = [str(number) for number in range(3 * describe_configs.RESOURCES_PER_TURN)]
+    one_by_one = [result for name in names for result in await described(broker, name)]
+    assert await described(broker, *names, turns=lambda: turns.append(None)) == one_by_one
+    assert len(turns) > 3
+
+
+async def test_a_response_has_a_limited_number_of_configs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka has no such limit: the response to a request of 4 MB for the configs of 800,000 groups has 2 GB or more."""
+    monkeypatch.setattr(describe_configs, "MOST_CONFIGS", 25 * 22)
+    broker = broker_of(cluster)
+    names = [str(number) for number in range(26)]
+    assert len(await described(broker, *names[:25])) == 25
+    with pytest.raises(KafkaError, match="describe fewer resources") as caught:
+        await described(broker, *names)
+    assert caught.value.error is Errors.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("kind", [-1, 0, 1, 3, 64])
