@@ -89,15 +89,14 @@ def check_group_configs(broker_config: BrokerConfig, overrides: Mapping[str, str
             raise ConfigError(f"Unknown group config name: {name}")
         value = key.parse(text)
         _check_limits(broker_config, name, value)
-        registered = _streams_assignors(broker_config)
-        if name == "streams.assignor.name" and value not in registered:
-            names = ", ".join(registered)
+        if name == "streams.assignor.name" and value not in _streams_assignors(broker_config):
+            names = ", ".join(_streams_assignors(broker_config))
             raise ConfigError(
                 f"{name} '{value}' is not a registered task assignor. Registered assignors are: [{names}]."
             )
+    config = GroupConfig.resolve(broker_config, overrides).values
     for kind in ("consumer", "share", "streams"):
         heartbeat, session = f"{kind}.heartbeat.interval.ms", f"{kind}.session.timeout.ms"
-        config = GroupConfig.resolve(broker_config, overrides).values
         heartbeat_ms, session_ms = config[heartbeat], config[session]
         assert isinstance(heartbeat_ms, int)
         assert isinstance(session_ms, int)
