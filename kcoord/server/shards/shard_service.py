@@ -63,7 +63,7 @@ from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMach
 from kcoord.runtime.serde import partition_for
 from kcoord.runtime.shard_log import Append, Load, ShardLog
 from kcoord.runtime.shard_set import REPLIES_AT_ONCE, ShardSet
-from kcoord.runtime.waiting import DeferredReply, Ready
+from kcoord.runtime.waiting import DeferredReply, Ready, Waiter
 from kcoord.server.disk.log_writer import LogWriter, NewWriter, WriteJob, write
 from kcoord.server.environment import Environment
 from kcoord.server.replies import Reply, internal_operation_context
@@ -128,8 +128,7 @@ class ShardDriver(Generic[M]):
             self._under_way[append.shard_id] = append
             self.on_append_started(append)
             self.log.append(append, now_ms)
-        for waiter in ready.replies:
-            waiter.settle()
+        self._deliver(ready.replies)
         if len(ready.replies) == REPLIES_AT_ONCE:
             self._wake()
         for shard_id, task in ready.tasks:
@@ -160,8 +159,14 @@ class ShardDriver(Generic[M]):
 
     def answer(self) -> None:
         """Delivers the replies that became ready since `collect`."""
-        for waiter in self.shards.take_replies():
-            waiter.settle()
+        self._deliver(self.shards.take_replies())
+
+    def _deliver(self, replies: list[Waiter]) -> None:
+        for waiter in replies:
+            try:
+                waiter.settle()
+            except Exception:
+                _logger.exception("Delivering a reply of the shards of %s failed", self.shards.name)
 
     def written(self, shard_id: int, error: OSError | None, now_ms: int) -> None:
         """Reports the outcome of the shard's append to the shard set: durable, or unknown if there is an error."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from types import SimpleNamespace
 from typing import Any, cast
 
-from kcoord.runtime.waiting import DeferredReply
+import pytest
+
+from kcoord.runtime.waiting import DeferredReply, Ready
 from kcoord.server.shards.shard_service import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 
@@ -27,3 +30,19 @@ def test_a_rejection_that_no_caller_awaits_is_not_reported() -> None:
 
     asyncio.run(abandon())
     assert not reported
+
+
+def test_a_reply_that_cannot_be_delivered_keeps_no_other_reply_back(caplog: pytest.LogCaptureFixture) -> None:
+    delivered: list[object] = []
+    replies = [DeferredReply(number) for number in range(4)]
+    for reply in replies:
+        reply.deliver = delivered.append
+    replies[0].deliver = replies[2].deliver = lambda value: delivered.remove(value)
+    shards = SimpleNamespace(
+        name="groups", poll=lambda now_ms: Ready([*replies[:2]], [], []), take_replies=lambda: [*replies[2:]]
+    )
+    driver: ShardDriver[Any] = ShardDriver(cast("Any", shards), cast("Any", None), lambda: None)
+    driver.collect(0)
+    driver.answer()
+    assert delivered == [1, 3]
+    assert [record.message for record in caplog.records] == ["Delivering a reply of the shards of groups failed"] * 2
