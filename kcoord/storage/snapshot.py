@@ -14,6 +14,7 @@ the snapshot could belong to other records, so such a snapshot is removed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing, suppress
 from struct import Struct
 from typing import Final
 
@@ -44,15 +45,18 @@ def write_snapshot(file_system: FileSystem, directory: str, snapshot: Snapshot, 
     )
     path = join(directory, name)
     temporary = f"{path}.tmp"
-    file = file_system.open_append(temporary)
     try:
-        file.truncate(0)
-        for data in _encode(snapshot):
-            write_all(file, data)
-        file.datasync()
-    finally:
-        file.close()
-    file_system.rename(temporary, path)
+        with closing(file_system.open_append(temporary)) as file:
+            file.truncate(0)
+            for data in _encode(snapshot):
+                write_all(file, data)
+            file.datasync()
+        file_system.rename(temporary, path)
+    except OSError:
+        # If the disk is full, the logs need the space.
+        with suppress(OSError):
+            file_system.remove(temporary)
+        raise
     file_system.sync_dir(parent(path))
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from kcoord.runtime.snapshot import Chunk, Snapshot
@@ -39,6 +41,20 @@ def test_a_written_snapshot_can_be_read(file_system: MemoryFileSystem, snapshot:
     write_snapshot(file_system, DIRECTORY, snapshot)
     file_system.crash(keep_nothing)
     assert read_snapshot(file_system, DIRECTORY) == snapshot
+    assert file_system.list_dir(DIRECTORY) == [SNAPSHOT_FILE]
+
+
+@pytest.mark.parametrize("kind", ["write", "datasync", "rename"])
+def test_d4_a_snapshot_that_does_not_fit_leaves_the_old_one_and_no_other_file(
+    file_system: MemoryFileSystem, kind: str
+) -> None:
+    write_snapshot(file_system, DIRECTORY, OLD)
+    full = OSError(errno.ENOSPC, "no space")
+    file_system.fault = lambda operation: full if operation.kind == kind else None
+    with pytest.raises(OSError, match="no space"):
+        write_snapshot(file_system, DIRECTORY, NEW)
+    file_system.fault = no_fault
+    assert read_snapshot(file_system, DIRECTORY) == OLD
     assert file_system.list_dir(DIRECTORY) == [SNAPSHOT_FILE]
 
 
