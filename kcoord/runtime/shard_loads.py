@@ -166,6 +166,10 @@ class ShardLoads(Generic[M]):
         """True if a shard is being loaded or waits in the queue. Shards that wait for a delay do not count."""
         return bool(self._queued or self._loads)
 
+    def has_failed(self, shard_id: int) -> bool:
+        """True if the last attempt to load the shard failed. Nobody knows when the next one will succeed."""
+        return shard_id in self._reload_ms
+
     def claim(self, shard_ids: Iterable[int]) -> None:
         """Puts owned shards into the queue of loads, also those whose logs other processes had claimed."""
         for shard_id in shard_ids:

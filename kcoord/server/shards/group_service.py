@@ -215,8 +215,14 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     @property
     def is_loading(self) -> bool:
-        """True while a shard is loading, so that some groups of this process may not be known yet."""
-        return any(self.shards.state(shard_id) is ShardState.LOADING for shard_id in self.shard_ids)
+        """True while a shard is loading, so that some groups of this process may not be known yet.
+
+        A shard whose log cannot be read does not count, since new partitions would wait for it again and again.
+        """
+        return any(
+            self.shards.state(shard_id) is ShardState.LOADING and not self.shards.has_failed(shard_id)
+            for shard_id in self.shard_ids
+        )
 
     def start_verification(self, shard_id: int, producer: Producer) -> int | None:
         """Returns a ticket if the transaction coordinator has to verify the producer first, else None."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.runtime.waiting import ShardState
 from kcoord.server.disk.log_writer import LogWriter
 from kcoord.server.disk.shard_logs import INDEX_STORE_INTERVAL_MS
 from kcoord.storage.file_system import RealFileSystem, make_durable_dirs
@@ -103,6 +104,18 @@ async def test_a_shard_accepts_commits_again_after_a_fault(broker: Harness) -> N
     memory(broker).crash(keep_nothing)
     again = await Harness(file_system=memory(broker)).open()
     assert await fetched(again) == {0: 3}
+    again.groups.close()
+
+
+async def test_new_partitions_do_not_wait_for_a_log_that_cannot_be_read(broker: Harness) -> None:
+    """They would wait for the creation times of its groups, each time for as long as partitions wait at most."""
+    assert await put(broker, 1) == 0
+    memory(broker).crash(keep_nothing)
+    again = Harness(file_system=memory(broker))
+    memory(broker).fault = lambda operation: OSError(5, "planted") if "__consumer_offsets" in operation.path else None
+    await again.open()
+    assert again.runtime.state(again.groups.shard_of(GROUP)) is ShardState.LOADING
+    assert not again.groups.is_loading
     again.groups.close()
 
 
