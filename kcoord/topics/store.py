@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from itertools import islice
 from typing import Final, TypeAlias
 
-from kcoord.config import BrokerConfig, TopicConfig
+from kcoord.config import BrokerConfig, ConfigValue, TopicConfig
 from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.runtime.result import Producer
 from kcoord.storage.file_system import FileSystem
@@ -105,6 +105,8 @@ class TopicStore:
         self._fs = fs
         self._log_dir = log_dir
         self._image: MetadataImage | None = None
+        self._defaults: Mapping[str, ConfigValue] = {}
+        """The configs of a topic that sets none."""
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._with_folder: set[tuple[str, int]] = set()
         """The partitions that have a folder, while the first image is applied."""
@@ -133,17 +135,14 @@ class TopicStore:
         if gone:
             self._delete_topics(gone, now_ms)
         self._resign([topic for topic in before if image.topics.get(topic.name) is not topic], image)
-        node_id = self.config.node_id
-        if old.effective_broker_configs(node_id) != image.effective_broker_configs(node_id):
-            self._update_topics(image.topics, image, old, defaults_changed=True)
-        else:
-            self._update_topics(names, image, old)
+        self._update_topics(names, image, old)
 
-    def _update_topics(
-        self, names: Iterable[str], image: MetadataImage, old: MetadataImage | None, *, defaults_changed: bool = False
-    ) -> None:
-        shared = TopicConfig.resolve(self.config, {})
-        for name in names:
+    def _update_topics(self, names: Iterable[str], image: MetadataImage, old: MetadataImage | None) -> None:
+        """Updates the topics of these names, or all topics if a dynamic config of the broker changes their defaults."""
+        shared, former = TopicConfig.resolve(self.config, {}), self._defaults
+        self._defaults = shared.values
+        defaults_changed = former != shared.values
+        for name in image.topics if defaults_changed else names:
             topic = image.topics.get(name)
             if topic is None or topic.internal:
                 continue

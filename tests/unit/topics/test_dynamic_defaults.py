@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kcoord.config import BROKER_KEYS, TOPIC_KEYS, Effect
 from kcoord.metadata.image import BROKER_RESOURCE
 from kcoord.topics.partition import Partition
+from tests.support.calls import count_calls
 from tests.unit.topics.helpers import TOPIC, Cluster, image_of
 
 VALUES = {
@@ -93,3 +96,15 @@ def test_a_dynamic_default_reaches_open_partitions(name: str) -> None:
     assert (settings(partition) != before) == (topic_key not in READ_WHEN_NEEDED)
     change({})
     assert (settings(partition), partition.config.values[topic_key]) == (before, usual)
+
+
+def test_a_key_that_is_no_default_of_topics_costs_the_same_with_many_topics() -> None:
+    def calls(topics: int) -> int:
+        cluster = Cluster(image_of({f"t{number}": 1 for number in range(topics)}))
+        image = replace(cluster.image, configs={(BROKER_RESOURCE, ""): {"log.cleaner.backoff.ms": "1"}})
+        image.note_origin(cluster.image, ())
+        cluster.config.apply_dynamic(image.effective_broker_configs(1))
+        return count_calls(lambda: cluster.store.on_metadata_update(image, cluster.now_ms))
+
+    calls(1)  # The first call imports modules.
+    assert calls(200) == calls(2)
