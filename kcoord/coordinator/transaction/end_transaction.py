@@ -65,7 +65,7 @@ def _decide_bumping(metadata: TransactionMetadata, request: EndRequest, now_ms: 
     )
     # The epoch after the last one only fences. Its producer has to ask for a new producer id.
     after_bump = producer.producer_epoch + 1 == present.producer_epoch <= EXHAUSTED_EPOCH
-    same_epoch = producer.producer_epoch == present.producer_epoch
+    same_epoch = producer.producer_epoch == present.producer_epoch <= EXHAUSTED_EPOCH
     if producer.producer_id != present.producer_id and not after_overflow:
         raise _unknown_producer(metadata, request)
     match metadata.state:

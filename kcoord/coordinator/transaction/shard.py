@@ -38,6 +38,7 @@ from kcoord.coordinator.transaction import init_producer
 from kcoord.coordinator.transaction.end_transaction import EndRequest, completed, decide_end, fence_and_abort
 from kcoord.coordinator.transaction.metadata import (
     EPOCH_BUMPING_VERSION,
+    EXHAUSTED_EPOCH,
     LEGAL_PREDECESSORS,
     NO_PRODUCER_EPOCH,
     Partitions,
@@ -281,7 +282,7 @@ class TransactionCoordinatorShard:
         metadata = self._transactions.get(transactional_id)
         if metadata is None or metadata.producer_id != producer.producer_id:
             raise _unknown(transactional_id, producer)
-        if metadata.producer_epoch != producer.producer_epoch:
+        if metadata.producer_epoch != producer.producer_epoch or producer.producer_epoch > EXHAUSTED_EPOCH:
             raise init_producer.fenced(metadata, producer.producer_epoch)
         if metadata.state.is_prepared:
             raise _concurrent(metadata)

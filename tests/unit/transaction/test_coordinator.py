@@ -121,6 +121,21 @@ def test_the_epoch_after_the_last_one_only_fences() -> None:
     assert (response.error_code, response.producer_id >= 101, response.producer_epoch) == (0, True, 0)
 
 
+def test_no_request_may_use_the_epoch_after_the_last_one() -> None:
+    coordinator, producer = at_epoch(EXHAUSTED_EPOCH)
+    coordinator.add(producer, ("t", 0))
+    coordinator.elapse(TIMEOUT_MS)
+    coordinator.complete()
+    stranger = coordinator.metadata.producer
+    for request in (
+        lambda: coordinator.add(stranger, ("t", 0)),
+        lambda: coordinator.verify(stranger, ("t", 0)),
+        lambda: coordinator.end(stranger, committed=False),
+    ):
+        assert error_of(request) is Errors.PRODUCER_FENCED
+    assert coordinator.state is TransactionState.COMPLETE_ABORT
+
+
 def test_producers_of_old_versions_may_use_the_last_epoch_too() -> None:
     coordinator, producer = at_epoch(EXHAUSTED_EPOCH, version=0)
     coordinator.add(producer, ("t", 0), version=0)
