@@ -47,6 +47,10 @@ class CoreTransactions:
     def log(self) -> list[CoordinatorRecord]:
         return self._coordinator.log
 
+    @property
+    def id_count(self) -> int:
+        return self._coordinator.shard.id_count
+
     def shard_of(self, key: str) -> int:
         return _SHARD
 

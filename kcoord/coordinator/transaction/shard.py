@@ -29,7 +29,7 @@ producer id. Markers carry the coordinator epoch of this shard, so that partitio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -355,6 +355,14 @@ class TransactionCoordinatorShard:
 
     # Queries.
 
+    @property
+    def id_count(self) -> int:
+        return len(self._transactions)
+
+    def transactional_ids(self) -> list[str]:
+        """Returns all transactional ids, in no particular order."""
+        return list(self._transactions)
+
     def describe_transactions(
         self, context: OperationContext, transactional_ids: list[str]
     ) -> CoordinatorResult[list[DescribeTransactionsResponse.TransactionState]]:
@@ -382,16 +390,21 @@ class TransactionCoordinatorShard:
     def list_transactions(
         self,
         context: OperationContext,
+        ids: Iterable[str] | None = None,
         *,
         states: frozenset[TransactionState],
         producer_ids: frozenset[int],
         duration_ms: int,
         matches: Callable[[str], bool] | None,
     ) -> CoordinatorResult[list[ListTransactionsResponse.TransactionState]]:
-        """Returns the transactions that pass all filters; an empty filter or a negative duration passes all."""
+        """Returns those of the transactions that pass all filters: by default all transactions, in order.
+
+        An empty filter or a negative duration passes all.
+        """
         listed = []
-        for transactional_id, metadata in sorted(self._transactions.items()):
-            if states and metadata.state not in states:
+        for transactional_id in sorted(self._transactions) if ids is None else ids:
+            metadata = self._transactions.get(transactional_id)
+            if metadata is None or (states and metadata.state not in states):
                 continue
             if producer_ids and metadata.producer_id not in producer_ids:
                 continue

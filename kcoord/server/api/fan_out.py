@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that name several groups: one operation per shard, with the results in the order of the request."""
+"""Requests to several shards of a coordinator: such a request names groups, or lists what all shards have."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 GROUPS_PER_TURN: Final = 50
 """A request that names more groups takes several turns of the event loop, and several operations."""
+LISTED_PER_TURN: Final = 2_000
 
 
 def ask_each_shard(
@@ -77,3 +78,28 @@ def _ask(
     except KafkaError as error:
         return on_error(error)
     return map_reply(reply, lambda answers: answers, on_error)
+
+
+async def list_in_turns(
+    shard_ids: Iterable[int],
+    ids_of: Callable[[int], Reply[list[str]]],
+    list_some: Callable[[int, list[str]], Reply[list[T]]],
+) -> list[list[T]]:
+    """Returns what each shard lists. Each list takes several turns, so ids may come and go meanwhile, as in Kafka.
+
+    `ids_of` returns all ids of a shard, and `list_some` lists those of a shard that still exist.
+    """
+    parts: list[list[T]] = []
+    for shard_id in list(shard_ids):
+        ids = await _soon(ids_of(shard_id))
+        part: list[T] = []
+        for start in range(0, len(ids), LISTED_PER_TURN):
+            listed = await _soon(list_some(shard_id, ids[start : start + LISTED_PER_TURN]))
+            part += listed
+            await asyncio.sleep(0)
+        parts.append(part)
+    return parts
+
+
+async def _soon(reply: Reply[T]) -> T:
+    return await reply if asyncio.isfuture(reply) else reply

@@ -88,6 +88,12 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         machine = self.shards.machine(self.shard_of(transactional_id))
         return machine is not None and machine.needs_producer_id(transactional_id)
 
+    @property
+    def id_count(self) -> int:
+        """The number of transactional ids of the shards that are active here."""
+        machines = map(self.shards.machine, self.shard_ids)
+        return sum(machine.id_count for machine in machines if machine is not None)
+
     def agree(
         self,
         transactional_id: str,

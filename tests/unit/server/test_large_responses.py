@@ -16,18 +16,28 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.shard_set import REPLIES_AT_ONCE
 from kcoord.server import large_responses
 from kcoord.server.api import fan_out
-from kcoord.server.api.handlers import consumer_group_describe, describe_groups, list_groups, metadata
+from kcoord.server.api.handlers import (
+    consumer_group_describe,
+    describe_groups,
+    list_groups,
+    list_transactions,
+    metadata,
+)
 from kcoord.server.large_responses import EncodedResponse, free
 from kcoord_protocol.errors import Errors
+from kcoord_protocol.message import Struct
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
+    InitProducerIdRequest,
     JoinGroupRequest,
     JoinGroupResponse,
     ListGroupsRequest,
     ListGroupsResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
     Message,
     MetadataRequest,
     MetadataResponse,
@@ -39,7 +49,7 @@ LARGE = 2
 
 
 async def with_groups() -> Harness:
-    """Returns a broker with a consumer group and a classic group of three members, and simple groups."""
+    """Returns a broker with simple groups, groups of three members of both types, and transactional ids."""
     harness = await Harness(group_initial_rebalance_delay_ms="0").open()
     for number in range(3):
         join = ConsumerGroupHeartbeatRequest(
@@ -69,6 +79,12 @@ async def with_groups() -> Harness:
     for number in range(20):
         commit = OffsetCommitRequest(group_id=f"g{number}", generation_id_or_member_epoch=-1, topics=[topic])
         await harness.call(commit, 8)
+    harness.broker.topics.producer_ids.add_block(0, 1_000)
+    all_shards = range(SHARDS)
+    harness.broker.transactions.shards.open_shards(SHARDS, all_shards, set(all_shards), harness.now)
+    for number in range(20):
+        init = InitProducerIdRequest(transactional_id=f"id{number}", transaction_timeout_ms=1_000)
+        assert (await harness.call(init, 5)).error_code == 0
     return harness
 
 
@@ -86,6 +102,7 @@ async def answer(harness: Harness, request: Message, version: int) -> tuple[byte
         (consumer_group_describe, ConsumerGroupDescribeRequest(group_ids=["consumer", "g1", "none"])),
         (describe_groups, DescribeGroupsRequest(groups=["classic", "g1", "none"])),
         (list_groups, ListGroupsRequest()),
+        (list_transactions, ListTransactionsRequest(state_filters=["Empty", "none"], producer_id_filters=[1, 4, 5, 9])),
         (metadata, MetadataRequest(topics=None)),
         (metadata, MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in "ab"])),
     ],
@@ -145,12 +162,22 @@ async def test_a_thread_makes_a_large_response() -> None:
     assert threads != [threading.get_ident()]
 
 
-async def test_groups_are_listed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("handler", "request_", "listed_type"),
+    [
+        (list_groups, ListGroupsRequest(), ListGroupsResponse.ListedGroup),
+        (list_transactions, ListTransactionsRequest(), ListTransactionsResponse.TransactionState),
+    ],
+)
+async def test_long_lists_take_several_turns(
+    monkeypatch: pytest.MonkeyPatch, handler: ModuleType, request_: Message, listed_type: type[Struct]
+) -> None:
     harness = await with_groups()
-    monkeypatch.setattr(list_groups, "LARGE_RESPONSE_ITEMS", LARGE)
-    monkeypatch.setattr(list_groups, "GROUPS_PER_TURN", 2)
+    monkeypatch.setattr(handler, "LARGE_RESPONSE_ITEMS", LARGE)
+    monkeypatch.setattr(fan_out, "LISTED_PER_TURN", 2)
     listed: Counter[int] = Counter()
-    call_shard = harness.groups.call_shard
+    service = harness.groups if handler is list_groups else harness.broker.transactions
+    call_shard = service.call_shard
     turn = 0
 
     def count() -> None:
@@ -160,14 +187,14 @@ async def test_groups_are_listed_in_several_turns(monkeypatch: pytest.MonkeyPatc
 
     def noted(*arguments: object) -> object:
         reply: object = call_shard(*arguments)  # type: ignore[arg-type]
-        listed[turn] += sum(isinstance(group, ListGroupsResponse.ListedGroup) for group in cast("list[object]", reply))
+        listed[turn] += sum(isinstance(item, listed_type) for item in cast("list[object]", reply))
         return reply
 
-    monkeypatch.setattr(harness.groups, "call_shard", noted)
+    monkeypatch.setattr(service, "call_shard", noted)
     ticking = [asyncio.get_running_loop().call_soon(count)]
-    await answer(harness, ListGroupsRequest(), 5)
+    await answer(harness, request_, handler.VERSIONS.stop - 1)
     ticking[-1].cancel()
-    assert listed.total() == harness.groups.group_count > 2 * SHARDS
+    assert listed.total() == (22 if handler is list_groups else 20)
     assert max(listed.values()) == 2
 
 

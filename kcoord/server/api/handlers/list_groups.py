@@ -6,16 +6,16 @@ While a shard is loading, the response is COORDINATOR_LOAD_IN_PROGRESS, since th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Final, TypeVar
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
+from kcoord.server.api.fan_out import list_in_turns
 from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
@@ -23,13 +23,10 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
 
-T = TypeVar("T")
 ListedGroup = ListGroupsResponse.ListedGroup
 
 API_KEY = ApiKey.LIST_GROUPS
 VERSIONS = range(0, 6)
-
-GROUPS_PER_TURN: Final = 2_000
 
 
 def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> Reply[ListGroupsResponse]:
@@ -42,17 +39,13 @@ def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) 
 
 
 async def _list_in_turns(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    """Lists the groups of each shard in several turns. So groups may come and go meanwhile, as in Kafka."""
-    parts: list[list[ListedGroup]] = []
-    for shard_id in list(broker.groups.shard_ids):
-        group_ids = await _soon(broker.groups.call_shard(shard_id, _group_ids, request, context.operation_context()))
-        part: list[ListedGroup] = []
-        for start in range(0, len(group_ids), GROUPS_PER_TURN):
-            reply = _of_shard(broker, context, request, shard_id, group_ids[start : start + GROUPS_PER_TURN])
-            listed = await _soon(reply)
-            part += _visible(context.rights, listed)
-            await asyncio.sleep(0)
-        parts.append(part)
+    parts = await list_in_turns(
+        broker.groups.shard_ids,
+        lambda shard_id: broker.groups.call_shard(shard_id, _group_ids, request, context.operation_context()),
+        lambda shard_id, group_ids: map_reply(
+            _of_shard(broker, context, request, shard_id, group_ids), partial(_visible, context.rights)
+        ),
+    )
 
     def respond() -> ListGroupsResponse:
         for part in parts:
@@ -60,10 +53,6 @@ async def _list_in_turns(broker: Broker, context: RequestContext, request: ListG
         return ListGroupsResponse(groups=list(chain(*parts)))
 
     return await broker.made_in_thread(respond, context.api_version)
-
-
-async def _soon(reply: Reply[T]) -> T:
-    return await reply if asyncio.isfuture(reply) else reply
 
 
 def _group_ids(

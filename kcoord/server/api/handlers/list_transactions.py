@@ -7,14 +7,17 @@ v1 adds a filter by duration (KIP-994), v2 a filter by pattern (KIP-1152).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter
 
 from kcoord.coordinator.group.regex import compile_pattern
-from kcoord.coordinator.transaction.metadata import STATES_BY_NAME, TransactionState
+from kcoord.coordinator.transaction.metadata import STATES_BY_NAME
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
-from kcoord.server.broker import Broker
+from kcoord.server.api.fan_out import list_in_turns
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
@@ -34,15 +37,55 @@ def handle(
     unknown = [name for name in request.state_filters if name not in STATES_BY_NAME]
     if request.state_filters and not states:
         return ListTransactionsResponse(unknown_state_filters=unknown)
+    producer_ids = frozenset(request.producer_id_filters)
     matches = compile_pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
-    replies = [_list(broker, context, shard_id, request, states, matches) for shard_id in broker.transactions.shard_ids]
+
+    def operation(
+        shard: TransactionCoordinatorShard, operation_context: OperationContext, ids: list[str] | None
+    ) -> CoordinatorResult[States]:
+        return shard.list_transactions(
+            operation_context,
+            ids,
+            states=states,
+            producer_ids=producer_ids,
+            duration_ms=request.duration_filter,
+            matches=matches,
+        )
+
+    def list_some(shard_id: int, ids: list[str] | None = None) -> Reply[States]:
+        reply = broker.transactions.call_shard(shard_id, operation, ids, context.operation_context())
+        return map_reply(reply, lambda listed: _visible(context.rights, listed))
+
+    if broker.transactions.id_count > LARGE_RESPONSE_ITEMS:
+        return broker.spawn(_list_in_turns(broker, context, list_some, unknown))
+    replies = [list_some(shard_id) for shard_id in broker.transactions.shard_ids]
     return map_reply(
         gather_replies(replies),
-        lambda parts: ListTransactionsResponse(
-            unknown_state_filters=unknown,
-            transaction_states=_visible(context.rights, [state for part in parts for state in part]),
-        ),
+        lambda parts: ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=list(chain(*parts))),
     )
+
+
+async def _list_in_turns(
+    broker: Broker,
+    context: RequestContext,
+    list_some: Callable[[int, list[str]], Reply[States]],
+    unknown: list[str],
+) -> ListTransactionsResponse:
+    def ids_of(shard_id: int) -> Reply[list[str]]:
+        return broker.transactions.call_shard(shard_id, _ids, None, context.operation_context())
+
+    parts = await list_in_turns(broker.transactions.shard_ids, ids_of, list_some)
+
+    def respond() -> ListTransactionsResponse:
+        for part in parts:
+            part.sort(key=attrgetter("transactional_id"))
+        return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=list(chain(*parts)))
+
+    return await broker.made_in_thread(respond, context.api_version)
+
+
+def _ids(shard: TransactionCoordinatorShard, context: OperationContext, nothing: None) -> CoordinatorResult[list[str]]:
+    return CoordinatorResult(shard.transactional_ids())
 
 
 def _visible(rights: Rights | None, states: States) -> States:
@@ -51,28 +94,6 @@ def _visible(rights: Rights | None, states: States) -> States:
     names = [state.transactional_id for state in states]
     visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, names, logs_denial=False)
     return [state for state in states if state.transactional_id in visible]
-
-
-def _list(
-    broker: Broker,
-    context: RequestContext,
-    shard_id: int,
-    request: ListTransactionsRequest,
-    states: frozenset[TransactionState],
-    matches: Callable[[str], bool] | None,
-) -> Reply[States]:
-    def operation(
-        shard: TransactionCoordinatorShard, operation_context: OperationContext, request: ListTransactionsRequest
-    ) -> CoordinatorResult[States]:
-        return shard.list_transactions(
-            operation_context,
-            states=states,
-            producer_ids=frozenset(request.producer_id_filters),
-            duration_ms=request.duration_filter,
-            matches=matches,
-        )
-
-    return broker.transactions.call_shard(shard_id, operation, request, context.operation_context())
 
 
 def error_response(request: ListTransactionsRequest, error: KafkaError, version: int) -> ListTransactionsResponse:
