@@ -3,13 +3,14 @@
 
 Theory of operation
 -------------------
-After an orderly stop, an opening reads little. After a crash, and if small files of a partition are missing or damaged,
-it checks the end of the log and replays all batches after the newest producer snapshot: about 2 s for 1,000,000
-batches. The readers of a coordinator's log replay it in the same way (`internal_partition`).
+After an orderly stop, an opening reads little, but a request may need thousands of logs. After a crash, and if small
+files of a partition are missing or damaged, it checks the end of the log and replays all batches after the newest
+producer snapshot: about 2 s for 1,000,000 batches. The readers of a coordinator's log replay it in the same way
+(`internal_partition`).
 
 How much there is to read shows only while it is read. So `Openings.begin` reads in the event loop first, and counts.
 All openings that begin in one millisecond, such as those of one request, share AT_ONCE_US. An opening that needs more
-ends, and another thread does it from the beginning.
+ends, and another thread does it from the beginning. After OPENED_AT_ONCE openings, another thread does the others.
 
 The thread owns what it reads until `run` returns: the folder of the partition, or the producer state of a coordinator's
 log. The event loop reads only `has_ended` meanwhile. `cancel` waits for the thread, which notices the cancellation
@@ -34,6 +35,8 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 AT_ONCE_US: Final = 10_000
 """How long the openings of one millisecond may read in the event loop."""
+OPENED_AT_ONCE: Final = 60
+"""How many openings of one millisecond may take place in the event loop. One that reads no batch takes 0.15 ms."""
 BATCH_US: Final = 11
 BYTES_PER_US: Final = 1_000
 
@@ -113,7 +116,7 @@ class Opening(Generic[T_co]):
 class Openings:
     """Opens logs in the event loop if that is short, else by `in_background`. `on_end` gets the partition then."""
 
-    __slots__ = ("_in_background", "_left_us", "_new_lock", "_now_ms", "_on_end")
+    __slots__ = ("_in_background", "_left", "_left_us", "_new_lock", "_now_ms", "_on_end")
 
     def __init__(self, in_background: Background, new_lock: NewLock, on_end: Callable[[str, int], None]) -> None:
         self._in_background = in_background
@@ -121,13 +124,16 @@ class Openings:
         self._on_end = on_end
         self._now_ms = -1
         self._left_us: float = AT_ONCE_US
+        self._left = OPENED_AT_ONCE
 
     def begin(self, topic: str, index: int, read: Callable[[Check], T], now_ms: int) -> Opening[T]:
         """Begins an opening. `read` calls its argument for each batch, and may be called a second time."""
         if now_ms != self._now_ms:
-            self._now_ms, self._left_us = now_ms, AT_ONCE_US
+            self._now_ms, self._left_us, self._left = now_ms, AT_ONCE_US, OPENED_AT_ONCE
         opening = Opening(f"{topic}-{index}", read, self._new_lock())
-        self._left_us = opening.run_at_once(self._left_us)
+        self._left -= 1
+        if self._left >= 0:
+            self._left_us = opening.run_at_once(self._left_us)
         if not opening.has_ended:
             opening.observers.append(partial(self._on_end, topic, index))
             self._in_background(opening.run, opening.on_end)

@@ -22,7 +22,7 @@ from kcoord_protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
-from tests.unit.server.harness import TOPICS, Harness, topic_id
+from tests.unit.server.harness import TOPICS, Harness, image_of, topic_id
 from tests.unit.topics.helpers import batch_of
 
 PATIENCE_SECONDS = 30
@@ -168,6 +168,31 @@ async def test_list_offsets_waits_for_a_limited_time(monkeypatch: pytest.MonkeyP
     finally:
         may_end.set()
     assert answer.topics[0].partitions[0].error_code == Errors.NOT_LEADER_OR_FOLLOWER
+    harness.folder.close(harness.now, clean=True)
+
+
+async def test_list_offsets_opens_many_logs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = 100
+    harness = await Harness().open()
+    harness.broker.publish(image_of({TOPIC: partitions}))
+    harness.broker.topics.on_metadata_update(image_of({TOPIC: partitions}), harness.now)
+    monkeypatch.setattr(log_opening, "OPENED_AT_ONCE", 5)
+    answers = 0
+    answer = list_offsets._answer
+
+    def counted(*arguments: object) -> object:
+        nonlocal answers
+        answers += 1
+        return answer(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(list_offsets, "_answer", counted)
+    latest = [ListOffsetsRequest.ListOffsetsPartition(partition_index=n, timestamp=-1) for n in range(partitions)]
+    request = ListOffsetsRequest(
+        replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=TOPIC, partitions=latest)]
+    )
+    listed = await harness.call(request, 7)
+    assert [partition.error_code for partition in listed.topics[0].partitions] == [Errors.NONE] * partitions
+    assert answers <= 3
     harness.folder.close(harness.now, clean=True)
 
 

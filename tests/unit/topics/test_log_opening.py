@@ -12,7 +12,7 @@ import pytest
 from kcoord.storage.errors import OpeningCanceledError
 from kcoord.storage.rolled import LaterSyncs
 from kcoord.topics import log_opening
-from kcoord.topics.log_opening import AT_ONCE_US, BATCH_US, BYTES_PER_US, Opening
+from kcoord.topics.log_opening import AT_ONCE_US, BATCH_US, BYTES_PER_US, OPENED_AT_ONCE, Opening
 from kcoord.topics.open_log import open_and_load
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
@@ -294,8 +294,8 @@ SMALL = [f"value {number}" for number in range(30)]
 MANY = AT_ONCE_US // (len(SMALL) * BATCH_US) + 10
 
 
-def opened(cluster: Cluster) -> int:
-    return sum(cluster.store.partition(TOPIC, index).opened is not None for index in range(MANY))
+def opened(cluster: Cluster, partitions: int = MANY) -> int:
+    return sum(cluster.store.partition(TOPIC, index).opened is not None for index in range(partitions))
 
 
 def test_retention_opens_few_logs_in_a_tick_after_a_crash() -> None:
@@ -326,3 +326,16 @@ def test_one_request_opens_few_logs_at_once_after_a_crash() -> None:
     response = fetches.fetch(fetch_request(MANY), 12, cluster.now_ms, token="t", candidate_session_id=0)
     assert response is not None
     assert not any(partition.error_code for partition in response.responses[0].partitions)
+
+
+def test_one_request_opens_few_logs_at_once_after_an_orderly_stop() -> None:
+    partitions = OPENED_AT_ONCE + 10
+    cluster = Restarted(["small"], partitions)
+    cluster.restart()
+    fetches = cluster.store.fetches
+    assert fetches.fetch(fetch_request(partitions), 12, cluster.now_ms, token="t", candidate_session_id=0) is not None
+    assert opened(cluster, partitions) == OPENED_AT_ONCE
+    while cluster.thread.work:
+        cluster.thread.run()
+    fetches.fetch(fetch_request(partitions), 12, cluster.now_ms, token="t", candidate_session_id=0)
+    assert opened(cluster, partitions) == partitions

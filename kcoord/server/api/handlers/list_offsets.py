@@ -50,11 +50,23 @@ async def _answer_later(
 ) -> ListOffsetsResponse:
     """Waits for logs that another thread opens. After the longest wait the whole request fails with the error."""
     end = asyncio.get_running_loop().time() + LONGEST_WAIT_SECONDS
-    while await ends_before(error.opening, end):
+    opening = error.opening
+    while await ends_before(opening, end):
+        context.now_ms = broker.now_ms()
+        openings = [
+            broker.topics.opening(topic.name, partition.partition_index, context.now_ms)
+            for topic in request.topics
+            for partition in topic.partitions
+        ]
+        last = next(filter(None, reversed(openings)), None)
+        if last is not None:
+            opening = last
+            continue
         try:
             reply = _answer(broker, context, request)
         except LogBeingOpenedError as next_error:
-            error = next_error
+            # The log of a coordinator.
+            opening = next_error.opening
         else:
             return await reply if asyncio.isfuture(reply) else reply
     raise error
