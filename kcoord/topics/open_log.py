@@ -115,12 +115,12 @@ def load(log: Log, files: PartitionFiles, now_ms: int, check: Check = go_on) -> 
 
 def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> None:
     log, producers = opened.log, opened.producers
-    snapshot = files.load_snapshot(opened.first_offset, log.end_offset)
+    snapshot = files.load_snapshot(opened.first_offset, log.end_offset, check)
     if snapshot is not None:
         opened.snapshot_offset, entries = snapshot
         producers.restore(entries, opened.snapshot_offset)
     replayed_from = max(opened.snapshot_offset, opened.first_offset)
-    producers.aborted = files.load_aborted(replayed_from)
+    producers.aborted = files.load_aborted(replayed_from, check)
     for header, data in log.batches(replayed_from):
         check(len(data))
         replay(producers, header, data)

@@ -27,6 +27,9 @@ from kcoord_protocol.uuid import uuid_to_string
 METADATA_FILE: Final = "partition.metadata"
 EPOCHS_FILE: Final = "leader-epoch-checkpoint"
 
+_DECODING: Final = 60
+"""Decoding a byte of producer state takes so many times longer than checking a byte of a batch."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -101,8 +104,12 @@ class PartitionFiles:
         offsets = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
         return sorted(int(offset) for offset in offsets if offset.isdigit())
 
-    def load_snapshot(self, first_offset: int, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
+    def load_snapshot(
+        self, first_offset: int, end_offset: int, check: Check = go_on
+    ) -> tuple[int, list[ProducerEntry]] | None:
         """Returns the newest usable snapshot and its offset, None if there is none.
+
+        `check` is called before a file is decoded, here and in `load_aborted`, and may end this by an error.
 
         Removes snapshots that must not be used:
 
@@ -110,7 +117,7 @@ class PartitionFiles:
         * at or before its first segment: the batches after them, which may have ended transactions, are deleted
         * all, if a transaction index is damaged: its entries have to be made again from the log
         """
-        is_indexed = self._are_indexes_sound()
+        is_indexed = self._are_indexes_sound(check)
         usable: list[int] = []
         removed: list[int] = []
         for offset in self.offsets_with(SNAPSHOT_SUFFIX):
@@ -121,8 +128,10 @@ class PartitionFiles:
             # A power loss must not bring them back, since they would fit the log once it has grown.
             self.fs.sync_dir(self.directory)
         for offset in reversed(usable):
+            data = read_file(self.fs, self._path(file_name(offset, SNAPSHOT_SUFFIX)))
+            check(_DECODING * len(data))
             try:
-                return offset, decode_snapshot(read_file(self.fs, self._path(file_name(offset, SNAPSHOT_SUFFIX))))
+                return offset, decode_snapshot(data)
             except InvalidSnapshotError as error:
                 _logger.warning("%s: ignoring the producer snapshot at offset %d: %s", self.directory, offset, error)
         return None
@@ -130,21 +139,23 @@ class PartitionFiles:
     def store_snapshot(self, offset: int, snapshot: bytes) -> None:
         self._replace(file_name(offset, SNAPSHOT_SUFFIX), snapshot)
 
-    def _are_indexes_sound(self) -> bool:
+    def _are_indexes_sound(self, check: Check) -> bool:
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
             data = read_file(self.fs, self._path(name))
+            check(_DECODING * len(data))
             if b"".join(map(encode_aborted, decode_aborted(data))) != data:
                 _logger.warning("%s: %s is damaged: rebuilding the producer state from the log", self.directory, name)
                 return False
         return True
 
-    def load_aborted(self, end_offset: int) -> list[AbortedTransaction]:
+    def load_aborted(self, end_offset: int, check: Check = go_on) -> list[AbortedTransaction]:
         """Returns the aborted transactions of the indexes whose markers are before `end_offset`; removes all others."""
         transactions: list[AbortedTransaction] = []
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
             data = read_file(self.fs, self._path(name))
+            check(_DECODING * len(data))
             kept = [transaction for transaction in decode_aborted(data) if transaction.last_offset < end_offset]
             rest = b"".join(map(encode_aborted, kept))
             if rest != data:

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from kcoord.runtime.result import Producer
 from kcoord.storage.errors import OpeningCanceledError
 from kcoord.storage.rolled import LaterSyncs
 from kcoord.topics import log_opening
@@ -19,6 +20,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FetchRequest
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
 from tests.unit.topics.test_partition import read, values
+from tests.unit.topics.test_transactions import end
 
 LARGE = [f"value {number}" for number in range(AT_ONCE_US // BATCH_US + 1)]
 """The values of so many batches that the event loop must not read them at once."""
@@ -103,6 +105,24 @@ def test_a_large_log_without_a_snapshot_is_opened_in_a_thread() -> None:
     (snapshot,) = [name for name in cluster.files() if name.endswith(".snapshot")]
     cluster.fs.remove(f"{cluster.log_dir.partition_path(TOPIC, 0)}/{snapshot}")
     cluster.start()
+    assert cluster.error() is Errors.NOT_LEADER_OR_FOLLOWER
+    cluster.thread.run()
+    assert cluster.error() is None
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_a_log_with_many_producers_or_aborted_transactions_is_opened_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, aborts: bool
+) -> None:
+    cluster = Restarted([])
+    for number in range(500):
+        # Each transaction has its own epoch.
+        producer = (0, number, 0) if aborts else (number, 0, 0)
+        cluster.append(batch_of("x", producer=producer, is_transactional=aborts), verified=aborts)
+        if aborts:
+            end(cluster, Producer(0, number + 1), committed=False)
+    cluster.restart()
+    monkeypatch.setattr(log_opening, "AT_ONCE_US", 1_000)
     assert cluster.error() is Errors.NOT_LEADER_OR_FOLLOWER
     cluster.thread.run()
     assert cluster.error() is None
