@@ -9,8 +9,8 @@ How a request uses sessions depends on its session epoch:
 * Any other: the epoch must be the session's own. Each request raises it by one, so a repeated or reordered request
   fails with INVALID_FETCH_SESSION_EPOCH. This also fails a parked request whose session has moved on.
 
-A session whose partitions are all forgotten ends. Sessions are soft state: they are lost in a crash or when the cache
-evicts them, and the client then begins again with a full fetch.
+A session whose partitions are all forgotten ends, and so does one that grows beyond MOST_PARTITIONS. Sessions are soft
+state: they are lost in a crash or when the cache evicts them, and the client then begins again with a full fetch.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ FINAL_EPOCH: Final = -1
 TOPIC_IDS_SINCE_VERSION: Final = 13
 EVICTION_AGE_MS: Final = 120_000
 """A session unused for longer is evicted for any new session. One created longer ago is evicted for a larger one."""
+
+MOST_PARTITIONS: Final = 1_000_000
+"""The most partitions of all sessions together. Each takes 300 bytes, and clients may name any that do not exist."""
 
 _MAX_EPOCH = 2**31 - 1
 
@@ -178,7 +181,11 @@ class FetchSessions:
             raise KafkaError(Errors.FETCH_SESSION_TOPIC_ID_ERROR)
         return session
 
+    def _has_place(self, partitions: int) -> bool:
+        return partitions + sum(len(session.partitions) for session in self._sessions.values()) <= MOST_PARTITIONS
+
     def _update(self, session: FetchSession, request: FetchRequest) -> None:
+        size = len(session.partitions)
         for key, partition in requested_partitions(request, uses_topic_ids=session.uses_topic_ids).items():
             old = session.partitions.get(key)
             if old is None:
@@ -189,6 +196,9 @@ class FetchSessions:
             name: str | bytes = topic.topic_id if session.uses_topic_ids else topic.topic
             for index in topic.partitions:
                 session.partitions.pop((name, index), None)
+        if len(session.partitions) > size and not self._has_place(0):
+            del self._sessions[session.session_id]
+            raise KafkaError(Errors.FETCH_SESSION_ID_NOT_FOUND)
 
     def _touch(self, session: FetchSession, now_ms: int) -> None:
         session.last_used_ms = now_ms
@@ -269,16 +279,20 @@ class FetchSessions:
         """Returns whether a new session of `size` partitions has a place in the cache.
 
         A full cache evicts the session that was unused longest, if that is longer than EVICTION_AGE_MS.
-        Otherwise it evicts the smallest session that was created before EVICTION_AGE_MS, if the new one is larger.
+        Otherwise, if it lacks a slot, it evicts the smallest session that was created before EVICTION_AGE_MS, if the
+        new one is larger.
         """
-        if len(self._sessions) < self._slots:
+        is_too_large = not self._has_place(size)
+        if len(self._sessions) < self._slots and not is_too_large:
             return True
         if not self._sessions:
             return False
         stalest = next(iter(self._sessions.values()))
         if now_ms - stalest.last_used_ms > EVICTION_AGE_MS:
             del self._sessions[stalest.session_id]
-            return True
+            return self._has_place(size)
+        if is_too_large:
+            return False
         old = [session for session in self._sessions.values() if now_ms - session.created_ms > EVICTION_AGE_MS]
         smallest = min(old, key=lambda session: len(session.partitions), default=None)
         if smallest is None or len(smallest.partitions) >= size:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kcoord.runtime.shard_log import Append
+from kcoord.topics import fetch_session
 from kcoord.topics.fetch_manager import MAX_POLL_BYTES, CompletedFetch, ReadResult
-from kcoord.topics.fetch_session import FetchPartition, next_epoch
+from kcoord.topics.fetch_session import EVICTION_AGE_MS, FetchPartition, next_epoch
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest, FetchResponse
 from kcoord_protocol.record_batch import iter_headers
@@ -408,6 +409,25 @@ def test_a_session_ends(cluster: Cluster) -> None:
     emptied = client.fetch(session=(SESSION, 1), forget=[(TOPIC, 0)])
     assert (emptied.session_id, emptied.error_code) == (0, 0)
     assert len(cluster.store.fetches.sessions) == 0
+
+
+def test_sessions_have_a_limited_number_of_partitions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of partitions that do not exist, of which a client may name any number."""
+    monkeypatch.setattr(fetch_session, "MOST_PARTITIONS", 3)
+    client = Client(cluster)
+    assert client.fetch((TOPIC, 0, 0), ("none", 1, 0), session=(0, 0)).session_id == SESSION
+    too_large = client.request([(TOPIC, 0, 0), (TOPIC, 1, 0)], session=(0, 0))
+    other = client.send(too_large, SESSION + 1)
+    assert other is not None
+    assert (other.session_id, errors(other)) == (0, [0, 0])
+    assert client.fetch(("none", 2, 0), session=(SESSION, 1)).error_code == 0
+    assert client.fetch(("none", 3, 0), session=(SESSION, 2)).error_code == Errors.FETCH_SESSION_ID_NOT_FOUND
+    assert len(cluster.store.fetches.sessions) == 0
+    assert client.fetch((TOPIC, 0, 0), ("none", 1, 0), session=(0, 0)).session_id == SESSION
+    cluster.now_ms += EVICTION_AGE_MS + 1
+    other = client.send(too_large, SESSION + 1)
+    assert other is not None
+    assert other.session_id == SESSION + 1
 
 
 def test_errors_are_repeated_in_a_session(cluster: Cluster) -> None:
