@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 from kcoord.config import BrokerConfig
@@ -338,15 +339,15 @@ class TransactionCoordinatorShard:
     def _expire_ids(self, now_ms: int) -> CoordinatorResult[None]:
         """Deletes ids that are between transactions and were not used for `transactional.id.expiration.ms`."""
         oldest_ms = now_ms - self._config.transactional_id_expiration_ms
-        expired = [
+        expired = (
             transactional_id
             for transactional_id, metadata in self._transactions.items()
             if metadata.state.is_between_transactions and metadata.last_update_ms <= oldest_ms
-        ]
-        this_round = expired[:_EXPIRED_PER_ROUND]
+        )
+        this_round = list(islice(expired, _EXPIRED_PER_ROUND))
         for transactional_id in this_round:
             self._last_epochs.pop(transactional_id, None)
-        delay_ms = self._expiration_interval_ms if len(this_round) == len(expired) else _NEXT_ROUND_MS
+        delay_ms = _NEXT_ROUND_MS if len(this_round) == _EXPIRED_PER_ROUND else self._expiration_interval_ms
         return CoordinatorResult(
             None,
             [new_transaction_tombstone(transactional_id) for transactional_id in this_round],

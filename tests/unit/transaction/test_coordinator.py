@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from kcoord.coordinator.transaction.end_transaction import EndRequest
-from kcoord.coordinator.transaction.metadata import EXHAUSTED_EPOCH, TransactionState
+from kcoord.coordinator.transaction.metadata import EXHAUSTED_EPOCH, TransactionMetadata, TransactionState
 from kcoord.coordinator.transaction.records import new_transaction_record
 from kcoord.coordinator.transaction.work import EXPIRATION_KEY, markers_key, timeout_key
 from kcoord.runtime.result import Producer
@@ -341,6 +342,17 @@ def test_an_id_with_an_open_transaction_never_expires() -> None:
     assert coordinator.state is TransactionState.ONGOING
 
 
+class CountedStates(dict[str, TransactionMetadata]):
+    """Counts the entries that are read one after the other."""
+
+    read = 0
+
+    def items(self) -> Iterator[tuple[str, TransactionMetadata]]:  # type: ignore[override]
+        for item in super().items():
+            self.read += 1
+            yield item
+
+
 def test_many_ids_expire_in_several_rounds() -> None:
     coordinator = Coordinator(transactional_id_expiration_ms="1000")
     coordinator.restart()
@@ -349,8 +361,11 @@ def test_many_ids_expire_in_several_rounds() -> None:
         record = new_transaction_record(replace(metadata, transactional_id=str(number)), 2)
         coordinator.shard.replay(record)
         coordinator.log.append(record)
+    states = CountedStates(coordinator.shard._transactions)
+    coordinator.shard._transactions = states
     coordinator.elapse(3600 * 1000)
     assert len(coordinator.shard.hard_state()) == 500
+    assert states.read <= 1000, "a round looks at no more ids than it needs"
     coordinator.elapse(1000)
     assert coordinator.shard.hard_state() == {}
 
