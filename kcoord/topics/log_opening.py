@@ -116,9 +116,11 @@ class Opening(Generic[T_co]):
 class Openings:
     """Opens logs in the event loop if that is short, else by `in_background`. `on_end` gets the partition then."""
 
-    __slots__ = ("_in_background", "_left", "_left_us", "_new_lock", "_now_ms", "_on_end")
+    __slots__ = ("_in_background", "_left", "_left_us", "_new_lock", "_now_ms", "_on_end", "with_transactions")
 
     def __init__(self, in_background: Background, new_lock: NewLock, on_end: Callable[[str, int], None]) -> None:
+        self.with_transactions: dict[tuple[str, int], None] = {}
+        """The partitions whose logs had open transactions when they were opened."""
         self._in_background = in_background
         self._new_lock = new_lock
         self._on_end = on_end

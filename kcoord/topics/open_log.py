@@ -25,7 +25,7 @@ from kcoord.storage.segment import LogConfig
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_files import encode_snapshot
-from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
+from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerEntry, ProducerState
 from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.record_batch import decode_entries
@@ -44,6 +44,8 @@ class OpenLog:
     are_epochs_stored: bool = True
     verifications: Verifications = field(default_factory=Verifications)
     is_disk_full: bool = False
+    loaded_transactions: dict[int, int] = field(default_factory=dict)
+    """The transactions that were open when the log was opened: producer ids, and the last offsets of their batches."""
 
     def is_news(self, error: Exception) -> bool:
         """Returns whether to log a failed write, and remembers whether the disk is full.
@@ -61,6 +63,15 @@ class OpenLog:
         """
         unstable = self.producers.first_unstable_offset
         return self.log.end_offset if unstable is None else max(unstable, self.log.start_offset)
+
+    def unchanged_transactions(self) -> list[ProducerEntry]:
+        """Returns the producers whose transaction is still open since the log was opened, and that sent no batch."""
+        entries = self.producers.entries
+        return [
+            entries[producer_id]
+            for producer_id, last_offset in self.loaded_transactions.items()
+            if producer_id in self.producers.open_transactions and entries[producer_id].last_offset == last_offset
+        ]
 
     @property
     def first_offset(self) -> int:
@@ -128,6 +139,9 @@ def _load_producers(opened: OpenLog, files: PartitionFiles, check: Check) -> Non
             # Storing a new epoch may have failed.
             opened.epochs.assign(header.partition_leader_epoch, header.base_offset)
     producers.advance_start(opened.first_offset)
+    opened.loaded_transactions = {
+        producer_id: producers.entries[producer_id].last_offset for producer_id in producers.open_transactions
+    }
 
 
 def snapshot_at(opened: OpenLog, files: PartitionFiles, offset: int) -> Callable[[Check], int]:

@@ -300,6 +300,8 @@ class Partition:
             # The next request opens the log again, and a log is open only once.
             opened.log.abandon()
             raise
+        if opened.loaded_transactions:
+            self._openings.with_transactions[self.topic, self.index] = None
         return opened
 
     def _cancel_opening(self) -> OpenLog | None:

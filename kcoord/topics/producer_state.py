@@ -86,6 +86,11 @@ class ProducerEntry:
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
+    @property
+    def last_offset(self) -> int:
+        """The offset of the last record, -1 if there is none in this epoch."""
+        return self.batches[-1].last_offset if self.batches else -1
+
     def find_duplicate(self, facts: BatchFacts) -> CachedBatch | None:
         """Returns the kept batch with exactly these sequence numbers, None if there is none."""
         if facts.producer_epoch != self.producer_epoch:

@@ -391,6 +391,21 @@ class TopicStore:
         if self.partition(topic, partition).write_marker(marker, now_ms):
             self.fetches.on_change(topic, partition)
 
+    def unchanged_transactions(self) -> list[tuple[str, int, ProducerEntry]]:
+        """Returns topic, partition and producer of the transactions that were open when their logs were opened.
+
+        Leaves out those that have ended or got a batch since then.
+        """
+        unchanged = []
+        for topic, partition in list(self._openings.with_transactions):
+            served = self._partitions.get((topic, partition))
+            opened = served.opened if served is not None else None
+            entries = opened.unchanged_transactions() if opened is not None else []
+            if not entries:
+                del self._openings.with_transactions[topic, partition]
+            unchanged += [(topic, partition, entry) for entry in entries]
+        return unchanged
+
     def active_producers(self, topic: str, partition: int, now_ms: int) -> list[ProducerEntry]:
         """Returns the answer of DescribeProducers for one partition."""
         image = self._internal(topic, partition)

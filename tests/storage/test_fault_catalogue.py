@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/durability.md numbers the faults of a disk, D-1 to D-14; the tests of a fault have its number in their names."""
+"""docs/durability.md numbers the faults of a disk, D-1 to D-15; the tests of a fault have its number in their names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FAULTS = range(1, 15)
+FAULTS = range(1, 16)
 _TEST = re.compile(r"def test((?:_d\d+)+)_\w+\(")
 
 

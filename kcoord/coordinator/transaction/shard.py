@@ -422,6 +422,16 @@ class TransactionCoordinatorShard:
             )
         return CoordinatorResult(listed)
 
+    def in_transaction(self, context: OperationContext, producer_ids: frozenset[int]) -> CoordinatorResult[set[int]]:
+        """Returns those of the producers that have a transaction which is open or ending."""
+        return CoordinatorResult(
+            {
+                metadata.producer_id
+                for metadata in self._transactions.values()
+                if metadata.producer_id in producer_ids and not metadata.state.is_between_transactions
+            }
+        )
+
     # For tests and checkers.
 
     def hard_state(self) -> Mapping[str, TransactionMetadata]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transactions across workers, with the requests of Kafka's brokers.
 
-AddPartitionsToTxn asks a coordinator on another worker; WriteTxnMarkers writes markers to partitions that another
-worker leads.
+AddPartitionsToTxn and ListTransactions ask a coordinator on another worker; WriteTxnMarkers writes markers to
+partitions that another worker leads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
-from kcoord.coordinator.transaction.metadata import Partitions
+from kcoord.coordinator.transaction.metadata import STATES_BY_NAME, Partitions
 from kcoord.runtime.result import Producer
 from kcoord.server.replies import map_reply
 from kcoord.server.shards.peer_calls import PeerCalls
@@ -19,6 +19,8 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
     Message,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 ADD_PARTITIONS_VERSION: Final = 5
 WRITE_MARKERS_VERSION: Final = 2
+LIST_TRANSACTIONS_VERSION: Final = 1
 
 PartitionErrors = Mapping[tuple[str, int], Errors]
 
@@ -76,6 +79,23 @@ def _coordinator_errors(response: AddPartitionsToTxnResponse) -> PartitionErrors
         for topic in result.topic_results
         for partition in topic.results_by_partition
     }
+
+
+def in_transaction(peers: PeerCalls, broker_id: int, producer_ids: frozenset[int]) -> asyncio.Future[set[int]]:
+    """Returns those of the producers that have a transaction at a coordinator which is open or ending.
+
+    Raises KafkaError if the coordinator does not answer.
+    """
+    states = [name for name, state in STATES_BY_NAME.items() if not state.is_between_transactions]
+    request = ListTransactionsRequest(state_filters=states, producer_id_filters=sorted(producer_ids))
+
+    def producers(message: Message) -> set[int]:
+        response = cast("ListTransactionsResponse", message)
+        if response.error_code:
+            raise KafkaError(Errors(response.error_code))
+        return {transaction.producer_id for transaction in response.transaction_states}
+
+    return map_reply(peers.ask(broker_id, request, LIST_TRANSACTIONS_VERSION), producers)
 
 
 def tell_leader(

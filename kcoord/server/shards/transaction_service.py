@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transaction coordinator shards of this process, and the markers that end transactions in partitions.
 
-`kcoord.server.shards.shard_service` describes how operations run and what orders them. Besides, this service does two
+`kcoord.server.shards.shard_service` describes how operations run and what orders them. Besides, this service does three
 things:
 
 * Agreement. Before the first batch of a transaction is written to a partition, `agree` asks the coordinator, here or on
@@ -9,6 +9,7 @@ things:
 * Markers. When a transaction is decided, the shard starts a task (`WriteMarkers`). The task writes a commit or abort
   marker to every partition of the transaction: directly if this worker leads the partition, else through its leader.
   Markers of `__consumer_offsets` go to the group coordinator's shards.
+* Abortion of transactions that no coordinator has (`hanging_transactions`).
 
 What orders what: the decision is durable before the first marker is written. The transaction is complete when every
 partition has its marker. If a marker cannot be written, the task fails and the shard starts it again later, for all
@@ -34,9 +35,11 @@ from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.environment import Environment
 from kcoord.server.replies import Reply, internal_operation_context, map_reply
 from kcoord.server.shards.group_service import GroupService
+from kcoord.server.shards.hanging_transactions import CHECK_MS, HangingTransactions
 from kcoord.server.shards.peer_calls import PeerCalls
 from kcoord.server.shards.shard_service import ShardService
 from kcoord.topics.partition import Marker
+from kcoord.topics.schedule import Every
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
@@ -82,6 +85,8 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         self._groups = groups
         self._node_id = node_id
         self._peers = peers
+        self._hanging = HangingTransactions(topics, self._in_transaction)
+        self._check_of_hanging = Every(CHECK_MS)
 
     def needs_producer_id(self, transactional_id: str) -> bool:
         """Returns whether an operation on this id may need a new producer id, which the caller has to provide."""
@@ -145,6 +150,42 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         """Returns the leader of a partition, or this worker if there is no such partition: it knows the right error."""
         image = self._image().partition(topic, partition)
         return image.leader if image is not None else self._node_id
+
+    # --- hanging transactions -----------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        super().tick()
+        now_ms = self._now_ms()
+        if self._check_of_hanging.is_due(now_ms) and self._topics.unchanged_transactions():
+            self._environment.spawn(self._hanging.check(now_ms))
+
+    async def _in_transaction(self, producer_ids: frozenset[int]) -> set[int]:
+        """Returns those of the producers that have a transaction which is open or ending, at any coordinator.
+
+        Raises KafkaError if a coordinator does not answer.
+        """
+
+        def ask(
+            shard: TransactionCoordinatorShard, context: OperationContext, producer_ids: frozenset[int]
+        ) -> CoordinatorResult[set[int]]:
+            return shard.in_transaction(context, producer_ids)
+
+        topic = self._image().topics.get(TRANSACTION_STATE_TOPIC)
+        producers: set[int] = set()
+        peer_ids: set[int] = set()
+        for partition in topic.partitions if topic is not None else ():
+            if partition.leader != self._node_id:
+                peer_ids.add(partition.leader)
+                continue
+            context = internal_operation_context(self._now_ms())
+            reply = self.call_shard(partition.partition_id, ask, producer_ids, context)
+            producers |= await reply if asyncio.isfuture(reply) else reply
+        if peer_ids:
+            from kcoord.server.shards.remote_transactions import in_transaction
+
+            for coordinator in sorted(peer_ids):
+                producers |= await in_transaction(self._peers, coordinator, producer_ids)
+        return producers
 
     # --- markers ------------------------------------------------------------------------------------------------------
 
