@@ -1,20 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One topic partition: its log, leader epochs and producer state.
+"""One topic partition: what requests do with its log, leader epochs and producer state.
 
-There is one replica, so the high watermark is the end of the log. Everything runs in the event loop.
-
-The life of the log:
-
-* *Unopened*: nothing is read before the first use. `open` loads the log and its state.
-* *Opening*: if there is much to read, another thread does it (`log_opening`). Requests fail with
-  NOT_LEADER_OR_FOLLOWER, so that clients retry; parked fetches stay parked. Produce and ListOffsets wait a while before
-  they fail. The next use takes the log.
-* *Open*: appends, reads, deletions. A failed sync, or a failed write whose bytes cannot be removed, fails the log, and
-  so does an append that finds a broken invariant.
-  `fail` then abandons it, and the partition is unopened again: the next use opens the log with recovery.
-  After any other failed write, such as on a full disk, the log stays open.
-* *Failed*: the log is corrupt, the topic is deleted, or another broker leads. Every request gets an error, and nothing
-  is opened again. (An `OSError` at opening is not kept: the next request tries again.)
+There is one replica, so the high watermark is the end of the log. Everything runs in the event loop. `partition_log`
+describes the life of the log.
 
 The order of an append: the leader check, the validation of the batch, the producer state's `check`, the write, and
 last `replay`. The producer state changes only after the write, so a failed write leaves no trace in it.
@@ -27,31 +15,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Final, NamedTuple
 
 from kcoord.config import TopicConfig
 from kcoord.metadata.image import PartitionImage
 from kcoord.runtime.result import Producer
-from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
-from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
-from kcoord.storage.recovery import Check
-from kcoord.storage.replacement import ReplacementAbandoned
-from kcoord.storage.segment import LogConfig
+from kcoord.storage.errors import StorageError
+from kcoord.storage.log_dir import LogDir
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
-from kcoord.topics.log_opening import LogBeingOpenedError, Opening, Openings
+from kcoord.topics.log_opening import Openings
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, facts_of, open_and_load, replay, snapshot_at
-from kcoord.topics.partition_files import PartitionFiles
+from kcoord.topics.open_log import OpenLog, facts_of, replay
+from kcoord.topics.partition_log import PartitionLog
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
-from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header
+from kcoord_protocol.batch_header import BatchHeader, decode_header
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch
-from kcoord_protocol.uuid import ZERO_UUID
 
 HIGH_WATERMARK: Final = -1
 """The offset by which DeleteRecords asks to delete all records."""
@@ -91,28 +74,10 @@ class AppendResult(NamedTuple):
     added_bytes: int
 
 
-class Partition:
-    """A partition that this broker leads. The module text describes the life of its log."""
+class Partition(PartitionLog):
+    """A partition that this broker leads."""
 
-    __slots__ = (
-        "_failure",
-        "_has_enough_replicas",
-        "_is_new",
-        "_log_dir",
-        "_may_lack_folder",
-        "_needed_replicas",
-        "_open",
-        "_opening",
-        "_openings",
-        "_snapshot",
-        "config",
-        "image",
-        "index",
-        "node_id",
-        "rules",
-        "topic",
-        "topic_id",
-    )
+    __slots__ = ("_has_enough_replicas", "_needed_replicas", "node_id", "rules")
 
     def __init__(
         self,
@@ -126,25 +91,9 @@ class Partition:
         *,
         is_new: bool = False,
     ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.index = image.partition_id
-        self.image = image
+        super().__init__(topic, topic_id, image, config, log_dir, openings, is_new=is_new)
         self.node_id = node_id
-        self._log_dir = log_dir
-        self._open: OpenLog | None = None
-        self._opening: Opening[OpenLog] | None = None
-        self._snapshot: Opening[int] | None = None
-        self._openings = openings
-        self._failure: str | None = None
-        self._may_lack_folder = True
-        self._is_new = is_new
         self.configure(config)
-
-    @property
-    def files(self) -> PartitionFiles:
-        """The small files in the folder. Most partitions of a large cluster never need them, so they are not kept."""
-        return PartitionFiles(self._log_dir.file_system, self._log_dir.partition_path(self.topic, self.index))
 
     def __repr__(self) -> str:
         return f"Partition({self.topic}-{self.index})"
@@ -158,28 +107,6 @@ class Partition:
         if self._open is not None:
             self._open.log.config = self.log_config
         self._count_replicas()
-
-    @property
-    def log_config(self) -> LogConfig:
-        """The settings of segments."""
-        config = self.config
-        segment_ms = min(config.segment_ms, config.max_compaction_lag_ms) if config.is_compacted else config.segment_ms
-        return LogConfig(
-            config.effective_segment_bytes,
-            max(segment_ms - self._jitter_ms(config), 1),
-            config.segment_index_bytes,
-            config.index_interval_bytes,
-            config.file_delete_delay_ms,
-        )
-
-    def _jitter_ms(self, config: TopicConfig) -> int:
-        """Returns the partition's share of segment.jitter.ms, which spreads the rolls of many partitions.
-
-        A partition always has the same share.
-        """
-        return (
-            crc32c(f"{self.topic}-{self.index}".encode()) % config.segment_jitter_ms if config.segment_jitter_ms else 0
-        )
 
     def update(self, image: PartitionImage) -> None:
         """Applies the leader and leader epoch of `image`."""
@@ -209,135 +136,6 @@ class Partition:
             error,
             f"The leader epoch of {self.topic}-{self.index} is {self.image.leader_epoch}, not {current_leader_epoch}.",
         )
-
-    # --- opening ------------------------------------------------------------------------------------------------------
-
-    @property
-    def opened(self) -> OpenLog | None:
-        """The log if it is open, else None. Does not open it."""
-        return self._open
-
-    def open(self, now_ms: int) -> OpenLog:
-        """Returns the log, and opens it if necessary.
-
-        Raises KAFKA_STORAGE_ERROR if it cannot be opened or is damaged, and NOT_LEADER_OR_FOLLOWER while another
-        broker still holds it, or another thread opens it.
-        """
-        if self._open is not None:
-            return self._open
-        if self._failure is not None:
-            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, self._failure)
-        try:
-            if self._opening is None:
-                self._begin_opening(now_ms)
-            opened = self._end_opening()
-        except PartitionHeldError as error:
-            raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, str(error)) from error
-        except CorruptLogError as error:
-            # Every request would find the same damage, so the log is not opened again.
-            self._failure = str(error)
-            _logger.error("%s-%d is corrupt and is not served: %s", self.topic, self.index, error)
-            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
-        except (OSError, StorageError) as error:
-            _logger.error("Opening the log of %s-%d failed: %s", self.topic, self.index, error)
-            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
-        self._open = opened
-        return opened
-
-    def opening(self, now_ms: int) -> Opening[OpenLog] | None:
-        """Begins to open the log if it is not open. Returns the opening if another thread does it, else None."""
-        try:
-            self.open(now_ms)
-        except LogBeingOpenedError:
-            return self._opening
-        except KafkaError:
-            # The next use of the log raises the same error.
-            pass
-        return None
-
-    def make_folder(self) -> None:
-        """Makes the folder of the partition if it does not exist. Raises OSError if that fails."""
-        if not self._may_lack_folder:
-            return
-        fs, directory = self._log_dir.file_system, self.files.directory
-        if self._is_new and fs.exists(directory):
-            self._set_aside_other_topic()
-        if not fs.exists(directory):
-            self._log_dir.forget(self.topic, self.index)
-            self.files.create(self.topic_id)
-        self._may_lack_folder = False
-
-    def _set_aside_other_topic(self) -> None:
-        """Sets the folder aside if it belongs to a deleted topic of that name.
-
-        The leader of the deleted topic may have ended before it could remove the folder.
-        """
-        topic_id = self.files.topic_id()
-        if topic_id in (None, self.topic_id):
-            return
-        _logger.warning(
-            "The folder of %s-%d belongs to a deleted topic: renaming it to *%s", self.topic, self.index, STRAY_SUFFIX
-        )
-        self._log_dir.delete_partitions([(self.topic, self.index, (topic_id or ZERO_UUID).hex())], STRAY_SUFFIX)
-
-    def _begin_opening(self, now_ms: int) -> None:
-        self.make_folder()
-        read = partial(open_and_load, self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
-        self._opening = self._openings.begin(self.topic, self.index, read, now_ms)
-
-    def _end_opening(self) -> OpenLog:
-        opening = self._opening
-        assert opening is not None
-        if not opening.has_ended:
-            raise LogBeingOpenedError(opening)
-        self._opening = None
-        opened = opening.result()
-        # Both may have changed while the log was being opened.
-        opened.log.config = self.log_config
-        try:
-            self._assign_epoch(opened)
-        except BaseException:
-            # The next request opens the log again, and a log is open only once.
-            opened.log.abandon()
-            raise
-        if opened.loaded_transactions:
-            self._openings.with_transactions[self.topic, self.index] = None
-        return opened
-
-    def _cancel_opening(self) -> OpenLog | None:
-        """Returns the log if it is open. Nothing touches the folder in another thread afterwards."""
-        opening, self._opening = self._opening, None
-        opened, self._open = self._open, None
-        if opened is not None:
-            self._end_snapshot(opened)
-        return opening.cancel() if opening is not None else opened
-
-    def _assign_epoch(self, opened: OpenLog) -> None:
-        if opened.epochs.assign(self.image.leader_epoch, opened.log.end_offset):
-            self._store_epochs(opened)
-
-    def _store_epochs(self, opened: OpenLog) -> None:
-        """Stores the leader epochs. A failure is only logged: the next snapshot or the next load makes up for it."""
-        opened.are_epochs_stored = False
-        try:
-            self.files.store_epochs(opened.epochs)
-            opened.are_epochs_stored = True
-        except OSError as error:
-            _logger.warning("Writing the leader epochs of %s-%d failed: %s", self.topic, self.index, error)
-
-    def fail(self, error: Exception) -> KafkaError:
-        """Returns the error for a failed write. A log that is not usable after it is abandoned.
-
-        The next use opens and recovers such a log. After a broken invariant it also rebuilds the state from the log.
-        """
-        if self._open is None or self._open.is_news(error):
-            _logger.error("Writing to %s-%d failed: %s", self.topic, self.index, error)
-        is_broken = isinstance(error, AssertionError)
-        if self._open is not None and (is_broken or self._open.log.failure is not None):
-            self._end_snapshot(self._open)
-            self._open.log.abandon()
-            self._open = None
-        return KafkaError(Errors.KAFKA_STORAGE_ERROR, f"Writing to {self.topic}-{self.index} failed: {error}")
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -498,47 +296,6 @@ class Partition:
         except (OSError, StorageError, AssertionError) as error:
             raise self.fail(error) from error
 
-    def _take_snapshot(self, opened: OpenLog, offset: int, *, at_once: bool) -> None:
-        """Stores the producer state as of `offset`, which bounds what a restart must read.
-
-        Unless `at_once`, another thread does it if that has to wait for the disk. A failure is only logged: the state
-        can always be read from the log.
-        """
-        self._end_snapshot(opened)
-        if not opened.are_epochs_stored:
-            self._store_epochs(opened)
-        if opened.snapshot_offset >= offset or not opened.are_epochs_stored:
-            return
-        in_background = bool(opened.not_indexed()) and not at_once
-        store = snapshot_at(opened, self.files, offset)
-        self._snapshot = self._openings.run(f"{self.topic}-{self.index}", store, in_background=in_background)
-        if self._snapshot.has_ended:
-            self._end_snapshot(opened)
-        else:
-            self._snapshot.observers.append(partial(self._end_snapshot, opened, self._snapshot))
-
-    def _end_snapshot(self, opened: OpenLog, ended: Opening[int] | None = None) -> None:
-        """Ends the storing of a snapshot, or `forget_aborted`. Another thread that does it touches no file afterwards.
-
-        Does nothing if another snapshot than `ended` is being stored by now.
-        """
-        snapshot = self._snapshot
-        if snapshot is None or ended not in (None, snapshot):
-            return
-        self._snapshot = None
-        snapshot.cancel()
-        try:
-            if snapshot.has_ended:
-                opened.snapshot_offset = snapshot.result()
-        except (OSError, StorageError) as error:
-            _logger.warning("Writing the producer state of %s-%d failed: %s", self.topic, self.index, error)
-
-    def flush(self, opened: OpenLog, now_ms: int) -> None:
-        """Makes the whole log durable."""
-        opened.log.flush()
-        opened.unflushed_records = 0
-        opened.last_flush_ms = now_ms
-
     def delete_records(self, offset: int, now_ms: int) -> int:
         """Moves the start of the log up to `offset`; returns the new start."""
         self.check_leader(UNDEFINED_EPOCH)
@@ -555,45 +312,9 @@ class Partition:
                 f"Offset {offset} is not within {self.topic}-{self.index}, which ends at {opened.log.end_offset}.",
             )
         if offset > opened.log.start_offset:
-            self._advance_start(opened, offset)
+            opened.log.advance_start_offset(offset)
+            self.on_start_moved(opened)
         return opened.log.start_offset
-
-    def _advance_start(self, opened: OpenLog, offset: int) -> None:
-        opened.log.advance_start_offset(offset)
-        self.on_start_moved(opened)
-
-    def on_start_moved(self, opened: OpenLog) -> None:
-        """Drops the leader epochs before the new start of the log, and what belongs to deleted segments.
-
-        The segments that DeleteRecords leaves keep their small files: the new start is not durable yet. A file that
-        cannot be removed stays until the start moves again, or until the log is opened again.
-        """
-        if opened.epochs.advance_start(opened.log.start_offset):
-            self._store_epochs(opened)
-        opened.producers.advance_start(opened.first_offset)
-        try:
-            self.files.remove_below(opened.first_offset)
-        except OSError as error:
-            _logger.warning("Removing old files of %s-%d failed: %s", self.topic, self.index, error)
-
-    def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> Opening[int]:
-        """Drops aborted transactions whose last records and markers the cleaner removes.
-
-        The cleaner's thread runs the returned work, which removes them from the transaction indexes, too. If that does
-        not end, because the files are needed here, the cleaner begins again.
-        """
-        if opened.log.is_closed:
-            raise ReplacementAbandoned(f"{opened.log.directory}: the log was closed")
-        self._end_snapshot(opened)
-        opened.producers.forget_aborted(marker_offsets)
-        snapshot_offset, files = opened.snapshot_offset, self.files
-
-        def forget(check: Check) -> int:
-            files.forget_aborted(marker_offsets, check)
-            return snapshot_offset
-
-        forgetting = self._snapshot = self._openings.prepare(f"{self.topic}-{self.index}", forget)
-        return forgetting
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -663,35 +384,3 @@ class Partition:
         self.check_leader(current_leader_epoch)
         opened = self.open(now_ms)
         return opened.epochs.end_offset_for(epoch, opened.log.end_offset)
-
-    # --- end ----------------------------------------------------------------------------------------------------------
-
-    def prepare_close(self) -> None:
-        """Writes a producer snapshot, so that the next start does not replay the log.
-
-        `LogDir.close` closes the log itself.
-        """
-        opened = self._cancel_opening()
-        if opened is not None and opened.log.failure is None and opened.log.end_offset > opened.log.start_offset:
-            self._take_snapshot(opened, opened.log.end_offset, at_once=True)
-
-    def resign(self) -> None:
-        """Makes the log durable and closes it, since another broker leads from now on."""
-        self._may_lack_folder = False
-        log = self._open.log if self._open is not None else None
-        self.prepare_close()
-        self._failure = f"{self.topic}-{self.index} is led by another broker."
-        if log is None:
-            return
-        try:
-            log.close()
-        except (OSError, StorageError) as error:
-            _logger.error("Closing the log of %s-%d failed: %s", self.topic, self.index, error)
-
-    def delete(self) -> None:
-        """Stops serving a partition of a deleted topic. The owner may rename the folder afterwards."""
-        self._may_lack_folder = False
-        opened = self._cancel_opening()
-        self._failure = f"{self.topic}-{self.index} is deleted."
-        if opened is not None:
-            opened.log.abandon()
