@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 MARKERS_AT_A_TIME = 200
-"""Number of markers after which a task yields to the event loop."""
+"""Number of markers after which a task yields to the event loop, and most markers of a request to another worker."""
 
 _NEEDS_NO_MARKER: Final = (
     Errors.UNKNOWN_TOPIC_OR_PARTITION,
@@ -219,8 +219,11 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
     ) -> KafkaError | None:
         from kcoord.server.shards.remote_transactions import tell_leader
 
-        numbers_by_topic = partitions_of((topic, [number]) for topic, number in partitions)
-        errors = await tell_leader(self._peers, leader, work, numbers_by_topic)
+        errors: dict[tuple[str, int], Errors] = {}
+        for start in range(0, len(partitions), MARKERS_AT_A_TIME):
+            some = partitions[start : start + MARKERS_AT_A_TIME]
+            numbers_by_topic = partitions_of((topic, [number]) for topic, number in some)
+            errors.update(await tell_leader(self._peers, leader, work, numbers_by_topic))
         failed: KafkaError | None = None
         for topic, number in partitions:
             error = errors.get((topic, number), Errors.UNKNOWN_SERVER_ERROR)
