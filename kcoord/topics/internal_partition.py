@@ -149,11 +149,13 @@ def read(
         raise KafkaError(Errors.OFFSET_OUT_OF_RANGE)
     if log is not None and fetch_offset < stable_offset and (max_bytes > 0 or whole_first_batch):
         try:
-            result.records = log.read(fetch_offset, max_bytes, max_offset=stable_offset, min_one=whole_first_batch)
+            batches = log.find(fetch_offset, max_bytes, max_offset=stable_offset, min_one=whole_first_batch)
+            if batches is not None:
+                result.records = batches.read()
+                if producers is not None:
+                    result.aborted_transactions = producers.aborted_between(fetch_offset, batches.next_offset())
         except (OSError, StorageError) as error:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
-        if producers is not None:
-            result.aborted_transactions = producers.aborted_between(fetch_offset, stable_offset)
     return result
 
 

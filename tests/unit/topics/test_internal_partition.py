@@ -8,6 +8,7 @@ import pytest
 from kcoord.runtime.result import Producer
 from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
+from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.store import TopicStore
@@ -76,13 +77,15 @@ class Coordinator(Cluster):
             GROUP_METADATA_TOPIC, 0, -1, current_leader_epoch=-1, read_committed=True, now_ms=self.now_ms
         ).offset
 
-    def fetched_bytes(self, offset: int, max_bytes: int) -> int:
+    def fetched(self, offset: int, max_bytes: int) -> ReadResult:
         self.now_ms += 1
         request = FetchPartition(GROUP_METADATA_TOPIC, b"", 0, offset, max_bytes)
-        result = self.store.read(
+        return self.store.read(
             request, max_bytes=max_bytes, whole_first_batch=True, read_committed=True, now_ms=self.now_ms
         )
-        return len(result.records)
+
+    def fetched_bytes(self, offset: int, max_bytes: int) -> int:
+        return len(self.fetched(offset, max_bytes).records)
 
 
 @pytest.fixture
@@ -134,6 +137,17 @@ def test_a_fetch_at_an_open_transaction_reads_on_to_its_marker(coordinator: Coor
         coordinator.fetched_bytes(0, 100)
     coordinator.thread.run()
     assert coordinator.fetched_bytes(0, 100) > 0
+
+
+def test_a_fetch_lists_only_the_aborted_transactions_of_its_records(coordinator: Coordinator) -> None:
+    for epoch in range(3):
+        coordinator.write("a", producer=Producer(9, epoch), sequence=0)
+        coordinator.end(Producer(9, epoch), committed=False)
+    assert coordinator.last_stable_offset() == 6, "all transactions are read"
+    for offset, expected in ((0, [0]), (2, [2]), (4, [4]), (6, [])):
+        aborted = coordinator.fetched(offset, 1).aborted_transactions
+        assert aborted is not None
+        assert [transaction.first_offset for transaction in aborted] == expected
 
 
 def test_a_log_that_moves_meanwhile_is_read_again(coordinator: Coordinator) -> None:
