@@ -46,6 +46,7 @@ def _compiled(pattern: str) -> Pattern:
     options = re2.Options()
     options.log_errors = False
     options.max_mem = MAX_PROGRAM_BYTES
+    options.never_capture = True
     compiled: Pattern = re2.compile(pattern, options)
     return compiled
 

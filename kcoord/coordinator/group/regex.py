@@ -88,4 +88,6 @@ def _options() -> object:
     options = re2.Options()
     options.max_mem = MAX_PROGRAM_BYTES
     options.log_errors = False
+    # Nobody asks what a group captured. RE2 would need seconds for that if there are a thousand groups.
+    options.never_capture = True
     return options

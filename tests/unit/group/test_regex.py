@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kcoord.coordinator.group.regex import ResolvedRegexes, ResolveRegex, compile_pattern, resolve, validate
@@ -49,3 +51,11 @@ def test_an_expression_that_is_not_re2_is_rejected(regex: str, reason: str) -> N
 def test_an_expression_that_no_longer_compiles_matches_nothing() -> None:
     resolved = resolve(ResolveRegex("g", ("(", "t1", "t2"), 7), NAMES)
     assert resolved.topics == {"(": frozenset(), "t1": frozenset({"t1"}), "t2": frozenset({"t2"})}
+
+
+def test_groups_cost_nothing_because_nobody_asks_what_they_captured() -> None:
+    """With the captures one such match takes seconds, in which no other thread has the GIL."""
+    matches = compile_pattern("(.?)" * 1_500)
+    began = time.thread_time()
+    assert matches("t" * 249)
+    assert time.thread_time() - began < 0.1
