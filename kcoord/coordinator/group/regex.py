@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kcoord.runtime.result import DescribableTopics
 from kcoord_protocol.errors import Errors, KafkaError
 
-MAX_PROGRAM_BYTES = 8 << 20
-"""The memory limit of one compiled expression."""
+MAX_PATTERN_BYTES: Final = 8 << 10
+MAX_PROGRAM_BYTES: Final = 4 << 20
+"""The limits of one expression: of its text, and of the memory of the compiled form.
+
+The event loop compiles a new expression, so both limit how long a heartbeat can stop the broker. The time may grow with
+the square of the length.
+"""
 
 
 @dataclass(slots=True)
@@ -38,9 +44,15 @@ class ResolvedRegexes:
 
 
 def validate(regex: str) -> None:
-    """Raises INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression."""
+    """Raises INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression of at most MAX_PATTERN_BYTES."""
     import re2
 
+    size = len(regex.encode())
+    if size > MAX_PATTERN_BYTES:
+        raise KafkaError(
+            Errors.INVALID_REGULAR_EXPRESSION,
+            f"SubscribedTopicRegex has {size} bytes. At most {MAX_PATTERN_BYTES} are allowed.",
+        )
     try:
         re2.compile(regex, _options())
     except re2.error as error:
@@ -54,7 +66,7 @@ def validate(regex: str) -> None:
 def compile_pattern(regex: str) -> Callable[[str], bool]:
     """Returns a function that is True if the whole text matches.
 
-    Raises INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression.
+    Raises INVALID_REGULAR_EXPRESSION as `validate` does.
     """
     import re2
 
