@@ -9,8 +9,8 @@
   the order of operations.
 * Background tasks. A target assignment that takes long, and every resolution of a regular expression, is computed in a
   thread. The thread sees only its input, which nothing changes. The result comes back as an operation of the shard,
-  which decides whether it still applies to the group. Assignors of one's own have a thread for themselves, which waits
-  for their processes (`own_assignors`).
+  which decides whether it still applies to the group. Each assignor of one's own has a thread for itself, which waits
+  for its process (`own_assignors`).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         self._write_timeout_ms = write_timeout_ms
         self._threads: Executor | None = None
         self._own_assignors = {} if own_assignors is None else own_assignors
-        self._assignor_thread: Executor | None = None
+        self._assignor_threads: dict[str, Executor] = {}
 
     # --- for handlers and fast paths ----------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
                 return
             future: asyncio.Future[object]
             if own is not None:
-                future = self._loop.run_in_executor(self._thread_of_assignors(), own.compute, target)
+                future = self._loop.run_in_executor(self._thread_of(own.name), own.compute, target)
             else:
                 future = self._loop.run_in_executor(self._thread_pool(), _encoded, partial(compute, target))
         elif isinstance(work, PrepareAssignment | InstallAssignment):
@@ -275,11 +275,11 @@ class GroupService(ShardService[GroupCoordinatorShard]):
             self._threads = self._environment.new_pool(self._background_threads, "kcoord-background")
         return self._threads
 
-    def _thread_of_assignors(self) -> Executor:
-        """One thread, so that an assignor that hangs delays no other background task."""
-        if self._assignor_thread is None:
-            self._assignor_thread = self._environment.new_pool(1, "kcoord-own-assignors")
-        return self._assignor_thread
+    def _thread_of(self, assignor: str) -> Executor:
+        """Each assignor has one thread, so that one that hangs delays no other one and no other background task."""
+        if assignor not in self._assignor_threads:
+            self._assignor_threads[assignor] = self._environment.new_pool(1, "kcoord-own-assignor")
+        return self._assignor_threads[assignor]
 
     def _task_done(self, shard_id: int, task: Task, future: asyncio.Future[object]) -> None:
         if future.cancelled():
@@ -296,7 +296,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def close(self) -> None:
         super().close()
-        for pool in (self._threads, self._assignor_thread):
+        for pool in (self._threads, *self._assignor_threads.values()):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
         for assignor in self._own_assignors.values():
