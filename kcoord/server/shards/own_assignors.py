@@ -137,11 +137,14 @@ class OwnAssignor:
 
         Raises AssignorError if the assignor fails, or if it does not give each partition to exactly one subscriber.
         """
+        # Members with equal subscriptions have the same object. They share its names, so the request has them once.
+        subscriptions = {id(spec.subscribed_topic_ids): spec.subscribed_topic_ids for spec in specs.values()}
+        subscribed = {key: frozenset(names[topic_id] for topic_id in ids) for key, ids in subscriptions.items()}
         members = {
             member_id: Member(
                 spec.instance_id,
                 spec.rack_id,
-                frozenset(names[topic_id] for topic_id in spec.subscribed_topic_ids),
+                subscribed[id(spec.subscribed_topic_ids)],
                 {names[topic_id]: partitions for topic_id, partitions in spec.assigned.items() if topic_id in names},
                 spec.metadata,
             )

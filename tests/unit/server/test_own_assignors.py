@@ -20,6 +20,7 @@ import pytest
 
 from kcoord.assignors import Member, Topic
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.assignor.spec import MemberSpec, no_racks
 from kcoord.coordinator.group.consumer.assignment import (
     ComputedTarget,
     ComputeTarget,
@@ -51,7 +52,7 @@ class Good(ServerAssignor):
         (FOLDER / "pid").write_text(str(os.getpid()))
         (FOLDER / "input").write_text(repr((sorted(members.items()), sorted(topics.items()))))
         code = (FOLDER / "code").read_text()
-        return eval(code, {{"members": members, "os": os, "sys": sys, "spin": spin, "fork": fork}})
+        return eval(code, {{"members": members, "topics": topics, "os": os, "sys": sys, "spin": spin, "fork": fork}})
 
 class SameName(Good):
     pass
@@ -168,6 +169,28 @@ def test_what_the_class_prints_goes_to_stderr(folder: Path, capfd: pytest.Captur
 def test_a_failure_is_told_and_the_next_request_works(good: OwnAssignor, folder: Path, code: str, reason: str) -> None:
     assert outcome(good, folder, code) == reason
     assert outcome(good, folder, "{'m': {'t': [1, 0]}}") == {"m": [0, 1]}
+
+
+def test_members_with_the_same_subscription_share_its_topics(
+    good: OwnAssignor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of names for each member would be ten million names for 10,000 members and 1,000 topics."""
+    sizes: list[int] = []
+    dumps = pickle.dumps
+
+    def noted(value: object) -> bytes:
+        data = dumps(value)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr("kcoord.server.shards.own_assignors.pickle.dumps", noted)
+    names = {number.to_bytes(16): f"topic-{number}" for number in range(200)}
+    topic_ids = frozenset(names)
+    specs = {f"member-{number}": MemberSpec(subscribed_topic_ids=topic_ids) for number in range(2_000)}
+    (folder / "code").write_text("{max(members): {name: [0] for name in topics}}")
+    assignment = good.assign(specs, dict.fromkeys(names, 1), no_racks, names)
+    assert assignment["member-999"] == dict.fromkeys(names, frozenset({0}))
+    assert sizes[0] < 200_000
 
 
 def test_an_assignor_that_never_returns_is_killed(folder: Path) -> None:
