@@ -18,10 +18,12 @@ import pickle
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from importlib.metadata import entry_points
+from itertools import islice
 from multiprocessing.connection import Connection
 
-from kcoord.assignors import ServerAssignor
+from kcoord.assignors import Assignment, ServerAssignor, Topic
 
 _NICENESS = 10
 """Heartbeats of other groups come first if the machine has few cores."""
@@ -45,15 +47,29 @@ def main(reference: str, connection: int, lifeline: int) -> None:
         except EOFError:
             return
         try:
-            assignment = {
-                member_id: {topic: list(partitions) for topic, partitions in assigned.items()}
-                for member_id, assigned in assignor.assign(members, topics).items()
-            }
-            response = json.dumps({"assignment": assignment})
+            assignment = assignor.assign(members, topics)
+            response = json.dumps({"assignment": _as_lists(assignment, len(members), topics)})
         except Exception as error:
             traceback.print_exc()
             response = json.dumps({"error": _text_of(error)})
         broker.send_bytes(response.encode())
+
+
+def _as_lists(
+    assignment: Assignment, member_count: int, topics: Mapping[str, Topic]
+) -> dict[str, dict[str, list[int]]]:
+    """Returns the assignment with lists. It ends after one member or one partition too many, and is invalid then.
+
+    So a result without an end, or a very large one, fills no memory.
+    """
+    left = sum(topic.partition_count for topic in topics.values()) + 1
+    lists: dict[str, dict[str, list[int]]] = {}
+    for member_id, assigned in islice(assignment.items(), member_count + 1):
+        lists[member_id] = {}
+        for topic, partitions in assigned.items():
+            numbers = lists[member_id][topic] = list(islice(partitions, left))
+            left -= len(numbers)
+    return lists
 
 
 def load(reference: str) -> ServerAssignor:

@@ -39,6 +39,7 @@ from tests.unit.group.group_context import DEFAULTS, GroupContext
 
 MODULE = """
 import os, sys, time
+from itertools import count, repeat
 from pathlib import Path
 from kcoord.assignors import ServerAssignor
 
@@ -52,7 +53,7 @@ class Good(ServerAssignor):
         (FOLDER / "pid").write_text(str(os.getpid()))
         (FOLDER / "input").write_text(repr((sorted(members.items()), sorted(topics.items()))))
         code = (FOLDER / "code").read_text()
-        return eval(code, {{"members": members, "topics": topics, "os": os, "sys": sys, "spin": spin, "fork": fork}})
+        return eval(code, {{**globals(), "members": members, "topics": topics}})
 
 class SameName(Good):
     pass
@@ -169,6 +170,31 @@ def test_what_the_class_prints_goes_to_stderr(folder: Path, capfd: pytest.Captur
 def test_a_failure_is_told_and_the_next_request_works(good: OwnAssignor, folder: Path, code: str, reason: str) -> None:
     assert outcome(good, folder, code) == reason
     assert outcome(good, folder, "{'m': {'t': [1, 0]}}") == {"m": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("{'m': {'t': count()}}", "topic t has no partition 2"),
+        ("{'m': {'t': repeat(1)}}", "partition t-1 has two owners, m and m"),
+        ("{'m': {'u': count()}}", "no member subscribes to topic u"),
+        ("{f'n{n}': {'t': range(2)} for n in range(1_000)}", "member n0 is not in the group"),
+    ],
+)
+def test_a_result_without_an_end_is_cut_and_told(
+    good: OwnAssignor, folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    """The process would fill the memory until it is late, and a large response would fill that of the broker."""
+    sizes: list[int] = []
+    loads = json.loads
+
+    def noted(data: bytes) -> object:
+        sizes.append(len(data))
+        return loads(data)
+
+    monkeypatch.setattr("kcoord.server.shards.own_assignors.json.loads", noted)
+    assert outcome(good, folder, code) == reason
+    assert sizes[0] < 100
 
 
 def test_members_with_the_same_subscription_share_its_topics(
