@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 import os
 import pickle
 import sys
@@ -48,7 +49,7 @@ def main(reference: str, connection: int, lifeline: int) -> None:
             return
         try:
             assignment = assignor.assign(members, topics)
-            response = json.dumps({"assignment": _as_lists(assignment, len(members), topics)})
+            response = json.dumps({"assignment": _as_lists(assignment, len(members), topics)}, default=operator.index)
         except Exception as error:
             traceback.print_exc()
             response = json.dumps({"error": _text_of(error)})

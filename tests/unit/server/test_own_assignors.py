@@ -126,6 +126,12 @@ def test_it_gets_members_and_topics_and_its_result_becomes_a_target(good: OwnAss
     )
 
 
+def test_partitions_may_be_numbers_of_any_library(good: OwnAssignor, folder: Path) -> None:
+    """Numbers of numpy have `__index__`, but are no `int`."""
+    number = "type('int64', (), {'__init__': lambda n, i: setattr(n, 'i', i), '__index__': lambda n: n.i})"
+    assert outcome(good, folder, f"{{'m': {{'t': map({number}, range(2))}}}}") == {"m": [0, 1]}
+
+
 def test_it_gets_the_metadata_of_client_side_assignors_and_the_user_data_of_classic_members(
     good: OwnAssignor, folder: Path
 ) -> None:
@@ -162,7 +168,7 @@ def test_what_the_class_prints_goes_to_stderr(folder: Path, capfd: pytest.Captur
         ("{'m': {'t': [True, 1]}}", "the partitions of topic t for member m are not numbers"),
         ("{'m': {'u': [0]}}", "no member subscribes to topic u"),
         ("{7: {'t': [0, 1]}}", "member 7 is not in the group"),
-        ("{'m': {'t': [object()]}}", "TypeError: Object of type object is not JSON serializable"),
+        ("{'m': {'t': [object()]}}", "TypeError: 'object' object cannot be interpreted as an integer"),
         ("os._exit(3)", "its process ended with exit code 3"),
         ("sys.exit(4)", "its process ended with exit code 4"),
     ],
