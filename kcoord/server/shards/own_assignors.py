@@ -44,6 +44,7 @@ from kcoord.coordinator.group.consumer.assignment import (
 from kcoord.coordinator.group.consumer.client_computation import offered_assignors
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.server.errors import StartError
+from kcoord_protocol.errors import shortened
 
 _logger = logging.getLogger(__name__)
 
@@ -119,9 +120,10 @@ class OwnAssignor:
         try:
             assignment = self.assign(specs, work.partition_counts, partial(partition_racks, work.image), names)
         except AssignorError as error:
+            reason = shortened(str(error))
             text = "The assignor %s failed for group %s, which keeps its target assignment: %s"
-            _logger.warning(text, self.name, work.group_id, error)
-            return FailedComputation(work.group_id, self.name, str(error))
+            _logger.warning(text, self.name, work.group_id, reason)
+            return FailedComputation(work.group_id, self.name, reason)
         computed = computed_target(work, specs, assignment)
         encode(computed, CoordinatorSerde().serialize)
         return computed

@@ -31,7 +31,7 @@ from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
 from kcoord.coordinator.group.consumer.group import ClassicMemberMetadata
 from kcoord.server.errors import StartError
 from kcoord.server.shards.own_assignors import OwnAssignor, start_own_assignors
-from kcoord_protocol.messages import ConsumerProtocolSubscription
+from kcoord_protocol.messages import ConsumerGroupDescribeResponse, ConsumerProtocolSubscription
 from tests.docs.terminal import blocks_of
 from tests.support.shared import ROOT
 from tests.support.waiting import wait_until
@@ -176,6 +176,14 @@ def test_what_the_class_prints_goes_to_stderr(folder: Path, capfd: pytest.Captur
 def test_a_failure_is_told_and_the_next_request_works(good: OwnAssignor, folder: Path, code: str, reason: str) -> None:
     assert outcome(good, folder, code) == reason
     assert outcome(good, folder, "{'m': {'t': [1, 0]}}") == {"m": [0, 1]}
+
+
+def test_the_text_of_an_exception_is_cut_so_that_the_group_can_be_described(good: OwnAssignor, folder: Path) -> None:
+    reason = outcome(good, folder, "{}['x' * 1_000_000]")
+    assert isinstance(reason, str)
+    assert reason.startswith("KeyError: 'xxx")
+    group = ConsumerGroupDescribeResponse.DescribedGroup(assignor_error=reason)
+    ConsumerGroupDescribeResponse(groups=[group]).encode(1)
 
 
 @pytest.mark.parametrize(
