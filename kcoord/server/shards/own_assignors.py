@@ -85,7 +85,7 @@ class OwnAssignor:
         except OSError as error:
             raise AssignorError(f"its process cannot be started: {error.strerror}") from None
         try:
-            return self._exchange(None, _START_MS)
+            return self._exchange(None, max(_START_MS, self._timeout_ms))
         except AssignorError:
             self.close()
             raise

@@ -30,7 +30,7 @@ from kcoord.coordinator.group.consumer.assignment import (
 from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
 from kcoord.coordinator.group.consumer.group import ClassicMemberMetadata
 from kcoord.server.errors import StartError
-from kcoord.server.shards.own_assignors import OwnAssignor, start_own_assignors
+from kcoord.server.shards.own_assignors import AssignorError, OwnAssignor, start_own_assignors
 from kcoord_protocol.messages import ConsumerGroupDescribeResponse, ConsumerProtocolSubscription
 from tests.docs.terminal import blocks_of
 from tests.support.shared import ROOT
@@ -289,6 +289,14 @@ def test_a_process_ends_with_its_broker_even_if_the_assignor_spins(folder: Path)
         # The end of a broker process closes its sockets.
         broker.close()
         assert process.wait(5) == 0
+
+
+def test_a_longer_time_limit_counts_for_the_start_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some libraries take long to load. The text of the failure names the limit."""
+    monkeypatch.setattr("kcoord.server.shards.own_assignors._START_MS", 1)
+    with pytest.raises(AssignorError, match=r"did not finish within 2 ms \(kcoord.assignor.timeout.ms\)"):
+        OwnAssignor("assignors_of_a_test:Good", 2)
+    OwnAssignor("assignors_of_a_test:Good", 10_000).close()
 
 
 @pytest.mark.parametrize(
