@@ -68,8 +68,10 @@ def offered_by(assignor: PartitionAssignor) -> OfferedAssignor:
     except Exception as error:
         raise AssignorException(f"metadata() of the assignor {assignor.name} failed: {error!r}") from error
     lowest, highest = assignor.minimum_version, assignor.maximum_version
-    if not isinstance(answer, AssignorMetadata):
-        raise AssignorException(f"metadata() of the assignor {assignor.name} returned {answer!r}, no AssignorMetadata")
+    if not _is_of_numbers_and_bytes(answer):
+        raise AssignorException(
+            f"metadata() of the assignor {assignor.name} returned {answer!r}, no AssignorMetadata of numbers and bytes"
+        )
     if not lowest <= answer.metadata.version <= highest:
         raise AssignorException(
             f"metadata() of the assignor {assignor.name} has version {answer.metadata.version}; the versions of the "
@@ -80,6 +82,14 @@ def offered_by(assignor: PartitionAssignor) -> OfferedAssignor:
             f"metadata() of the assignor {assignor.name} has reason {answer.reason}; reasons are 0 to {HIGHEST_CODE}"
         )
     return OfferedAssignor(assignor.name, lowest, highest, answer.reason, Metadata(*answer.metadata))
+
+
+def _is_of_numbers_and_bytes(answer: object) -> bool:
+    """Returns whether a heartbeat can have it. Anything else would end the heartbeats of the consumer."""
+    if not (isinstance(answer, AssignorMetadata) and isinstance(answer.metadata, Metadata)):
+        return False
+    values = (answer.metadata.version, answer.reason, answer.metadata.data)
+    return all(isinstance(value, kind) for value, kind in zip(values, (int, int, bytes), strict=True))
 
 
 def install_request(

@@ -317,6 +317,10 @@ class TestOffers:
             (AssignorMetadata(Metadata(5)), "has version 5; the versions of the assignor are -1 to 4"),
             (AssignorMetadata(Metadata(3), 128), "has reason 128; reasons are 0 to 127"),
             (b"bytes", "returned b'bytes', no AssignorMetadata"),
+            (AssignorMetadata(Metadata(3, "text")), "returned .*, no AssignorMetadata of numbers and bytes"),  # type: ignore[arg-type]
+            (AssignorMetadata(Metadata(3.0)), "returned .*, no AssignorMetadata of numbers and bytes"),  # type: ignore[arg-type]
+            (AssignorMetadata(Metadata(3), 1.0), "returned .*, no AssignorMetadata of numbers and bytes"),  # type: ignore[arg-type]
+            (AssignorMetadata(3), "returned .*, no AssignorMetadata of numbers and bytes"),  # type: ignore[arg-type]
         ],
     )
     async def test_invalid_metadata_is_raised_by_subscribe(self, offer: AssignorMetadata, text: str) -> None:
