@@ -365,6 +365,16 @@ def test_the_asked_member_is_told_until_it_has_installed_and_others_are_not() ->
     assert not context.beat("B").should_compute_assignment
 
 
+def test_members_with_the_same_subscription_share_its_topics_in_the_prepared_group() -> None:
+    """A list for each member would be ten million ids for 10,000 members and 1,000 topics."""
+    context = with_two_members()
+    context.enter("C", offered())
+    assert context.beat("A").should_compute_assignment
+    first, second, third = context.prepare("A").members
+    assert first.subscribed_topic_ids == [context.topic_id("t")]
+    assert first.subscribed_topic_ids is second.subscribed_topic_ids is third.subscribed_topic_ids
+
+
 def test_a_member_that_joins_is_asked_only_if_no_other_can_compute() -> None:
     context = with_two_members()
     assert not context.enter("C", offered()).should_compute_assignment

@@ -291,6 +291,9 @@ def prepared(snapshot: TargetInput) -> ConsumerGroupPrepareAssignmentResponse:
     """Returns the response to PrepareAssignment."""
     response = ConsumerGroupPrepareAssignmentResponse
     specs = member_specs(snapshot)
+    # Members with equal subscriptions have the same object, and share its list, too.
+    subscriptions = {id(spec.subscribed_topic_ids): spec.subscribed_topic_ids for spec in specs.values()}
+    sorted_ids = {key: sorted(topic_ids) for key, topic_ids in subscriptions.items()}
     members = []
     for member_id, member in snapshot.members.items():
         assignor = _offered(member, snapshot.assignor)
@@ -300,7 +303,7 @@ def prepared(snapshot: TargetInput) -> ConsumerGroupPrepareAssignmentResponse:
                 member_epoch=member.member_epoch,
                 instance_id=member.instance_id,
                 rack_id=member.rack_id,
-                subscribed_topic_ids=sorted(specs[member_id].subscribed_topic_ids),
+                subscribed_topic_ids=sorted_ids[id(specs[member_id].subscribed_topic_ids)],
                 assignor=response.Assignor(
                     reason=assignor.reason,
                     metadata_version=assignor.metadata_version,
