@@ -22,6 +22,7 @@ MEMBERS = {"a": MemberSpec(subscribed_topic_ids=(T, U)), "b": MemberSpec(subscri
     [
         ({"a": {T: [0, 1], U: [0]}, "c": {}}, "member c is not in the group"),
         ({"a": {T: [0, 1]}, "b": {U: [0]}}, "member b does not subscribe to topic u"),
+        ({"a": {bytes(16): [0]}}, "member a does not subscribe to topic AAAAAAAAAAAAAAAAAAAAAA"),
         ({"a": {T: [0, 1, 2], U: [0]}}, "topic t has no partition 2"),
         ({"a": {T: [-1, 0, 1], U: [0]}}, "topic t has no partition -1"),
         ({"a": {T: [0, 1], U: [0]}, "b": {T: [1]}}, "partition t-1 has two owners, a and b"),

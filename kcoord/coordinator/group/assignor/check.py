@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcoord.coordinator.group.assignor.spec import Assignment, Claim, MemberSpec
+from kcoord_protocol.uuid import uuid_to_string
 
 
 class InvalidAssignment(Exception):
@@ -59,7 +60,8 @@ def _invalid(
             return InvalidAssignment(f"member {member_id} is not in the group")
         for topic_id, partitions in topics.items():
             if topic_id not in member.subscribed_topic_ids:
-                return InvalidAssignment(f"member {member_id} does not subscribe to topic {names.get(topic_id)}")
+                name = names.get(topic_id) or uuid_to_string(topic_id)
+                return InvalidAssignment(f"member {member_id} does not subscribe to topic {name}")
             owner_of = owners[topic_id]
             for partition in partitions:
                 if not 0 <= partition < len(owner_of):
