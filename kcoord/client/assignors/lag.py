@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from heapq import heappush, heapreplace
 
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import OffsetSpec
@@ -152,7 +153,10 @@ class _Shares:
         self.partitions: dict[str, set[TopicPartition]] = {member_id: set() for member_id in sorted(member_ids)}
         self.owner: dict[TopicPartition, str] = {}
         self._costs = costs
-        self._subscribers = {topic: sorted(taking) for topic, taking in subscribers.items() if taking}
+        self._subscribers = {topic: frozenset(taking) for topic, taking in subscribers.items() if taking}
+        heaps = {taking: [(0, member_id) for member_id in sorted(taking)] for taking in self._subscribers.values()}
+        self._heaps = {topic: heaps[taking] for topic, taking in self._subscribers.items()}
+        """The costs of the subscribers by topic. Each has an entry with its cost, or with a lower one."""
         self._cost_of = dict.fromkeys(self.partitions, 0)
 
     def keep(self, present: Assigned) -> None:
@@ -170,7 +174,12 @@ class _Shares:
                 self._give(partition, self._cheapest(partition.topic))
 
     def _cheapest(self, topic: str) -> str:
-        return min(self._subscribers[topic], key=lambda member_id: (self._cost_of[member_id], member_id))
+        heap = self._heaps[topic]
+        while True:
+            cost, member_id = heap[0]
+            if cost == self._cost_of[member_id]:
+                return member_id
+            heapreplace(heap, (self._cost_of[member_id], member_id))
 
     def improve(self, tolerance: float) -> None:
         """Moves partitions from expensive members, each partition at most once, while a move is worth it."""
@@ -181,6 +190,9 @@ class _Shares:
             owner = self.owner[partition]
             self.partitions[owner].remove(partition)
             self._cost_of[owner] -= self._costs[partition]
+            for topic, taking in self._subscribers.items():
+                if owner in taking:
+                    heappush(self._heaps[topic], (self._cost_of[owner], owner))
             self._give(partition, member_id)
 
     def _best_move(self, tolerance: float, moved: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kcoord.client import LagAssignor, TopicPartition
 from kcoord.client.assignors.lag import assign_by_cost
+from tests.support.calls import count_calls
 
 Costs = dict[TopicPartition, int]
 Subscribers = dict[str, list[str]]
@@ -96,6 +97,17 @@ class TestBounds:
         assigned = assign_by_cost(costs, {"t": ["a", "b"]}, {"a": frozenset(), "b": frozenset()}, 0)
         assert exhaustive_optimum(costs, {"t": ["a", "b"]}) == 6
         assert max(loads(costs, assigned).values()) == 7
+
+
+def test_the_work_for_a_partition_does_not_grow_with_the_members() -> None:
+    """10,000 members and 100,000 partitions took longer than a member has to compute."""
+    counts = []
+    for count in (20, 400):
+        members = [f"m{number:03}" for number in range(count)]
+        costs = costs_of("t", *range(1, 1_001))
+        nothing = dict.fromkeys(members, frozenset[TopicPartition]())
+        counts.append(count_calls(lambda: assign_by_cost(costs, {"t": members}, nothing, 10)))  # noqa: B023
+    assert counts[1] < counts[0] * 2
 
 
 class TestStickiness:
