@@ -258,7 +258,7 @@ def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="skip: remove only the damaged bytes (default); truncate: end the log before the first damage",
     )
     parser.add_argument(
-        "--keep", type=_folder, metavar="FOLDER", help="the folder for removed bytes and files (default: beside DIR)"
+        "--keep", type=_folder, metavar="FOLDER", help="a new folder for removed bytes and files (default: beside DIR)"
     )
     _format_option(parser)
     parser.set_defaults(run=_repair)

@@ -35,7 +35,7 @@ from kcoord.storage.checkpoints import (
     read_offset_checkpoint,
     write_offset_checkpoint,
 )
-from kcoord.storage.errors import MalformedCheckpointError
+from kcoord.storage.errors import MalformedCheckpointError, StorageError
 from kcoord.storage.file_system import (
     File,
     FileSystem,
@@ -135,6 +135,8 @@ class Repair:
     def _walk(self, *, is_real: bool) -> list[RepairStep]:
         self._steps = []
         if is_real:
+            if self._fs.exists(self._keep) and self._fs.list_dir(self._keep):
+                raise StorageError(f"{self._keep}: already exists; a repair needs a new folder for what it removes")
             make_durable_dirs(self._fs, self._keep)
         touched: set[tuple[str, int]] = set()
         for folder, findings in sorted(self._in_logs.items()):

@@ -13,7 +13,7 @@ from kcoord.logtools.findings import FindingKind
 from kcoord.logtools.folders import FolderReader, NoLogsError
 from kcoord.logtools.repair import MANIFEST, Repair, RepairMode
 from kcoord.logtools.verify import FolderCheck
-from kcoord.storage.errors import DirectoryLockedError
+from kcoord.storage.errors import DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord_protocol.record_batch import decode_header, decode_records, rewrite_header
@@ -185,3 +185,15 @@ def test_a_folder_in_use_is_not_repaired(folder: Path) -> None:
         lock.release()
     with pytest.raises(NoLogsError):
         Repair(FS, str(folder / "orders-0"), RepairMode.SKIP, str(folder.parent / "kept"), [])
+
+
+def test_the_folder_for_removed_bytes_must_be_new(folder: Path) -> None:
+    """Otherwise a second repair would take the copy of another file for its own, and remove the file without a copy."""
+    index = folder / "orders-0" / "00000000000000000000.index"
+    index.write_bytes(b"damage that is kept.....")
+    kept = repair(folder) / "orders-0" / index.name
+    index.write_bytes(b"later damage............")
+    with pytest.raises(StorageError, match=r"kept: already exists"):
+        repair(folder)
+    assert index.read_bytes() == b"later damage............"
+    assert kept.read_bytes() == b"damage that is kept....."
