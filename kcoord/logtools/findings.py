@@ -53,6 +53,8 @@ class Finding:
     """The expected epoch of WRONG_EPOCH; the epoch at the log end for LOST_GROUP."""
     group: str = ""
     """The group of LOST_GROUP."""
+    partition: str = ""
+    """The partition whose line in a checkpoint is wrong, such as orders-0."""
 
     def __str__(self) -> str:
         return f"{self.file}: position {self.position}, offset {self.offset}: {self.kind.value}: {self.reason}"

@@ -32,6 +32,7 @@ from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     LOCK_FILE,
     RECOVERY_POINT_FILE,
+    TopicPartition,
     read_offset_checkpoint,
     write_offset_checkpoint,
 )
@@ -45,12 +46,13 @@ from kcoord.storage.file_system import (
     write_all,
     write_file_atomically,
 )
-from kcoord.storage.log_dir import META_PROPERTIES_FILE
+from kcoord.storage.log_dir import META_PROPERTIES_FILE, parse_partition_folder
 from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord.storage.scan import walk
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from kcoord.storage.snapshot import SNAPSHOT_FILE
+from kcoord.storage.worker_checkpoints import worker_folders
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
 from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, decode_header, encode_batch, rewrite_header
 
@@ -138,7 +140,7 @@ class Repair:
             if self._fs.exists(self._keep) and self._fs.list_dir(self._keep):
                 raise StorageError(f"{self._keep}: already exists; a repair needs a new folder for what it removes")
             make_durable_dirs(self._fs, self._keep)
-        touched: set[tuple[str, int]] = set()
+        touched: set[TopicPartition] = set()
         for folder, findings in sorted(self._in_logs.items()):
             loses_batches = any(finding.kind is not FindingKind.WRONG_EPOCH for finding in findings)
             if self._mode is RepairMode.TRUNCATE and loses_batches:
@@ -302,51 +304,55 @@ class Repair:
 
     # --- other files --------------------------------------------------------------------------------------------------
 
-    def _other(self, finding: Finding, touched: set[tuple[str, int]], *, is_real: bool) -> None:
+    def _other(self, finding: Finding, touched: set[TopicPartition], *, is_real: bool) -> None:
         partition = partition_at(parent(finding.file))
         if finding.kind is FindingKind.SHORT and partition is not None:
             self._note(finding.file, finding.position, 0, "the missing end cannot be restored; the loss is accepted")
             touched.add((partition.topic, partition.number))
         elif finding.kind is FindingKind.IDENTITY or finding.file.endswith(".checkpoint"):
             self._note(finding.file, finding.position, 0, f"not repaired: {finding.reason}")
-        elif finding.kind is FindingKind.CHECKPOINT and self._is_readable(finding.file):
-            self._note(finding.file, 0, 0, f"wrong lines removed: {finding.reason}")
-            if is_real:
-                self._drop_lines(finding)
+        elif finding.kind is FindingKind.CHECKPOINT and finding.partition:
+            key = parse_partition_folder(finding.partition)
+            assert key is not None
+            if finding.file.endswith(RECOVERY_POINT_FILE):
+                touched.add(key)
+            else:
+                name = finding.file.rpartition("/")[2]
+                self._drop_lines(name, {key}, f"wrong line removed: {finding.reason}", is_real=is_real)
         elif self._fs.exists(finding.file):
             self._note(finding.file, 0, 0, f"removed, and built again: {finding.reason}")
             if is_real:
                 self._remove(finding.file)
 
-    def _is_readable(self, path: str) -> bool:
-        try:
-            return bool(read_offset_checkpoint(self._fs, path))
-        except MalformedCheckpointError:
-            return False
-
-    def _drop_lines(self, finding: Finding) -> None:
-        self._copy_aside(finding.file)
-        offsets = read_offset_checkpoint(self._fs, finding.file)
-        left = {key: offset for key, offset in offsets.items() if offset != finding.offset}
-        write_offset_checkpoint(self._fs, finding.file, left)
-
-    def _forget_checkpoints(self, touched: set[tuple[str, int]], *, is_real: bool) -> None:
+    def _forget_checkpoints(self, touched: set[TopicPartition], *, is_real: bool) -> None:
         """Makes the next start check these logs whole, instead of expecting the end that they had before."""
-        marker = join(self._path, CLEAN_SHUTDOWN_FILE)
-        if self._fs.exists(marker):
-            self._note(marker, 0, 0, "removed, so that the next start checks the logs")
-            if is_real:
-                self._remove(marker)
-        path = join(self._path, RECOVERY_POINT_FILE)
-        if not self._fs.exists(path) or not self._is_readable(path):
-            return
-        offsets = read_offset_checkpoint(self._fs, path)
-        left = {key: offset for key, offset in offsets.items() if key not in touched}
-        if left != offsets:
-            self._note(path, 0, 0, "the recovery points of the repaired logs are removed")
-            if is_real:
-                self._copy_aside(path)
-                write_offset_checkpoint(self._fs, path, left)
+        for folder in self._checkpoint_folders():
+            marker = join(folder, CLEAN_SHUTDOWN_FILE)
+            if self._fs.exists(marker):
+                self._note(marker, 0, 0, "removed, so that the next start checks the logs")
+                if is_real:
+                    self._remove(marker)
+        what = "the recovery points of the repaired logs are removed"
+        self._drop_lines(RECOVERY_POINT_FILE, touched, what, is_real=is_real)
+
+    def _drop_lines(self, name: str, keys: set[TopicPartition], what: str, *, is_real: bool) -> None:
+        """Removes the lines of these partitions from a checkpoint. A malformed checkpoint has a finding of its own."""
+        for folder in self._checkpoint_folders():
+            path = join(folder, name)
+            try:
+                offsets = read_offset_checkpoint(self._fs, path)
+            except MalformedCheckpointError:
+                continue
+            left = {key: offset for key, offset in offsets.items() if key not in keys}
+            if left != offsets:
+                self._note(path, 0, 0, what)
+                if is_real:
+                    self._copy_aside(path)
+                    write_offset_checkpoint(self._fs, path, left)
+
+    def _checkpoint_folders(self) -> list[str]:
+        """Returns the data folder, and the folders of workers that ended without a merge of their checkpoints."""
+        return [self._path, *worker_folders(self._fs, self._path)]
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 

@@ -147,9 +147,13 @@ class FolderCheck:
         for name in (LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE):
             for key, offset in sorted(self._checkpoints.get(name, {}).items()):
                 if key in ends and not 0 <= offset <= ends[key][1]:
-                    reason = f"{key[0]}-{key[1]} ends at offset {ends[key][1]}, so it cannot be {offset}"
-                    yield Finding(FindingKind.CHECKPOINT, join(self.path, name), 0, offset, reason)
+                    reason = f"{partition_folder(*key)} ends at offset {ends[key][1]}, so it cannot be {offset}"
+                    yield self._wrong_line(name, key, offset, reason)
         yield from self._recovery_points(ends)
+
+    def _wrong_line(self, checkpoint: str, key: TopicPartition, offset: int, reason: str) -> Finding:
+        file = join(self.path, checkpoint)
+        return Finding(FindingKind.CHECKPOINT, file, 0, offset, reason, partition=partition_folder(*key))
 
     def _recovery_points(self, ends: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[Finding]:
         """Checks the recovery points.
@@ -158,7 +162,6 @@ class FolderCheck:
         point, which `LogCheck` checks.
         """
         points = self._checkpoints.get(RECOVERY_POINT_FILE, {})
-        path = join(self.path, RECOVERY_POINT_FILE)
         for key, offset in sorted(points.items()):
             name = partition_folder(*key)
             reason = f"{name} has a negative recovery point" if offset < 0 else None
@@ -167,12 +170,12 @@ class FolderCheck:
             elif self._is_clean and 0 <= offset < ends[key][1]:
                 reason = f"{name} was closed at offset {ends[key][1]}, not at {offset}"
             if reason is not None:
-                yield Finding(FindingKind.CHECKPOINT, path, 0, offset, reason)
+                yield self._wrong_line(RECOVERY_POINT_FILE, key, offset, reason)
         if self._is_clean and points:
             for key, (_, end) in sorted(ends.items()):
                 # Kafka's metadata log is not in this checkpoint.
                 if key not in points and end > 0 and not is_metadata_topic(key[0]):
-                    yield Finding(FindingKind.CHECKPOINT, path, 0, end, f"{partition_folder(*key)} is not in it")
+                    yield self._wrong_line(RECOVERY_POINT_FILE, key, end, f"{partition_folder(*key)} is not in it")
 
     # --- what is known of a log ---------------------------------------------------------------------------------------
 

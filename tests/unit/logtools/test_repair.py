@@ -13,9 +13,17 @@ from kcoord.logtools.findings import FindingKind
 from kcoord.logtools.folders import FolderReader, NoLogsError
 from kcoord.logtools.repair import MANIFEST, Repair, RepairMode
 from kcoord.logtools.verify import FolderCheck
+from kcoord.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
+    read_offset_checkpoint,
+    write_offset_checkpoint,
+)
 from kcoord.storage.errors import DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.rolled import UNSYNCED_SUFFIX
+from kcoord.storage.worker_checkpoints import worker_folder
 from kcoord_protocol.record_batch import decode_header, decode_records, rewrite_header
 from tests.unit.logtools import test_verify as damages
 from tests.unit.logtools.support import NOW_MS, SMALL, make_small_folder, open_folder
@@ -197,3 +205,44 @@ def test_the_folder_for_removed_bytes_must_be_new(folder: Path) -> None:
         repair(folder)
     assert index.read_bytes() == b"later damage............"
     assert kept.read_bytes() == b"damage that is kept....."
+
+
+def test_a_wrong_line_of_a_checkpoint_is_removed_and_no_other(folder: Path) -> None:
+    """Without its log start offset a partition would show records again that were deleted."""
+    for path in logs(folder, "orders-0")[1:]:
+        path.unlink()
+    checkpoint = str(folder / LOG_START_OFFSET_FILE)
+    write_offset_checkpoint(FS, checkpoint, {("orders", 0): 20, ("orders", 1): 20})
+    repair(folder)
+    assert read_offset_checkpoint(FS, checkpoint) == {("orders", 1): 20}
+    assert check(folder) == []
+
+
+@pytest.mark.parametrize("mode", RepairMode)
+def test_the_checkpoints_of_crashed_workers_are_repaired(folder: Path, mode: RepairMode) -> None:
+    own_points = str(folder / RECOVERY_POINT_FILE)
+    points = read_offset_checkpoint(FS, own_points)
+    (folder / CLEAN_SHUTDOWN_FILE).unlink()
+    worker = Path(worker_folder(str(folder), 0))
+    worker.mkdir(parents=True)
+    write_offset_checkpoint(FS, str(worker / RECOVERY_POINT_FILE), points)
+    write_offset_checkpoint(FS, str(worker / LOG_START_OFFSET_FILE), {("orders", 0): 1_000, ("orders", 1): 3})
+    Path(own_points).unlink()
+    flip(logs(folder, "orders-0")[-1], -1)
+    repair(folder, mode)
+    assert check(folder) == []
+    log_dir = open_folder(str(folder))
+    assert log_dir.open_log("orders", 0, SMALL, NOW_MS).end_offset == 39
+    assert log_dir.open_log("orders", 1, SMALL, NOW_MS).start_offset == 3
+    log_dir.close()
+
+
+@pytest.mark.parametrize("points", [{("orders", 0): 41}, {("orders", 2): 1}, {("orders", 0): -1}, {}])
+def test_wrong_recovery_points_are_repaired(folder: Path, points: dict[tuple[str, int], int]) -> None:
+    """Without `points` the log of orders-0 is not in the checkpoint."""
+    checkpoint = str(folder / RECOVERY_POINT_FILE)
+    right = read_offset_checkpoint(FS, checkpoint)
+    write_offset_checkpoint(FS, checkpoint, ({**right, **points} if points else {("orders", 1): 42}))
+    assert {finding.kind for finding in check(folder)} == {FindingKind.CHECKPOINT}
+    repair(folder)
+    assert check(folder) == []
