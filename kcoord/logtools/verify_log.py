@@ -243,6 +243,7 @@ class LogCheck:
         self.batches += 1
         end = frame.position + frame.size_bytes
         offset = frame.base_offset
+        has_foreign_group = False
         try:
             header = decode_header(frame.batch)
             for record in decode_records(frame.batch):
@@ -255,7 +256,9 @@ class LogCheck:
                 self._describer.check(record, is_control=header.is_control)
                 group_id = group_id_of(record.key) if self._facts.partitions and not header.is_control else None
                 home = partition_for(group_id, self._facts.partitions) if group_id else self._partition.number
-                if home != self._partition.number:
+                if home != self._partition.number and not has_foreign_group:
+                    # One finding is enough for a batch, since a repair leaves out the whole batch.
+                    has_foreign_group = True
                     reason = f"group {group_id} belongs to partition {home} of {self._facts.partitions}"
                     yield Finding(FindingKind.FOREIGN_GROUP, segment.path, frame.position, offset, reason, end)
         except DecodeError as error:

@@ -13,6 +13,7 @@ from kcoord.logtools.findings import FindingKind
 from kcoord.logtools.folders import FolderReader, NoLogsError
 from kcoord.logtools.repair import MANIFEST, Repair, RepairMode
 from kcoord.logtools.verify import FolderCheck
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     LOG_START_OFFSET_FILE,
@@ -24,9 +25,9 @@ from kcoord.storage.errors import DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord.storage.worker_checkpoints import worker_folder
-from kcoord_protocol.record_batch import decode_header, decode_records, rewrite_header
+from kcoord_protocol.record_batch import decode_header, decode_records, encode_batch, rewrite_header
 from tests.unit.logtools import test_verify as damages
-from tests.unit.logtools.support import NOW_MS, SMALL, make_small_folder, open_folder
+from tests.unit.logtools.support import NOW_MS, SMALL, append, commit_record, make_small_folder, open_folder
 from tests.unit.logtools.test_verify import Damage, check, logs, positions
 
 FS = RealFileSystem()
@@ -246,3 +247,15 @@ def test_wrong_recovery_points_are_repaired(folder: Path, points: dict[tuple[str
     assert {finding.kind for finding in check(folder)} == {FindingKind.CHECKPOINT}
     repair(folder)
     assert check(folder) == []
+
+
+def test_a_batch_with_several_findings_is_left_out_once(folder: Path) -> None:
+    strangers = [name for name in map(str, range(9)) if partition_for(name, 4) != 0][:2]
+    batch = encode_batch([commit_record(name, "orders", 0, 1) for name in strangers])
+    log_dir = open_folder(str(folder))
+    append(log_dir, "__consumer_offsets", 0, [batch])
+    log_dir.close()
+    steps = Repair(
+        FS, str(folder), RepairMode.SKIP, str(folder.parent / "kept"), FolderCheck(FS, str(folder)).run()
+    ).plan()
+    assert [step.lost_bytes for step in steps if step.lost_bytes] == [len(batch)]
