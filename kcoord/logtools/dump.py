@@ -86,15 +86,12 @@ def dump_file(fs: FileSystem, path: str, selection: Selection) -> Iterator[Json]
 
 def _records(fs: FileSystem, path: str, partition: str | None, kind: LogKind, selection: Selection) -> Iterator[Json]:
     describer = RecordDescriber(kind)
-    file = fs.open_read(path)
-    try:
-        for item in frames_and_damage(fs, path):
-            if isinstance(item, Damage):
-                yield {"file": path, "position": item.position, "offset": item.offset, "damage": str(item)}
-            elif item.last_offset >= selection.from_offset and item.base_offset <= selection.to_offset:
-                yield from _batch_rows(path, partition, describer, item, selection)
-    finally:
-        file.close()
+    for item in frames_and_damage(fs, path):
+        if isinstance(item, Damage):
+            place: Json = {"file": path, "partition": partition, "position": item.position, "offset": item.offset}
+            yield {**place, "damage": str(item)}
+        elif item.last_offset >= selection.from_offset and item.base_offset <= selection.to_offset:
+            yield from _batch_rows(path, partition, describer, item, selection)
 
 
 def frames_and_damage(fs: FileSystem, path: str) -> Iterator[BatchFrame | Damage]:

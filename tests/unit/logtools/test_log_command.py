@@ -81,6 +81,18 @@ def test_a_dump_of_damage_exits_with_1(folder: Path, capsys: pytest.CaptureFixtu
     assert "damage" in output.out and "1 places are damaged" in output.err
 
 
+def test_a_table_of_records_after_damage_has_their_keys_and_values(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = logs(folder, "orders-0")[0]
+    flip(path, 0)
+    assert main(["log", "dump", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["OFFSET", "TIME", "FLAGS", "KEY", "VALUE"]
+    assert lines[3].split()[:5] == ["0", "-", "damage", "position", "0"]
+    assert lines[4].split()[-2:] == ["k1", "value-0" * 3]
+
+
 def test_import_and_backup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, backup = folder.parent / "imported", folder.parent / "backup"
     command = ["log", "import", str(folder), "--into", str(target), "--override", "node.id=1"]
