@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.cli.old_forms import add_old_format
+from kcoord.cli.options import whole_number
 from kcoord.cli.table import current_time_ms, format_table, format_time
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _add_dump(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument("--from-offset", type=int, default=0, metavar="OFFSET")
     parser.add_argument("--to-offset", type=int, default=2**63 - 1, metavar="OFFSET")
-    parser.add_argument("--limit", type=int, metavar="ROWS", help="stop after ROWS rows")
+    parser.add_argument("--limit", type=whole_number(0), metavar="ROWS", help="stop after ROWS rows")
     parser.add_argument(
         "--decoder",
         choices=("offsets", "metadata", "transactions", "data"),

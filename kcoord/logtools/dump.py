@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kcoord.logtools.decode import Json, LogKind, RecordDescriber, headers_json, kind_of
-from kcoord.logtools.folders import NoLogsError, partition_at, partitions_in
+from kcoord.logtools.folders import NoLogsError, partition_at, partitions_at
 from kcoord.logtools.index_entries import offset_entries, time_entries
 from kcoord.storage.file_system import FileSystem, join, parent, read_file
 from kcoord.storage.recovery import base_offset_of
@@ -51,7 +51,8 @@ def files_at(fs: FileSystem, path: str, partitions: frozenset[str]) -> list[str]
     """Returns the files to dump at `path`.
 
     That is `path` itself if it is a file, or the log files of a partition folder. For a data folder it is the log
-    files of its partitions, limited to the names in `partitions` unless that is empty.
+    files of its partitions, limited to the names in `partitions` unless that is empty. Raises NoLogsError if one
+    of these does not exist.
     """
     if path.endswith(SUFFIXES) and _is_file(fs, path):
         return [path]
@@ -59,10 +60,12 @@ def files_at(fs: FileSystem, path: str, partitions: frozenset[str]) -> list[str]
     names = fs.list_dir(path)
     if partition is not None and any(_is_dumped(name) for name in names):
         return [join(path, name) for name in names if _is_dumped(name)]
-    folders = [folder for folder in partitions_in(fs, path) if not partitions or folder.name in partitions]
-    if not folders:
-        raise NoLogsError(f"{path}: there is no such partition folder")
-    return [join(folder.path, name) for folder in folders for name in fs.list_dir(folder.path) if _is_dumped(name)]
+    folders = partitions_at(fs, path)
+    missing = partitions.difference(folder.name for folder in folders)
+    if missing:
+        raise NoLogsError(f"{path}: there is no partition folder {', '.join(sorted(missing))}")
+    chosen = [folder.path for folder in folders if not partitions or folder.name in partitions]
+    return [join(folder, name) for folder in chosen for name in fs.list_dir(folder) if _is_dumped(name)]
 
 
 def _is_file(fs: FileSystem, path: str) -> bool:

@@ -93,6 +93,18 @@ def test_a_table_of_records_after_damage_has_their_keys_and_values(
     assert lines[4].split()[-2:] == ["k1", "value-0" * 3]
 
 
+def test_a_dump_rejects_a_partition_that_does_not_exist(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", "dump", str(folder), "--partition", "orders-0", "--partition", "order-1"]) == 1
+    assert capsys.readouterr() == ("", f"kcoord log: {folder}: there is no partition folder order-1\n")
+
+
+@pytest.mark.parametrize("limit", ["-1", "ten"])
+def test_a_dump_rejects_a_wrong_limit(folder: Path, capsys: pytest.CaptureFixture[str], limit: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["log", "dump", str(folder), "--limit", limit])
+    assert f"argument --limit: {limit!r} is not a whole number from 0" in capsys.readouterr().err
+
+
 def test_import_and_backup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, backup = folder.parent / "imported", folder.parent / "backup"
     command = ["log", "import", str(folder), "--into", str(target), "--override", "node.id=1"]
