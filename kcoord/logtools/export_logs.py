@@ -14,7 +14,7 @@ import errno
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcoord.logtools.copying import copy_file, new_folder
@@ -26,12 +26,12 @@ from kcoord.logtools.replay_check import replay_folder
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.serde import MetadataSerde
 from kcoord.storage.checkpoints import LOCK_FILE, LOG_START_OFFSET_FILE, read_properties
-from kcoord.storage.errors import MetaPropertiesError, StorageError
+from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join
 from kcoord.storage.handover import HANDOVER_FILE, read_handover
 from kcoord.storage.journal import JOURNAL_FILE, restore
 from kcoord.storage.log import Log
-from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
+from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir, identity_of
 from kcoord.storage.recovery import go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.snapshot import SNAPSHOT_FILE
@@ -84,14 +84,15 @@ class LogExport:
         Raises StorageError or OSError, which name file and reason, if the source is in use, damaged or not a data
         folder, or if the target is not empty. If it raises, no part of the target is left.
         """
-        source_node_id, identity = self._identity()
+        source = self._identity()
+        identity = replace(source, node_id=self._node_id)
         if self._target.startswith(f"{self._source}/"):
             raise StorageError(f"{self._target}: is inside {self._source}; an export does not change its source")
         with ExitStack() as locks:
             self._lock_source(locks)
             with new_folder(self._fs, self._target, "an export") as building:
                 try:
-                    self._build(building, source_node_id, identity)
+                    self._build(building, source.node_id, identity)
                 except StorageError as error:
                     # The copy is removed, and its original has the same damage. So the text names the original.
                     raise StorageError(str(error).replace(building, self._source)) from error
@@ -102,17 +103,15 @@ class LogExport:
                     raise StorageError(f"{building}: {error}") from error
         return self.report
 
-    def _identity(self) -> tuple[int, Identity]:
-        """Returns the source's node id and the identity of the new folder, which keeps cluster id and directory id."""
+    def _identity(self) -> Identity:
+        """Returns the identity of the source, which has a directory id in any case."""
         path = join(self._source, META_PROPERTIES_FILE)
         properties = read_properties(self._fs, path)
         if properties is None:
             raise StorageError(f"{self._source}: not a data folder: it has no {META_PROPERTIES_FILE}")
-        cluster_id, node_id = properties.get("cluster.id"), properties.get("node.id", "")
-        if not cluster_id or not node_id.isdecimal():
-            raise MetaPropertiesError(f"{path}: cluster.id or node.id is missing or malformed")
-        directory_id = properties.get("directory.id") or uuid_to_string(self._new_uuid())
-        return int(node_id), Identity(cluster_id, self._node_id, directory_id)
+        identity = identity_of(properties, path)
+        identity.directory_id = identity.directory_id or uuid_to_string(self._new_uuid())
+        return identity
 
     def _lock_source(self, locks: ExitStack) -> None:
         """Takes the locks that a broker and its workers hold while they run.

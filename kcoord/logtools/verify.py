@@ -47,6 +47,7 @@ from kcoord.storage.log_dir import (
     LEADER_EPOCH_FILE,
     META_PROPERTIES_FILE,
     PARTITION_METADATA_FILE,
+    identity_of,
     partition_folder,
 )
 from kcoord.storage.scan import Damage, walk
@@ -111,8 +112,8 @@ class FolderCheck:
         path = join(self.path, META_PROPERTIES_FILE)
         try:
             properties = read_properties(self.fs, path)
-            if properties is not None and not ({"cluster.id", "node.id", "version"} <= properties.keys()):
-                raise MetaPropertiesError("cluster.id, node.id or version is missing")
+            if properties is not None:
+                identity_of(properties, path)
         except MetaPropertiesError as error:
             yield Finding(FindingKind.IDENTITY, path, 0, -1, str(error))
         for name in _OFFSET_CHECKPOINTS:

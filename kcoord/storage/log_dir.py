@@ -438,23 +438,32 @@ def _read_identity(file_system: FileSystem, path: str, candidate: Identity, clus
         identity = Identity(cluster_id or candidate.cluster_id, candidate.node_id, candidate.directory_id)
         _write_identity(file_system, file, identity)
         return identity
+    identity = identity_of(properties, file)
+    if identity.node_id != candidate.node_id:
+        raise MetaPropertiesError(
+            f"{file}: the folder belongs to node.id {identity.node_id}, but the configured node.id is "
+            f"{candidate.node_id}"
+        )
+    if cluster_id not in (None, identity.cluster_id):
+        raise MetaPropertiesError(
+            f"{file}: the folder belongs to cluster.id {identity.cluster_id}, not to {cluster_id}"
+        )
+    if not identity.directory_id:
+        identity.directory_id = candidate.directory_id
+        _write_identity(file_system, file, identity)
+    return identity
+
+
+def identity_of(properties: Mapping[str, str], file: str) -> Identity:
+    """Returns the identity in `file`, with an empty directory id if it has none. Raises MetaPropertiesError."""
     if properties.get("version") != _META_VERSION:
         raise MetaPropertiesError(
             f"{file}: version is {properties.get('version')!r}, only {_META_VERSION} is supported"
         )
-    found_cluster, found_node = properties.get("cluster.id"), properties.get("node.id")
-    if not found_cluster or found_node is None or not found_node.isascii() or not found_node.isdigit():
+    cluster_id, node_id = properties.get("cluster.id"), properties.get("node.id", "")
+    if not cluster_id or not node_id.isascii() or not node_id.isdigit():
         raise MetaPropertiesError(f"{file}: cluster.id or node.id is missing or malformed")
-    if int(found_node) != candidate.node_id:
-        raise MetaPropertiesError(
-            f"{file}: the folder belongs to node.id {found_node}, but the configured node.id is {candidate.node_id}"
-        )
-    if cluster_id is not None and cluster_id != found_cluster:
-        raise MetaPropertiesError(f"{file}: the folder belongs to cluster.id {found_cluster}, not to {cluster_id}")
-    identity = Identity(found_cluster, int(found_node), properties.get("directory.id") or candidate.directory_id)
-    if "directory.id" not in properties:
-        _write_identity(file_system, file, identity)
-    return identity
+    return Identity(cluster_id, int(node_id), properties.get("directory.id", ""))
 
 
 def _write_identity(file_system: FileSystem, file: str, identity: Identity) -> None:

@@ -283,6 +283,20 @@ def break_identity(folder: Path) -> Path:
     return path
 
 
+def change_identity(folder: Path, old: str, new: str) -> Path:
+    path = folder / "meta.properties"
+    path.write_text(path.read_text().replace(old, new))
+    return path
+
+
+def write_newer_identity(folder: Path) -> Path:
+    return change_identity(folder, "version=1", "version=2")
+
+
+def write_malformed_node_id(folder: Path) -> Path:
+    return change_identity(folder, "node.id=1", "node.id=one")
+
+
 @pytest.mark.parametrize(
     ("damage", "kind"),
     [
@@ -304,6 +318,8 @@ def break_identity(folder: Path) -> Path:
         (promise_too_much, FindingKind.CHECKPOINT),
         (break_snapshot, FindingKind.SIDE_FILE),
         (break_identity, FindingKind.IDENTITY),
+        (write_newer_identity, FindingKind.IDENTITY),
+        (write_malformed_node_id, FindingKind.IDENTITY),
     ],
 )
 def test_planted_damage_is_named(folder: Path, damage: Damage, kind: FindingKind) -> None:
