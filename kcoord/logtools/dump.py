@@ -21,6 +21,7 @@ from kcoord.topics.producer_files import (
     SNAPSHOT_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     InvalidSnapshotError,
+    damage_of_index,
     decode_aborted,
     decode_snapshot,
 )
@@ -162,6 +163,9 @@ def _side_file(fs: FileSystem, path: str, name: str) -> Iterator[Json]:
     try:
         for row in _side_rows(name, data):
             yield {"file": path, **row}
+        damage = damage_of_index(data) if name.endswith(TRANSACTION_INDEX_SUFFIX) else None
+        if damage is not None:
+            yield {"file": path, "damage": damage}
     except InvalidSnapshotError as error:
         yield {"file": path, "damage": str(error)}
 

@@ -59,7 +59,8 @@ from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, decode_header, en
 MANIFEST: Final = "repair.json"
 _REPAIRED_SUFFIX: Final = ".repaired"
 _REMOVED_SUFFIX: Final = ".removed"
-_DERIVED_SUFFIXES: Final = (SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX, SNAPSHOT_FILE, UNSYNCED_SUFFIX)
+_PRODUCER_STATE_SUFFIXES: Final = (SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+_DERIVED_SUFFIXES: Final = (*_PRODUCER_STATE_SUFFIXES, SNAPSHOT_FILE, UNSYNCED_SUFFIX)
 _INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 _MAX_DELTA: Final = 2**31 - 1
 _RANGES: Final = (
@@ -112,12 +113,15 @@ class Repair:
         self._keep = keep
         self._in_logs: defaultdict[str, list[Finding]] = defaultdict(list)
         self._lost_groups: defaultdict[str, list[Finding]] = defaultdict(list)
+        self._with_damaged_producer_state: set[str] = set()
         self._other_findings: list[Finding] = []
         self._steps: list[RepairStep] = []
         self._kept: list[dict[str, object]] = []
         for finding in findings:
             if finding.kind is FindingKind.LOST_GROUP:
                 self._lost_groups[parent(finding.file)].append(finding)
+            elif finding.file.endswith(TRANSACTION_INDEX_SUFFIX):
+                self._with_damaged_producer_state.add(parent(finding.file))
             else:
                 in_log = finding.kind in _IN_LOG
                 (self._in_logs[parent(finding.file)] if in_log else self._other_findings).append(finding)
@@ -155,6 +159,8 @@ class Repair:
             partition = partition_at(folder)
             if partition is not None:
                 touched.add((partition.topic, partition.number))
+        for folder in sorted(self._with_damaged_producer_state.difference(self._in_logs)):
+            self._drop_derived(folder, [], suffixes=_PRODUCER_STATE_SUFFIXES, is_real=is_real)
         for finding in self._other_findings:
             self._other(finding, touched, is_real=is_real)
         if touched:
@@ -291,13 +297,16 @@ class Repair:
         self._fs.sync_dir(parent(segment.path))
         return writer.due
 
-    def _drop_derived(self, folder: str, changed: Sequence[LogFile], *, is_real: bool) -> None:
-        """Removes the files that are derived from the changed segments."""
+    def _drop_derived(
+        self, folder: str, changed: Sequence[LogFile], *, suffixes: tuple[str, ...] = _DERIVED_SUFFIXES, is_real: bool
+    ) -> None:
+        """Removes the indexes of the changed segments, and the files of the folder with these suffixes."""
         names = set(self._fs.list_dir(folder))
         stems = {segment.path.rpartition("/")[2].removesuffix(LOG_SUFFIX) for segment in changed}
-        for name in sorted(names):
+        # A snapshot hides from the start that a transaction index is missing, so it is removed first.
+        for name in sorted(names, key=lambda name: (name.endswith(TRANSACTION_INDEX_SUFFIX), name)):
             is_index = name.endswith(_INDEX_SUFFIXES) and name.partition(".")[0] in stems
-            if is_index or name.endswith(_DERIVED_SUFFIXES):
+            if is_index or name.endswith(suffixes):
                 self._note(join(folder, name), 0, 0, "removed: it is built again from the log")
                 if is_real:
                     self._remove(join(folder, name))

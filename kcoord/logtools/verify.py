@@ -53,7 +53,13 @@ from kcoord.storage.log_dir import (
 from kcoord.storage.scan import Damage, walk
 from kcoord.storage.snapshot import SNAPSHOT_FILE, SnapshotError, read_snapshot
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint
-from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, InvalidSnapshotError, decode_snapshot
+from kcoord.topics.producer_files import (
+    SNAPSHOT_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    InvalidSnapshotError,
+    damage_of_index,
+    decode_snapshot,
+)
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 _OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
@@ -224,6 +230,8 @@ class FolderCheck:
             reason = None
             if name.endswith(SNAPSHOT_SUFFIX):
                 reason = self._producer_snapshot(path)
+            elif name.endswith(TRANSACTION_INDEX_SUFFIX):
+                reason = damage_of_index(read_file(self.fs, path))
             elif name.endswith(".checkpoint") and is_metadata_topic(partition.topic):
                 reason = self._metadata_snapshot(path)
             elif name == LEADER_EPOCH_FILE:

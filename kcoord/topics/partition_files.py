@@ -16,6 +16,7 @@ from kcoord.topics.producer_files import (
     SNAPSHOT_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     InvalidSnapshotError,
+    damage_of_index,
     decode_aborted,
     decode_snapshot,
     encode_aborted,
@@ -144,7 +145,7 @@ class PartitionFiles:
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
             data = read_file(self.fs, self._path(name))
             check(_DECODING * len(data))
-            if b"".join(map(encode_aborted, decode_aborted(data))) != data:
+            if damage_of_index(data) is not None:
                 _logger.warning("%s: %s is damaged: rebuilding the producer state from the log", self.directory, name)
                 return False
         return True

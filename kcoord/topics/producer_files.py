@@ -101,3 +101,9 @@ def decode_aborted(data: bytes) -> list[AbortedTransaction]:
             break
         transactions.append(AbortedTransaction(producer_id, first_offset, last_offset, stable))
     return transactions
+
+
+def damage_of_index(data: bytes) -> str | None:
+    """Returns where an index file is damaged; None if `decode_aborted` returns all entries of the file."""
+    end = len(decode_aborted(data)) * _INDEX_ENTRY.size
+    return None if end == len(data) else f"position {end}: no whole entry of version {_INDEX_VERSION}"

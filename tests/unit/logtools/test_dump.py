@@ -159,6 +159,8 @@ def test_rows_of_the_files_beside_a_segment(folder: Path) -> None:
     stem.with_suffix(".txnindex").write_bytes(encode_aborted(AbortedTransaction(7, 3, 9, 10)))
     (aborted,) = rows(stem.with_suffix(".txnindex"))
     assert (aborted["producerId"], aborted["firstOffset"], aborted["lastOffset"]) == (7, 3, 9)
+    stem.with_suffix(".txnindex").write_bytes(encode_aborted(AbortedTransaction(7, 3, 9, 10)) + b"torn")
+    assert rows(stem.with_suffix(".txnindex"))[1]["damage"] == "position 34: no whole entry of version 0"
     stem.with_suffix(".snapshot").write_bytes(b"\0\1\0")
     assert "damage" in rows(stem.with_suffix(".snapshot"))[0]
 

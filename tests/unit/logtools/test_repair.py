@@ -25,6 +25,7 @@ from kcoord.storage.errors import DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.rolled import UNSYNCED_SUFFIX
 from kcoord.storage.worker_checkpoints import worker_folder
+from kcoord.topics.producer_files import encode_snapshot
 from kcoord_protocol.record_batch import decode_header, decode_records, encode_batch, rewrite_header
 from tests.unit.logtools import test_verify as damages
 from tests.unit.logtools.support import NOW_MS, SMALL, append, commit_record, make_small_folder, open_folder
@@ -136,6 +137,7 @@ def test_truncating_ends_the_log_before_the_first_damage(folder: Path) -> None:
         damages.break_checkpoint,
         damages.promise_too_much,
         damages.break_snapshot,
+        damages.tear_transaction_index,
     ],
 )
 def test_after_a_repair_the_folder_is_sound_and_opens(folder: Path, damage: Damage, mode: RepairMode) -> None:
@@ -259,3 +261,16 @@ def test_a_batch_with_several_findings_is_left_out_once(folder: Path) -> None:
         FS, str(folder), RepairMode.SKIP, str(folder.parent / "kept"), FolderCheck(FS, str(folder)).run()
     ).plan()
     assert [step.lost_bytes for step in steps if step.lost_bytes] == [len(batch)]
+
+
+def test_producer_snapshots_go_with_a_damaged_transaction_index(folder: Path) -> None:
+    """A start makes the entries of the index again only from batches that no snapshot covers."""
+    index = damages.tear_transaction_index(folder)
+    snapshot = index.with_name("00000000000000000030.snapshot")
+    snapshot.write_bytes(encode_snapshot([]))
+    mark = index.with_suffix(UNSYNCED_SUFFIX)
+    mark.touch()
+    keep = repair(folder)
+    assert not index.exists() and not snapshot.exists()
+    assert (keep / "orders-0" / index.name).exists() and (keep / "orders-0" / snapshot.name).exists()
+    assert mark.exists(), "the log is as it was"

@@ -16,6 +16,8 @@ from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE, write_offset_checkpo
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.rolled import UNSYNCED_SUFFIX
+from kcoord.topics.producer_files import encode_aborted
+from kcoord.topics.producer_state import AbortedTransaction
 from kcoord_protocol.record_batch import Compression, encode_batch, iter_headers, rewrite_header
 from tests.storage.cleaning import Writer, clean
 from tests.storage.support import DIRECTORY
@@ -277,6 +279,12 @@ def break_snapshot(folder: Path) -> Path:
     return path
 
 
+def tear_transaction_index(folder: Path) -> Path:
+    path = folder / "orders-0" / "00000000000000000015.txnindex"
+    path.write_bytes(encode_aborted(AbortedTransaction(7, 15, 20, 21)) * 2)
+    return cut(path, path.stat().st_size - 1)
+
+
 def break_identity(folder: Path) -> Path:
     path = folder / "meta.properties"
     path.write_text("version=1\nnode.id=1\n")
@@ -317,6 +325,7 @@ def write_malformed_node_id(folder: Path) -> Path:
         (break_checkpoint, FindingKind.CHECKPOINT),
         (promise_too_much, FindingKind.CHECKPOINT),
         (break_snapshot, FindingKind.SIDE_FILE),
+        (tear_transaction_index, FindingKind.SIDE_FILE),
         (break_identity, FindingKind.IDENTITY),
         (write_newer_identity, FindingKind.IDENTITY),
         (write_malformed_node_id, FindingKind.IDENTITY),
