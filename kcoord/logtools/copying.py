@@ -28,9 +28,12 @@ def new_folder(fs: FileSystem, target: str, what: str) -> Iterator[str]:
     make_durable_dirs(fs, building)
     try:
         yield building
-    except BaseException:
+    except BaseException as error:
         remove_tree(fs, building)
-        raise
+        if not isinstance(error, OSError) or isinstance(error, StorageError) or error.filename is not None:
+            raise
+        # A failed write, such as on a full disk, has no file name.
+        raise StorageError(f"{building}: {error}") from error
     if fs.exists(target):
         fs.remove_dir(target)
     fs.rename(building, target)

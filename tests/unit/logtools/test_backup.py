@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -194,6 +195,18 @@ def test_the_copy_can_be_opened(folder: Path, backup: Path) -> None:
     for topic, number in log_dir.partitions():
         log_dir.open_log(topic, number, SMALL, NOW_MS)
     assert log_dir.close()
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder(
+    folder: Path, backup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kcoord.logtools.copying.write_all", full)
+    with pytest.raises(StorageError, match=r"backup\.incomplete: .*No space left on device"):
+        back_up(folder)
+    assert not backup.with_name(f"{backup.name}.incomplete").exists()
 
 
 def test_a_backup_needs_a_data_folder_and_a_new_target(folder: Path, backup: Path) -> None:
