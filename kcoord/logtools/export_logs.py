@@ -10,22 +10,20 @@ The source is locked and never changed. The new folder gets its name when it is 
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcoord.logtools.copying import copy_file, new_folder
 from kcoord.logtools.export_metadata import MetadataExport
-from kcoord.logtools.folders import FolderReader, PartitionFolder, is_metadata_topic, partitions_in
+from kcoord.logtools.folders import FolderReader, PartitionFolder, is_metadata_topic, locked, partitions_in
 from kcoord.logtools.lost_groups import LostGroups, new_group_record, note_of_return
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.replay_check import replay_folder
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.serde import MetadataSerde
-from kcoord.storage.checkpoints import LOCK_FILE, LOG_START_OFFSET_FILE, read_properties
+from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_properties
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join
 from kcoord.storage.handover import HANDOVER_FILE, read_handover
@@ -88,19 +86,13 @@ class LogExport:
         identity = replace(source, node_id=self._node_id)
         if self._target.startswith(f"{self._source}/"):
             raise StorageError(f"{self._target}: is inside {self._source}; an export does not change its source")
-        with ExitStack() as locks:
-            self._lock_source(locks)
-            with new_folder(self._fs, self._target, "an export") as building:
-                try:
-                    self._build(building, source.node_id, identity)
-                except StorageError as error:
-                    # The copy is removed, and its original has the same damage. So the text names the original.
-                    raise StorageError(str(error).replace(building, self._source)) from error
-                except OSError as error:
-                    if error.filename is not None:
-                        raise
-                    # A failed write, such as on a full disk, has no file name.
-                    raise StorageError(f"{building}: {error}") from error
+        folders = (self._source, *worker_folders(self._fs, self._source))
+        with locked(self._fs, folders), new_folder(self._fs, self._target, "an export") as building:
+            try:
+                self._build(building, source.node_id, identity)
+            except StorageError as error:
+                # The copy is removed, and its original has the same damage. So the text names the original.
+                raise StorageError(str(error).replace(building, self._source)) from error
         return self.report
 
     def _identity(self) -> Identity:
@@ -112,21 +104,6 @@ class LogExport:
         identity = identity_of(properties, path)
         identity.directory_id = identity.directory_id or uuid_to_string(self._new_uuid())
         return identity
-
-    def _lock_source(self, locks: ExitStack) -> None:
-        """Takes the locks that a broker and its workers hold while they run.
-
-        A missing lock file is not created, since no process holds it.
-        """
-        for folder in (self._source, *worker_folders(self._fs, self._source)):
-            lock = join(folder, LOCK_FILE)
-            if self._fs.exists(lock):
-                try:
-                    locks.callback(self._fs.lock(lock).release)
-                except OSError as error:
-                    # On a read-only file system no broker can run, and no lock can be taken.
-                    if error.errno != errno.EROFS:
-                        raise
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from kcoord.storage.checkpoints import LOCK_FILE
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join
 from kcoord.storage.log_dir import parse_partition_folder, partition_folder
@@ -73,6 +76,25 @@ def segments_in(fs: FileSystem, folder: str) -> list[LogFile]:
     """Returns the segments of a partition folder, oldest first."""
     bases = ((base_offset_of(name, LOG_SUFFIX), name) for name in fs.list_dir(folder))
     return sorted(LogFile(base, join(folder, name)) for base, name in bases if base is not None)
+
+
+@contextmanager
+def locked(fs: FileSystem, folders: Iterable[str]) -> Iterator[None]:
+    """Holds the locks that a broker and its workers hold while they run. Raises DirectoryLockedError if one does.
+
+    A missing lock file is not created, since no process holds it.
+    """
+    with ExitStack() as locks:
+        for folder in folders:
+            lock = join(folder, LOCK_FILE)
+            if fs.exists(lock):
+                try:
+                    locks.callback(fs.lock(lock).release)
+                except OSError as error:
+                    # On a read-only file system no broker can run, and no lock can be taken.
+                    if error.errno != errno.EROFS:
+                        raise
+        yield
 
 
 class FolderReader:

@@ -22,7 +22,7 @@ from typing import Final
 from kcoord.config import BrokerConfig
 from kcoord.logtools.copying import new_folder
 from kcoord.logtools.decode import TRANSACTION_RECORDS, group_id_of
-from kcoord.logtools.folders import FolderReader, NoLogsError, PartitionFolder, partitions_at
+from kcoord.logtools.folders import FolderReader, NoLogsError, PartitionFolder, locked, partitions_at
 from kcoord.logtools.import_metadata import MetadataImport
 from kcoord.logtools.import_topics import TopicImporter
 from kcoord.logtools.live_state import LiveState
@@ -93,13 +93,15 @@ class LogImport:
         self.report = ImportReport()
 
     def run(self, sources: Iterable[str]) -> ImportReport:
+        """Writes the new folder. Raises DirectoryLockedError if a broker uses a source."""
         sources = list(sources)
         partitions = self._find(sources)
-        metadata = self._source_metadata(partitions)
-        prepared = self._prepared_producers(partitions)
-        identity = Identity(self._cluster_id(sources), self._config.node_id, uuid_to_string(self._new_uuid()))
-        with new_folder(self._fs, self._target, "an import") as building:
-            self._build(building, identity, partitions, metadata, prepared, sources)
+        with locked(self._fs, {parent(partition.path) for partition in partitions}):
+            metadata = self._source_metadata(partitions)
+            prepared = self._prepared_producers(partitions)
+            identity = Identity(self._cluster_id(sources), self._config.node_id, uuid_to_string(self._new_uuid()))
+            with new_folder(self._fs, self._target, "an import") as building:
+                self._build(building, identity, partitions, metadata, prepared, sources)
         return self.report
 
     def _build(

@@ -20,8 +20,8 @@ from kcoord.metadata import records
 from kcoord.metadata.image import MetadataImage, ScramCredential
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde, partition_for
-from kcoord.storage.checkpoints import write_offset_checkpoint
-from kcoord.storage.errors import CorruptLogError, StorageError
+from kcoord.storage.checkpoints import LOCK_FILE, write_offset_checkpoint
+from kcoord.storage.errors import CorruptLogError, DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
@@ -314,6 +314,19 @@ def test_a_torn_end_is_left_out_and_damage_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CorruptLogError):
         run(source, tmp_path / "second")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+
+
+def test_a_folder_in_use_is_not_imported(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    make_small_folder(str(source))
+    lock = FS.lock(str(source / LOCK_FILE))
+    try:
+        for path in (source, source / "__consumer_offsets-0"):
+            work = LogImport(FS, broker_config(), str(tmp_path / "target"), NOW_MS, uuids())
+            with pytest.raises(DirectoryLockedError, match="is in use by another process"):
+                work.run([str(path)])
+    finally:
+        lock.release()
 
 
 def test_an_import_needs_a_new_target(tmp_path: Path) -> None:
