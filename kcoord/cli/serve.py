@@ -71,8 +71,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--log-level",
-        default=os.environ.get("KCOORD_LOG_LEVEL", "INFO").upper(),
-        type=str.upper,
+        default=os.environ.get("KCOORD_LOG_LEVEL") or "INFO",
+        type=_log_level,
         choices=LOG_LEVELS,
         help="the lowest level that is logged to stderr (default INFO, or KCOORD_LOG_LEVEL)",
     )
@@ -91,6 +91,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     tests.add_argument("--control-host", metavar="HOST", help=f"host of the control (default {_CONTROL_HOST})")
     return parser
+
+
+def _log_level(text: str) -> str:
+    # argparse compares a default with no choices.
+    if text.upper() not in LOG_LEVELS:
+        levels = ", ".join(LOG_LEVELS)
+        raise argparse.ArgumentTypeError(f"{text!r}, here or in KCOORD_LOG_LEVEL, is not one of {levels}")
+    return text.upper()
 
 
 def _port(text: str) -> int:
@@ -139,7 +147,10 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
 
 def broker_settings(properties: Path | None, overrides: list[str]) -> Mapping[str, str]:
     """Returns the settings of the file, the environment and the overrides."""
-    text = properties.read_text(encoding="utf-8") if properties is not None else None
+    try:
+        text = properties.read_text(encoding="utf-8") if properties is not None else None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{properties}: the file is not UTF-8 text: {error}") from None
     return merge_properties(text, _environment(), overrides, BROKER_KEYS)
 
 
