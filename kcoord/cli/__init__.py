@@ -19,6 +19,8 @@ from types import ModuleType
 
 from kcoord import __version__
 
+EXIT_INTERRUPTED = 130
+
 COMMANDS = {
     "serve": "run a broker",
     "health": "check that a broker answers and its group coordinator is active",
@@ -49,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if argv and argv[0] in COMMANDS:
-        code = _command(argv[0]).main(argv[1:])
+        try:
+            code = _command(argv[0]).main(argv[1:])
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
         assert isinstance(code, int)
         return code
     _parser().parse_args(argv)

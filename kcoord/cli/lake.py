@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from kcoord.cli import EXIT_INTERRUPTED
 from kcoord.cli.lake_output import own_error, print_frame
 from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
 from kcoord.cli.options import MOST_INT, key_value, moment, seconds, whole_number
-from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, error_text, warn
+from kcoord.cli.session import EXIT_FAILED, error_text, warn
 from kcoord.cli.stopping import stop_on_signals
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from kcoord.config.properties import parse_properties
 from kcoord_protocol.errors import EncodeError, KafkaError
 
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 _DEFAULT_ADDRESS = "127.0.0.1:9092"
@@ -124,8 +123,6 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
 
     try:
         return asyncio.run(run())
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except asyncio.CancelledError:
         return EXIT_TERMINATED
     except BrokenPipeError:

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from kcoord.cli import main
 from kcoord.cli.stopping import stop_on_signals
 
 
@@ -34,3 +35,11 @@ def test_without_a_signal_the_handlers_are_restored() -> None:
     with stop_on_signals() as stop:
         assert not stop.wait(0)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_ends_a_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kcoord.cli.log._verify", interrupted)
+    assert main(["log", "verify", "/"]) == 130
