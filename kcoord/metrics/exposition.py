@@ -102,7 +102,7 @@ class MetricsSnapshot:
     """All values of the page except those that the library adds (process and garbage collector)."""
 
     requests: Sequence[tuple[int, int, Timing]]
-    """(API key, version, times) of every API version that was requested."""
+    """(API key, version, times) of every served API version that was requested."""
     throttles: Mapping[int, Timing]
     """Throttle times of responses by API key, without those of 0."""
     connections: Mapping[str, int]
@@ -199,7 +199,10 @@ def _requests(snapshot: MetricsSnapshot) -> list[Metric]:
     prefix = "kafka_network_request_metrics"
     return [
         _counter(
-            f"{prefix}_requests", "Requests that got a response, including errors.", ["request", "version"], counts
+            f"{prefix}_requests",
+            "Requests of a served version that got a response, including errors.",
+            ["request", "version"],
+            counts,
         ),
         _histogram(
             f"{prefix}_total_time_ms",

@@ -27,7 +27,6 @@ WINDOW_SECONDS: Final = 30
 """The window of the rates; Kafka's is metrics.sample.window.ms."""
 
 _KEY_AND_VERSION: Final = Struct(">hh")
-_MAX_REQUEST_KINDS: Final = 1000
 
 
 class Histogram:
@@ -66,12 +65,12 @@ class RequestMeasures:
         self.throttles: dict[int, Histogram] = {}
 
     def add(self, start: bytes, seconds: float) -> None:
-        """Adds a request that begins with `start` and got its response after `seconds`."""
+        """Adds a request of a served API and version, which begins with `start` and got its response after `seconds`.
+
+        The number of such versions bounds the memory.
+        """
         histogram = self._by_start.get(start)
         if histogram is None:
-            # The bytes come from clients, so their number is bounded.
-            if len(start) < _KEY_AND_VERSION.size or len(self._by_start) >= _MAX_REQUEST_KINDS:
-                return
             histogram = self._by_start[start] = Histogram()
         histogram.add(seconds * 1000)
 

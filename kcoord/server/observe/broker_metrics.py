@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class MeasuredPath(RequestPath):
-    """A request path that measures for each request the time until its response is known."""
+    """A request path that measures for each request that is served the time until its response is known."""
 
     def __init__(self, requests: RequestMeasures, settings: PathSettings, on_answer: Callable[[], None]) -> None:
         super().__init__(settings, on_answer)
@@ -35,6 +35,10 @@ class MeasuredPath(RequestPath):
 
     def _process_frame(self, frame: bytes, now_ms: int) -> None:
         began, start = time.perf_counter(), frame[:4]
+        if self.apis.bound(start) is None:
+            # Clients can make up any number of APIs and versions, and each of them would get its own row.
+            super()._process_frame(frame, now_ms)
+            return
         waiting = len(self._exchanges)
         super()._process_frame(frame, now_ms)
         if len(self._exchanges) > waiting:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures count events, bound their memory against hostile clients, and become text that Prometheus parses."""
+"""Measures count events, and become text that Prometheus parses."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ def test_a_histogram_puts_each_value_below_the_first_bound_that_is_not_smaller()
     assert len(histogram.counts) == len(BUCKETS_MS) + 1
 
 
-def test_requests_are_counted_by_api_and_version_with_a_bounded_number_of_rows() -> None:
+def test_requests_are_counted_by_api_and_version() -> None:
     requests = RequestMeasures()
     requests.add(b"\x00\x03\x00\x0d", 0.001)
     requests.add(b"\x00\x03\x00\x0d", 0.003)
-    requests.add(b"\x00", 1)
-    for number in range(3000):
-        requests.add(number.to_bytes(4, "big"), 0)
-    rows = requests.items()
-    assert len(rows) == 1000
-    (metadata_requests,) = [histogram for key, version, histogram in rows if (key, version) == (3, 13)]
-    assert (metadata_requests.count, metadata_requests.sum_ms) == (2, 4.0)
+    requests.add(b"\x00\x03\x00\x0c", 0.002)
+    rows = [(key, version, times.count, times.sum_ms) for key, version, times in requests.items()]
+    assert rows == [(3, 12, 1, 2.0), (3, 13, 2, 4.0)]
 
 
 async def test_loop_lag_sees_a_pause() -> None:
