@@ -52,7 +52,11 @@ class Monitor:
 
     def hang(self, fault: RequestFault, end: Callable[[], None]) -> None:
         """Registers a connection that hangs because of the fault. `end` is called when the fault is removed."""
-        self._hanging.setdefault(fault.number, []).append(end)
+        if fault in self.faults.all():
+            self._hanging.setdefault(fault.number, []).append(end)
+        else:
+            # It was removed during its delay.
+            end()
 
     def remove_fault(self, number: int) -> RequestFault:
         """Removes the fault and closes its hanging connections, so that clients reconnect."""

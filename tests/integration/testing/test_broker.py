@@ -154,6 +154,17 @@ async def test_a_lost_request(broker: KcoordBroker) -> None:
         broker.records("t")
 
 
+async def test_a_fault_that_is_removed_during_its_delay_does_not_hang(broker: KcoordBroker) -> None:
+    with broker.inject_fault("DescribeCluster", drop=True, delay=0.2) as fault:
+        async with AdminClient(bootstrap_servers=broker.bootstrap_servers, request_timeout_ms=20_000) as admin:
+            began = time.monotonic()
+            asking = asyncio.create_task(admin.describe_cluster())
+            await asyncio.to_thread(fault.wait)
+            await asyncio.to_thread(fault.remove)
+            await asking
+            assert time.monotonic() - began < 10
+
+
 async def test_a_hanging_and_a_delayed_response(broker: KcoordBroker) -> None:
     broker.create_topic("t", 1)
     hang = broker.inject_fault("ListOffsets", drop=True)
