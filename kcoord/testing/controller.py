@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 _NOT_FOUND: Final = (Errors.GROUP_ID_NOT_FOUND, Errors.UNKNOWN_MEMBER_ID, Errors.UNKNOWN_TOPIC_OR_PARTITION)
 
 Query = Mapping[str, str]
+MOST_MS: Final = 3_155_760_000_000
+"""A clock that is set much further ahead shows times that do not fit into records."""
+
 
 
 class BrokerController:
@@ -135,6 +138,8 @@ class BrokerController:
         milliseconds = arguments.count("ms")
         arguments.end()
         await self._host.process.advance_clock(milliseconds)
+        if milliseconds > MOST_MS:
+            raise ControlError(f"ms must be at most {MOST_MS}, which is 100 years, not {milliseconds}")
         return {"now_ms": self._host.process.clock.now_ms(), "ahead_ms": self._host.process.clock.ahead_ms}
 
     # ACLs.

@@ -54,6 +54,7 @@ def ask(broker: KcoordBroker, method: str, path: str, body: str = "") -> tuple[i
         ("PUT", "/groups/g/offsets", '{"offsets": {"t": {"a": 1}}}', 400, "offsets.t must map partitions to offsets"),
         ("PUT", "/groups/g/target", "{}", 400, "members is missing"),
         ("POST", "/clock/advance", '{"ms": -1}', 400, "ms must not be negative"),
+        ("POST", "/clock/advance", '{"ms": 3155760000001}', 400, "ms must be at most 3155760000000, which is 100 years"),
     ],
 )
 def test_wrong_requests(process: KcoordBroker, method: str, path: str, body: str, status: int, text: str) -> None:
