@@ -52,7 +52,7 @@ class Arguments:
         """Takes an integer, or a string of digits as in a query string."""
         text = self._fields.get(name)
         if isinstance(text, str):
-            if not text.lstrip("-").isdigit():
+            if not text.removeprefix("-").isdecimal():
                 raise ControlError(f"{name} must be an integer, not {text!r}")
             self._fields[name] = int(text)
         return self._take(name, int, "an integer", default)

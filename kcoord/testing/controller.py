@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from kcoord.config import ConfigError
+from kcoord.server.errors import StartError
 from kcoord.testing.arguments import Arguments
 from kcoord.testing.control_client import ControlClient
 from kcoord.testing.errors import ControlError, WaitTimeout
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
 
 _NOT_FOUND: Final = (Errors.GROUP_ID_NOT_FOUND, Errors.UNKNOWN_MEMBER_ID, Errors.UNKNOWN_TOPIC_OR_PARTITION)
 
-Query = Mapping[str, str]
 MOST_MS: Final = 3_155_760_000_000
 """A clock that is set much further ahead shows times that do not fit into records."""
 
+Query = Mapping[str, str]
 
 
 class BrokerController:
@@ -137,9 +138,9 @@ class BrokerController:
     async def _advance_clock(self, arguments: Arguments) -> object:
         milliseconds = arguments.count("ms")
         arguments.end()
-        await self._host.process.advance_clock(milliseconds)
         if milliseconds > MOST_MS:
             raise ControlError(f"ms must be at most {MOST_MS}, which is 100 years, not {milliseconds}")
+        await self._host.process.advance_clock(milliseconds)
         return {"now_ms": self._host.process.clock.now_ms(), "ahead_ms": self._host.process.clock.ahead_ms}
 
     # ACLs.
@@ -228,7 +229,7 @@ def _path(template: str) -> re.Pattern[str]:
 
 
 def _fault_number(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ControlError(f"the number of a fault must be an integer, not {text!r}", 404)
     return int(text)
 
@@ -238,5 +239,5 @@ async def _run(answer: Awaitable[object]) -> object:
         return await answer
     except KafkaError as error:
         raise ControlError(str(error), 404 if error.error in _NOT_FOUND else 400) from None
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, StartError, ValueError) as error:
         raise ControlError(str(error)) from None

@@ -147,7 +147,7 @@ def api_named(name: str) -> ApiKey:
 
 def error_named(name: str) -> Errors:
     """Returns the error with a name such as NOT_COORDINATOR, or with a code."""
-    if name.lstrip("-").isdigit() and int(name) in Errors._value2member_map_:
+    if name.removeprefix("-").isdecimal() and int(name) in Errors._value2member_map_:
         return Errors(int(name))
     try:
         return Errors[name.upper()]

@@ -126,7 +126,7 @@ def _offsets(topic: str, value: object) -> dict[int, int]:
         raise ControlError(f"offsets.{topic} must be an object of partitions, not {value!r}")
     offsets = {}
     for partition, offset in value.items():
-        if not str(partition).isdigit() or type(offset) is not int:
+        if not str(partition).isdecimal() or type(offset) is not int:
             raise ControlError(f"offsets.{topic} must map partitions to offsets, not {partition!r} to {offset!r}")
         offsets[int(partition)] = offset
     return offsets

@@ -77,6 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
 
@@ -88,6 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def _body(self) -> object:
+        if "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            raise ControlError("a body needs a Content-Length", 411)
         length = self.headers.get("Content-Length", "0")
         if not length.isdigit() or int(length) > MOST_BODY_BYTES:
             self.close_connection = True
@@ -97,5 +102,5 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ControlError(f"the body is not valid JSON: {error}") from None

@@ -299,6 +299,13 @@ def test_a_reset_deletes_everything_except_the_address(broker: KcoordBroker) -> 
     assert len(broker.records("u")) == 1, "a rejected reset changes nothing"
 
 
+def test_a_reset_to_an_address_that_cannot_be_bound(broker: KcoordBroker) -> None:
+    with pytest.raises(ControlError, match=r"^cannot listen on PLAINTEXT://192\.0\.2\.1:9092"):
+        broker.reset({"listeners": "PLAINTEXT://192.0.2.1:9092"})
+    broker.reset({"listeners": "PLAINTEXT://127.0.0.1:0"})
+    broker.create_topic("t")
+
+
 def test_brokers_of_a_pool_share_no_data(pool: BrokerPool, mode: Mode) -> None:
     ports = set()
     for number in range(3):

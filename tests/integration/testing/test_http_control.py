@@ -54,13 +54,41 @@ def ask(broker: KcoordBroker, method: str, path: str, body: str = "") -> tuple[i
         ("PUT", "/groups/g/offsets", '{"offsets": {"t": {"a": 1}}}', 400, "offsets.t must map partitions to offsets"),
         ("PUT", "/groups/g/target", "{}", 400, "members is missing"),
         ("POST", "/clock/advance", '{"ms": -1}', 400, "ms must not be negative"),
-        ("POST", "/clock/advance", '{"ms": 3155760000001}', 400, "ms must be at most 3155760000000, which is 100 years"),
+        (
+            "POST",
+            "/clock/advance",
+            '{"ms": 3155760000001}',
+            400,
+            "ms must be at most 3155760000000, which is 100 years",
+        ),
+        ("POST", "/topics", "[" * 100_000, 400, "the body is not valid JSON"),
+        ("GET", "/groups/g?members=%C2%B2", "", 400, "members must be an integer, not '²'"),
+        ("GET", "/groups/g?timeout_ms=--5", "", 400, "timeout_ms must be an integer, not '--5'"),
+        (
+            "PUT",
+            "/groups/g/offsets",
+            '{"offsets": {"t": {"\\u00b2": 1}}}',
+            400,
+            "offsets.t must map partitions to offsets",
+        ),
+        ("GET", "/faults/%C2%B2", "", 404, "the number of a fault must be an integer, not '²'"),
+        ("POST", "/faults", '{"error": "--1"}', 400, "unknown error '--1'"),
     ],
 )
 def test_wrong_requests(process: KcoordBroker, method: str, path: str, body: str, status: int, text: str) -> None:
     actual_status, answer = ask(process, method, path, body)
     assert actual_status == status
     assert isinstance(answer, dict) and text in answer["error"]
+
+
+def test_a_body_without_a_length_is_rejected(process: KcoordBroker) -> None:
+    assert process.control_url is not None
+    connection = HTTPConnection(process.control_url.removeprefix("http://"), timeout=10)
+    connection.request("POST", "/topics", headers={"Transfer-Encoding": "chunked"})
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())) == (411, {"error": "a body needs a Content-Length"})
+    assert response.getheader("Connection") == "close"
+    connection.close()
 
 
 def test_a_wait_for_a_fault_times_out(process: KcoordBroker) -> None:
