@@ -19,6 +19,7 @@ from http.client import HTTPConnection
 from typing import IO, Final, Protocol, TypeVar
 from urllib.parse import urlencode
 
+from kcoord.config.properties import ENVIRONMENT_PREFIX
 from kcoord.testing.controller import BrokerController
 from kcoord.testing.errors import ControlError, WaitTimeout
 from kcoord.testing.host import BrokerHost
@@ -102,8 +103,10 @@ class ProcessTransport:
         for key, value in settings.items():
             command += ["--override", f"{key}={value}"]
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        # As for a broker in this process, settings in the environment have no effect.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         # An assignor of the test's own may be in a folder that only this process has in its path.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True
         )

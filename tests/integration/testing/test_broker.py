@@ -87,6 +87,14 @@ def test_a_record_for_a_partition_that_does_not_exist(broker: KcoordBroker) -> N
         broker.produce("t", [Record("x", partition=1)])
 
 
+def test_settings_in_the_environment_have_no_effect(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCOORD_NUM_PARTITIONS", "7")
+    with start_broker(mode=mode) as broker:
+        broker.create_topic("t", -1)
+        with pytest.raises(ControlError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            broker.commit("g", {"t": {1: 0}})
+
+
 async def test_waiting_for_a_group(broker: KcoordBroker) -> None:
     broker.create_topic("t", 2)
     assert str(broker.group("g/1")) == "group g/1 is Dead, or does not exist"
