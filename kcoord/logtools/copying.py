@@ -27,17 +27,26 @@ def new_folder(fs: FileSystem, target: str, what: str) -> Iterator[str]:
             raise StorageError(f"{path}: already exists; {what} needs a new folder")
     make_durable_dirs(fs, building)
     try:
-        yield building
-    except BaseException as error:
+        with named_errors(building):
+            yield building
+    except BaseException:
         remove_tree(fs, building)
-        if not isinstance(error, OSError) or isinstance(error, StorageError) or error.filename is not None:
-            raise
-        # A failed write, such as on a full disk, has no file name.
-        raise StorageError(f"{building}: {error}") from error
+        raise
     if fs.exists(target):
         fs.remove_dir(target)
     fs.rename(building, target)
     fs.sync_dir(parent(target))
+
+
+@contextmanager
+def named_errors(path: str) -> Iterator[None]:
+    """Adds `path` to an OSError without a file name, such as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError) or error.filename is not None:
+            raise
+        raise StorageError(f"{path}: {error}") from error
 
 
 def copy_file(fs: FileSystem, source: str, target: str) -> int:

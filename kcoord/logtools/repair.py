@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from kcoord.logtools.copying import copy_file, copy_range
+from kcoord.logtools.copying import copy_file, copy_range, named_errors
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import FolderReader, LogFile, NoLogsError, partition_at, segments_in
 from kcoord.logtools.lost_groups import new_group_record
@@ -134,7 +134,8 @@ class Repair:
         """Locks the folder, repairs it and returns the steps. Raises DirectoryLockedError if a broker uses it."""
         lock = self._fs.lock(join(self._path, LOCK_FILE))
         try:
-            return self._walk(is_real=True)
+            with named_errors(self._path):
+                return self._walk(is_real=True)
         finally:
             lock.release()
 
@@ -290,6 +291,9 @@ class Repair:
             if end_offset is not None:
                 writer.bridge_to(end_offset)
             copy.datasync()
+        except BaseException:
+            self._fs.remove(target)
+            raise
         finally:
             source.close()
             copy.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -274,3 +275,15 @@ def test_producer_snapshots_go_with_a_damaged_transaction_index(folder: Path) ->
     assert not index.exists() and not snapshot.exists()
     assert (keep / "orders-0" / index.name).exists() and (keep / "orders-0" / snapshot.name).exists()
     assert mark.exists(), "the log is as it was"
+
+
+def test_a_repair_on_a_full_disk_changes_no_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    flip(logs(folder, "orders-0")[0], 1)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr("kcoord.logtools.repair.write_all", full)
+    with pytest.raises(StorageError, match=rf"^{folder}: .*No space left on device"):
+        repair(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
