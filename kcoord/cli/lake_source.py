@@ -96,7 +96,10 @@ class LakeSource:
 
         if self.brokers is None:
             return None
-        return self._ask("offsets.retention.minutes of the brokers is unknown", retention_minutes)
+        topic = self.options.topic
+        return self._ask(
+            "offsets.retention.minutes of the brokers is unknown", lambda admin: retention_minutes(admin, topic)
+        )
 
     def _ask(self, failure: str, question: Callable[[AdminClient], Awaitable[T]]) -> T | None:
         from kcoord.client.admin.client import AdminClient

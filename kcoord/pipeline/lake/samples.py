@@ -30,9 +30,12 @@ from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
 from kcoord_protocol.batch_header import crc32c
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.uuid import ZERO_UUID, uuid_from_string, uuid_to_string
 
 RETENTION: Final = "offsets.retention.minutes"
+_UPSTREAM: Final = "kcoord.upstream.bootstrap.servers"
+"""Only kcoord in front of a cluster has a value of it."""
 _DELETED_AFTER_MS: Final = 60_000
 
 
@@ -170,15 +173,18 @@ async def ask_ends(admin: AdminClient, names: Iterable[str]) -> list[End]:
     return rows
 
 
-async def retention_minutes(admin: AdminClient) -> int | None:
-    """Returns `offsets.retention.minutes` of the brokers, None if the client may not see it."""
-    cluster = await admin.describe_cluster()
-    for node in cluster.nodes:
-        resource = ConfigResource(ConfigResourceType.BROKER, str(node.node_id))
-        configs = (await admin.describe_configs([resource])).values.get(resource)
-        entry = None if configs is None else configs.get(RETENTION)
-        if entry is not None and entry.value is not None:
-            return int(entry.value)
+async def retention_minutes(admin: AdminClient, topic: str) -> int | None:
+    """Returns `offsets.retention.minutes` of the brokers whose groups are in the topic, None if it is unknown.
+
+    The instances of kcoord in front of a cluster are among its brokers. Their groups are in a topic of their own.
+    """
+    nodes = (await admin.describe_cluster()).nodes
+    brokers = [ConfigResource(ConfigResourceType.BROKER, str(node.node_id)) for node in nodes]
+    for configs in (await admin.describe_configs(dict.fromkeys(brokers, (RETENTION, _UPSTREAM)))).values.values():
+        values = {name: entry.value for name, entry in configs.items()}
+        minutes, is_in_front = values.get(RETENTION), bool(values.get(_UPSTREAM))
+        if minutes is not None and is_in_front == (topic != GROUP_METADATA_TOPIC):
+            return int(minutes)
     return None
 
 
