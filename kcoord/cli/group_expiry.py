@@ -2,8 +2,8 @@
 """`kcoord groups expiry`: lists when committed offsets expire, and why (KIP-211).
 
 No response of a broker contains the time of a commit, or the time at which a group became empty. The log contains both.
-So the command reads the partitions of `__consumer_offsets`, and applies the rules of the coordinator with the settings
-of the broker.
+So the command reads the partitions of the log, and applies the rules of the coordinator with the settings of the
+broker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from kcoord.cli.log_reader import LogReader, offsets_topic
+from kcoord.cli.log_reader import LogReader, instance_in_front, offsets_topic
 from kcoord.cli.output import OutputColumn, Row, plain_text, print_rows
 from kcoord.cli.session import CommandError, add_connection_options, add_json_option, run_with_admin
 from kcoord.cli.table import current_time_ms, format_time
@@ -74,10 +74,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
-    topic = await offsets_topic(admin)
+    instance = await instance_in_front(admin.config)
+    topic = await offsets_topic(admin, instance)
     rows: list[Row] = []
     now_ms = current_time_ms()
-    for row in await _forecasts(admin, topic, options) if topic is not None else ():
+    for row in await _forecasts(admin, topic, instance, options) if topic is not None else ():
         rows.append(_row(row, now_ms))
     if not rows and options.group is not None:
         raise CommandError(f"group {options.group} does not exist, or has no committed offsets")
@@ -86,8 +87,13 @@ async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
     return 0
 
 
-async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argparse.Namespace) -> list[ExpiryRow]:
-    """Returns the rows of the partition of --group, or of all partitions, which are read in order."""
+async def _forecasts(
+    admin: AdminClient, topic: TopicDescription, instance: int | None, options: argparse.Namespace
+) -> list[ExpiryRow]:
+    """Returns the rows of the partition of --group, or of all partitions, which are read in order.
+
+    The settings are those of `instance`, or else of the leader, which coordinates the groups of the partition.
+    """
     from kcoord.logtools.expiry import forecast, read_groups
     from kcoord.runtime.loader import LoadError
     from kcoord.runtime.serde import partition_for
@@ -102,13 +108,14 @@ async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argpa
             partition = TopicPartition(topic.name, number)
             if leader is None:
                 raise CommandError(f"{partition} has no leader now")
-            if leader.node_id not in settings:
-                settings[leader.node_id] = await _settings(admin, leader.node_id)
+            coordinator = leader.node_id if instance is None else instance
+            if coordinator not in settings:
+                settings[coordinator] = await _settings(admin, coordinator)
             try:
                 history = await reader.read(partition, read_groups)
             except LoadError as error:
                 raise CommandError(f"{partition}: {error}") from error
-            rows += forecast(history, settings[leader.node_id], image, options.group)
+            rows += forecast(history, settings[coordinator], image, options.group)
     return rows
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kcoord groups`: explain, watch and simulate groups, list when offsets expire, restore offsets.
 
-This module has `restore`. It reads the records that the group's partition of `__consumer_offsets` still has, from the
-broker or from a folder such as a backup. Then it commits the old offsets through the broker. It commits nothing if the
+This module has `restore`. It reads the records that the group's partition of the log still has, from the broker or
+from a folder such as a backup. Then it commits the old offsets through the broker. It commits nothing if the
 group has members, and it deletes nothing.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kcoord.cli.log_reader import LogReader, offsets_topic
+from kcoord.cli.log_reader import LogReader, instance_in_front, offsets_topic
 from kcoord.cli.old_forms import add_old_format
 from kcoord.cli.session import CommandError, add_connection_options, error_text, report_failure, run_with_admin
 from kcoord.cli.table import current_time_ms, format_time, parse_time
@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         "restore",
         help="restore the offsets that a group had at a given time",
         description="Restores the offsets that a group had at a given time and that were deleted, expired or "
-        "overwritten since. It reads __consumer_offsets from the broker, or from a folder such as a backup, and "
+        "overwritten since. It reads the log of the groups from the broker, or from a folder such as a backup, and "
         "commits through the broker. Offsets whose records compaction has removed are lost.",
     )
     restore.add_argument("--group", required=True, metavar="GROUP")
@@ -120,7 +120,7 @@ async def _offsets_at(admin: AdminClient, options: argparse.Namespace, time_ms: 
     try:
         if options.from_folder is not None:
             return read(batches_in_folder(RealFileSystem(), os.path.abspath(options.from_folder), options.group))
-        topic = await offsets_topic(admin)
+        topic = await offsets_topic(admin, await instance_in_front(admin.config))
         if topic is None:
             raise CommandError("the brokers have no committed offsets: there is no topic __consumer_offsets")
         async with LogReader(admin.config) as reader:

@@ -57,7 +57,7 @@ async def connect(options: argparse.Namespace) -> AsyncIterator[Sides]:
     try:
         async with AdminClient(config) as kcoord:
             await cluster.start(cluster.deadline())
-            instances = await _instances(cluster)
+            instances = await instances_of(cluster)
             if not instances:
                 raise CommandError(f"{own['bootstrap.servers']} is not kcoord in front of an existing cluster")
             resource = ConfigResource(ConfigResourceType.BROKER, str(instances[0].node_id))
@@ -78,7 +78,7 @@ async def connect(options: argparse.Namespace) -> AsyncIterator[Sides]:
         await cluster.close()
 
 
-async def _instances(cluster: Cluster) -> list[Node]:
+async def instances_of(cluster: Cluster) -> list[Node]:
     """Returns the brokers that import groups. Ports of the upstream's brokers do not."""
     instances = []
     for node_id, node in sorted(cluster.metadata.brokers.items()):
