@@ -133,6 +133,20 @@ def test_iceberg_on_object_storage_needs_a_catalog(spark: SparkSession, tmp_path
         open_store(lambda: spark, elsewhere, Format.ICEBERG, None)
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_an_error_of_a_formats_library_is_one_line(
+    tmp_path: Path, table_format: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__KCOORD__URI", f"sqlite:///{tmp_path}/nowhere/catalog.db")
+    log = tmp_path / "silver" / "ends" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("damaged")
+    lake = Lake(lambda: pytest.fail("Spark is not needed"), str(tmp_path), table_format)
+    with pytest.raises(LakeError, match=rf"^(catalog kcoord|{log.parent}): .+$") as raised:
+        lake.stored_files("ends")
+    assert "\n" not in str(raised.value)
+
+
 def test_a_catalog_of_another_lake_is_rejected(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
 
@@ -27,7 +27,7 @@ from kcoord.pipeline.lake.formats.data_files import (
     write_rows,
 )
 from kcoord.pipeline.lake.formats.place import LakePlace
-from kcoord.pipeline.lake.formats.store import CLUSTER, StoredFile, in_cluster
+from kcoord.pipeline.lake.formats.store import CLUSTER, StoredFile, errors_of, in_cluster
 from kcoord.pipeline.lake.tables import LakeTable
 
 _COMMIT_ATTEMPTS: Final = 10
@@ -91,9 +91,10 @@ class DeltaStore:
 
     def _load(self, table: LakeTable) -> DeltaTable | None:
         uri = self._place.table_uri(table)
-        if not DeltaTable.is_deltatable(uri, self._options):
-            return None
-        return DeltaTable(uri, storage_options=self._options)
+        with errors_of(uri, DeltaError):
+            if not DeltaTable.is_deltatable(uri, self._options):
+                return None
+            return DeltaTable(uri, storage_options=self._options)
 
     def _replace(self, stored: LakeTable, files: list[DataFile], *, whole: bool, parts: Collection[str]) -> None:
         replaced = replaced_values(stored, files, self._cluster, whole=whole, parts=parts)
@@ -111,16 +112,17 @@ class DeltaStore:
             AddAction(file.path, file.size_bytes, file.layout, now_ms, True, json.dumps({"numRecords": file.rows}))
             for file in files
         ]
-        for attempt in range(1, _COMMIT_ATTEMPTS + 1):
-            try:
-                self._open(table).create_write_transaction(
-                    actions, mode, table.arrow_schema, list(table.partitioned_by), filters or None
-                )
-                return
-            except CommitFailedError:
-                # A compaction has removed files of other parts since the table was opened.
-                if attempt == _COMMIT_ATTEMPTS:
-                    raise
+        with errors_of(self._place.table_uri(table), DeltaError):
+            for attempt in range(1, _COMMIT_ATTEMPTS + 1):
+                try:
+                    self._open(table).create_write_transaction(
+                        actions, mode, table.arrow_schema, list(table.partitioned_by), filters or None
+                    )
+                    return
+                except CommitFailedError:
+                    # A compaction has removed files of other parts since the table was opened.
+                    if attempt == _COMMIT_ATTEMPTS:
+                        raise
 
     def _open(self, table: LakeTable) -> DeltaTable:
         """Returns the newest version of the table, with all columns. Creates the table if there is none."""

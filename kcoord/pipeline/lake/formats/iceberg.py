@@ -10,7 +10,7 @@ The catalog is the one that pyiceberg's configuration names `kcoord` (`PYICEBERG
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import date, timedelta
 from typing import Final
 
@@ -33,7 +33,7 @@ from kcoord.pipeline.lake.formats.data_files import (
     write_rows,
 )
 from kcoord.pipeline.lake.formats.place import LakePlace
-from kcoord.pipeline.lake.formats.store import CLUSTER, StoredFile, in_cluster
+from kcoord.pipeline.lake.formats.store import CLUSTER, StoredFile, errors_of, in_cluster
 from kcoord.pipeline.lake.tables import LakeTable
 
 CATALOG: Final = "kcoord"
@@ -164,11 +164,12 @@ class IcebergStore:
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
-        catalog = load_catalog(CATALOG, **self._catalog_properties)
-        try:
+        # Each kind of catalog has a library of its own, whose errors have no class in common.
+        with (
+            errors_of(f"catalog {CATALOG}", Exception),
+            closing(load_catalog(CATALOG, **self._catalog_properties)) as catalog,
+        ):
             yield catalog
-        finally:
-            catalog.close()
 
 
 def _value_text(table: LakeTable, value: object) -> str:

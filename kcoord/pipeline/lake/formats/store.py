@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.tables import LakeColumn, LakeTable
 
 CLUSTER: Final = "cluster"
@@ -29,6 +31,17 @@ def in_cluster(table: LakeTable, cluster: str | None) -> LakeTable:
         return table
     layout = (CLUSTER, *table.partitioned_by)
     return replace(table, columns=(*table.columns, _COLUMN), partitioned_by=layout)
+
+
+@contextmanager
+def errors_of(place: str, kind: type[Exception]) -> Iterator[None]:
+    """Raises LakeError for an error of a format's library, which may have a text of many lines."""
+    try:
+        yield
+    except LakeError:
+        raise
+    except kind as error:
+        raise LakeError(f"{place}: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
 class Store(Protocol):
