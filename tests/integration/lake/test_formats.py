@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyarrow import fs
 from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import CommitTableResponse
 from pyspark.sql import SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
@@ -158,3 +163,23 @@ def test_a_catalog_of_another_lake_is_rejected(
     assert first.read("ends").count() == 0
     with pytest.raises(LakeError, match=r"another lake's silver\.ends"):
         Lake(spark, str(tmp_path / "two"), Format.ICEBERG).read("ends")
+
+
+def test_a_commit_to_iceberg_is_repeated_as_often_as_one_to_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(lambda: pytest.fail("Spark is not needed"), str(tmp_path), Format.ICEBERG)
+    lake.append("ends", pa.Table.from_pylist([], schema=TABLES["ends"].arrow_schema))
+    conflicts = [CommitFailedException("a compaction was faster")] * 9
+    commit = SqlCatalog.commit_table
+
+    def after_conflicts(*arguments: Any) -> CommitTableResponse:
+        if conflicts:
+            raise conflicts.pop()
+        return commit(*arguments)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", after_conflicts)
+    monkeypatch.setattr("pyiceberg.table.time.sleep", lambda seconds: None)
+    add_sample(lake, Sample(moment(0), [End("t", "id", 0, 0, 1, None)]))
+    assert not conflicts
+    assert len(lake.stored_files("ends")) == 1

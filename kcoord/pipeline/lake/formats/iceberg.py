@@ -38,6 +38,8 @@ from kcoord.pipeline.lake.tables import LakeTable
 
 CATALOG: Final = "kcoord"
 OWN_CATALOG: Final = "_kcoord/iceberg.db"
+_PROPERTIES: Final = {"commit.retry.num-retries": "9", "commit.retry.max-wait-ms": "1000"}
+"""How often pyiceberg repeats a change of a table while other jobs change other parts of it."""
 
 
 class IcebergStore:
@@ -144,7 +146,8 @@ class IcebergStore:
     def _create(self, catalog: Catalog, table: LakeTable) -> IcebergTable:
         catalog.create_namespace_if_not_exists(table.layer)
         schema = table.arrow_schema
-        creation = catalog.create_table_transaction(_identifier(table), schema, location=self._place.table_uri(table))
+        place = self._place.table_uri(table)
+        creation = catalog.create_table_transaction(_identifier(table), schema, place, properties=_PROPERTIES)
         with creation, creation.update_spec() as layout:
             for name in table.partitioned_by:
                 layout.add_identity(name)
