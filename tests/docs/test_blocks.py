@@ -38,6 +38,7 @@ RUN_BY = {
     ("docs/contributing/first-change.md", "python"): ("tests/docs/test_first_change.py",),
     ("docs/guides/client-assignor.md", "weights.py"): ("tests/integration/client/test_client_assignors.py",),
     ("docs/guides/maintain-a-lake.md", "a compaction"): ("tests/integration/lake/test_compaction.py",),
+    ("docs/guides/maintain-a-lake.md", "python"): ("tests/integration/lake/test_formats.py",),
     ("docs/guides/own-assignor.md", "pinned.py"): ("tests/unit/server/test_own_assignors.py",),
     # These need Spark, which takes many seconds to start: the tests that have a session run them.
     ("docs/guides/pipeline-on-a-cluster.md", "spark-defaults.conf"): ("tests/integration/lake/test_submit.py",),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,14 @@ from kcoord.pipeline.lake.samples import End, Sample, add_sample
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
+from tests.docs.terminal import blocks_of
 from tests.integration.lake.made_log import moment
 from tests.support.offsets_sample import Key, committed_offsets, described_offsets, unpack_sample
+from tests.support.shared import ROOT
 from tests.support.spark import unless_too_busy
 
 FORMATS = (Format.DELTA, Format.ICEBERG)
+GUIDE = ROOT / "docs" / "guides" / "maintain-a-lake.md"
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +187,16 @@ def test_a_commit_to_iceberg_is_repeated_as_often_as_one_to_delta(
     add_sample(lake, Sample(moment(0), [End("t", "id", 0, 0, 1, None)]))
     assert not conflicts
     assert len(lake.stored_files("ends")) == 1
+
+
+def test_the_program_of_the_guide_deletes_files_of_no_version(tmp_path: Path) -> None:
+    (program,) = (block.text for block in blocks_of(GUIDE.read_text()) if block.language == "python")
+    lake = Lake(lambda: pytest.fail("Spark is not needed"), str(tmp_path), Format.DELTA)
+    add_sample(lake, Sample(moment(0), [End("t", "id", 0, 0, 1, None)]))
+    left = tmp_path / "silver" / "ends" / "data" / "left.parquet"
+    left.write_text("a killed job left it")
+    os.utime(left, (0, 0))
+    exec(program.replace("/data/lake", lake.uri), {})
+    assert not left.exists()
+    (stored,) = DeltaTable(str(tmp_path / "silver" / "ends")).file_uris()
+    assert Path(stored).exists()
