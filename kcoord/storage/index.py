@@ -75,14 +75,13 @@ class OffsetIndex:
 
     def append(self, offset: int, position: int) -> None:
         """Appends an entry for the batch at `position`, whose last offset is `offset`."""
-        assert not self.positions or (
-            position > self.positions[-1] and offset - self.base_offset > self._offsets[-1]
-        ), (
+        relative = offset - self.base_offset
+        assert not self.positions or (position > self.positions[-1] and relative > self._offsets[-1]), (
             f"S-10: the index entry {offset} at {position} does not follow "
             f"{self.base_offset + self._offsets[-1]} at {self.positions[-1]}"
         )
         self.positions.append(position)
-        self._offsets.append(offset - self.base_offset)
+        self._offsets.append(relative)
 
     def lookup(self, offset: int) -> OffsetPosition | None:
         """Returns the last entry with at most this offset, or None."""

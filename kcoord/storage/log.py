@@ -32,9 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from kcoord.storage.errors import (
     InvalidAppendError,
@@ -60,16 +59,11 @@ MOST_UNSYNCED: Final = 16
 _OWN_FILES = 8
 
 
-@dataclass(slots=True)
-class AppendInfo:
-    """The place of an append in the log."""
+class AppendInfo(NamedTuple):
+    """The place of an append in the log: a segment, and a position in its file. `rolled`: it is a new segment."""
 
-    base_offset: int
-    last_offset: int
-    max_timestamp: int
     segment_base_offset: int
     position: int
-    size_bytes: int
     rolled: bool
 
 
@@ -111,7 +105,7 @@ class Log(ReadableLog):
         self._is_folder_unsynced = False
 
     def __repr__(self) -> str:
-        return f"Log({self.directory}, {self._start_offset}..{self._end_offset})"
+        return f"Log({self.directory}, {self.start_offset}..{self.end_offset})"
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -142,28 +136,28 @@ class Log(ReadableLog):
         loader.load()
         self.recovery_report = loader.report
         self._segments = tuple(loader.segments)
-        self._end_offset = loader.end_offset
+        self.end_offset = loader.end_offset
         self._flushed_offset = loader.end_offset if recovery.clean else min(recovery.recovery_point, loader.end_offset)
         # The names of an empty segment and of an empty log may not be durable: an earlier open may have failed, or its
         # process may have ended, before the first flush.
         is_last_empty = not self._segments or self._segments[-1].size_bytes == 0
         self._is_folder_unsynced = is_last_empty or bool(loader.report.removed_files)
         self._is_entry_unsynced = is_last_empty and len(self._segments) <= 1
-        if self._flushed_offset < self._end_offset:
+        if self._flushed_offset < self.end_offset:
             # The sync may take ten times as long as reading the bytes.
             recovery.check(10 * loader.report.scanned_bytes)
             # These bytes survived the end of the process, but may be only in the page cache. Readers will see them.
             self._segments[-1].is_unsynced = self._is_entry_unsynced = self._is_folder_unsynced = True
             self.flush()
-        if not self._segments or self._end_offset < recovery.start_offset:
+        if not self._segments or self.end_offset < recovery.start_offset:
             # All batches in the files are below the start offset, so they are deleted.
             self._start_anew(recovery.start_offset, now_ms)
-        self._start_offset = max(recovery.start_offset, self._segments[0].base_offset)
+        self.start_offset = max(recovery.start_offset, self._segments[0].base_offset)
 
     def _start_anew(self, offset: int, now_ms: int) -> None:
         old = self._segments
         self._segments = (self._new_segment(offset, now_ms),)
-        self._end_offset = self._start_offset = self._flushed_offset = offset
+        self.end_offset = self.start_offset = self._flushed_offset = offset
         for segment in old:
             segment.delete()
 
@@ -214,7 +208,7 @@ class Log(ReadableLog):
     def reopening(self) -> Recovery:
         """Returns the argument for opening this log again in the same process, after a failure or after `close`."""
         is_failed = self._failure is not None
-        return Recovery(recovery_point=self._flushed_offset, start_offset=self._start_offset, rewrite=is_failed)
+        return Recovery(recovery_point=self._flushed_offset, start_offset=self.start_offset, rewrite=is_failed)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -234,8 +228,8 @@ class Log(ReadableLog):
     ) -> AppendInfo:
         """Appends like `append`, but does not read the batch. The caller has just stamped these values on it."""
         self._check_usable()
-        if base_offset < self._end_offset:
-            raise InvalidAppendError(f"the batch has base offset {base_offset}, but the log ends at {self._end_offset}")
+        if base_offset < self.end_offset:
+            raise InvalidAppendError(f"the batch has base offset {base_offset}, but the log ends at {self.end_offset}")
         info = self._append(data, base_offset, [(0, len(data), last_offset, max_timestamp)], now_ms, may_sync=True)
         assert info is not None
         return info
@@ -250,15 +244,15 @@ class Log(ReadableLog):
     ) -> AppendInfo | None:
         last_offset = entries[-1][2]
         max_timestamp = entries[0][3] if len(entries) == 1 else max([entry[3] for entry in entries])
-        rolled = self._segments[-1].should_roll(len(data), last_offset, max_timestamp, now_ms)
+        segment = self._segments[-1]
+        rolled = segment.should_roll(len(data), last_offset, max_timestamp, now_ms)
         if not may_sync and (rolled or self._is_folder_unsynced or self._is_entry_unsynced):
             return None
         if rolled:
             self._roll(base_offset, now_ms)
-        segment = self._segments[-1]
-        position = segment.size_bytes
+            segment = self._segments[-1]
         try:
-            segment.write(data)
+            position = segment.write(data)
         except TruncateFailedError as error:
             self._failure = error
             raise LogFailedError(str(error)) from error
@@ -268,11 +262,11 @@ class Log(ReadableLog):
             # The file has bytes that the segment does not have. Opening the log again decides what they are.
             self._failure = error
             raise
-        self._end_offset = last_offset + 1
-        return AppendInfo(base_offset, last_offset, max_timestamp, segment.base_offset, position, len(data), rolled)
+        self.end_offset = last_offset + 1
+        return AppendInfo(segment.base_offset, position, rolled)
 
     def _parse(self, data: Bytes) -> tuple[int, list[BatchPlace]]:
-        offset = self._end_offset
+        offset = self.end_offset
         if len(data) >= BATCH_OVERHEAD_BYTES:
             # Most appends are one batch, such as a commit that arrives alone. The loop below takes three times as long.
             base, length, magic, last_delta, max_timestamp = PLACE.unpack_from(data)
@@ -305,7 +299,7 @@ class Log(ReadableLog):
         After a failed sync the log has failed: the kernel may have dropped the bytes, so a later sync proves nothing.
         """
         self._check_usable()
-        end_offset = self._end_offset
+        end_offset = self.end_offset
         active = self._segments[-1]
         sync_all(self._rolled)
         self._end_syncs()
@@ -360,13 +354,13 @@ class Log(ReadableLog):
         self._check_usable()
         if self._segments[-1].size_bytes == 0:
             return False
-        self._roll(self._end_offset, now_ms)
+        self._roll(self.end_offset, now_ms)
         return True
 
     def _roll(self, base_offset: int, now_ms: int) -> None:
         """Begins a new segment. The old one is made durable before, or by another thread afterwards."""
-        assert base_offset >= self._end_offset, (
-            f"S-4: a segment of {self.directory} begins at offset {base_offset}, but the log ends at {self._end_offset}"
+        assert base_offset >= self.end_offset, (
+            f"S-4: a segment of {self.directory} begins at offset {base_offset}, but the log ends at {self.end_offset}"
         )
         old = self._segments[-1]
         if old.size_bytes == 0:
@@ -374,11 +368,11 @@ class Log(ReadableLog):
                 # The mark names the segment that is replaced now.
                 self.flush()
             self._segments = (*self._segments[:-1], self._new_segment(base_offset, now_ms))
-            self._start_offset = max(self._start_offset, self._segments[0].base_offset)
+            self.start_offset = max(self.start_offset, self._segments[0].base_offset)
             old.delete()
             return
         old.seal()
-        if self.later_syncs is not None and base_offset == self._end_offset:
+        if self.later_syncs is not None and base_offset == self.end_offset:
             self._roll_unsynced(old, self.later_syncs, now_ms)
             return
         self.flush()
@@ -400,10 +394,10 @@ class Log(ReadableLog):
             self._end_syncs()
             self._check_usable()
         folders = [self.directory, parent(self.directory)] if self._is_entry_unsynced else [self.directory]
-        rolled = RolledSegment(self._fs, old, self._end_offset, folders, later_syncs.new_lock)
+        rolled = RolledSegment(self._fs, old, self.end_offset, folders, later_syncs.new_lock)
         # The mark is made first, so no crash leaves the new segment without it.
-        self._fs.open_append(mark_path(self.directory, self._end_offset)).close()
-        self._segments = (*self._segments, self._new_segment(self._end_offset, now_ms))
+        self._fs.open_append(mark_path(self.directory, self.end_offset)).close()
+        self._segments = (*self._segments, self._new_segment(self.end_offset, now_ms))
         self._rolled = (*self._rolled, rolled)
         later_syncs.in_background(partial(sync_all, self._rolled), self._end_syncs)
 
@@ -431,10 +425,10 @@ class Log(ReadableLog):
 
         The start offset never falls. Returns the new start offset.
         """
-        if offset > self._end_offset:
-            raise OffsetOutOfRangeError(offset, self._start_offset, self._end_offset)
-        self._start_offset = max(self._start_offset, offset)
-        return self._start_offset
+        if offset > self.end_offset:
+            raise OffsetOutOfRangeError(offset, self.start_offset, self.end_offset)
+        self.start_offset = max(self.start_offset, offset)
+        return self.start_offset
 
     def delete_old_segments(self, predicate: Callable[[Segment], bool], now_ms: int) -> int:
         """Deletes segments from the oldest on, as long as they are below the start offset or `predicate` is true.
@@ -448,20 +442,20 @@ class Log(ReadableLog):
         segments = self._segments
         count = 0
         for segment, following in zip(segments, (*segments[1:], None), strict=True):
-            is_below_start = following is not None and following.base_offset <= self._start_offset
+            is_below_start = following is not None and following.base_offset <= self.start_offset
             # Cleaning can leave an empty segment, which is deleted together with the segments around it.
             is_emptied = segment.size_bytes == 0 and following is not None
             if (segment.size_bytes == 0 and not is_emptied) or not (is_below_start or is_emptied or predicate(segment)):
                 break
             count += 1
         if count == len(segments):
-            self._roll(self._end_offset, now_ms)
+            self._roll(self.end_offset, now_ms)
             # The name of the new file must be durable before the old files are removed.
             self.sync_names()
         if count:
             assert len(self._segments) > count, f"S-5: {self.directory} has no segment left after {count} were deleted"
             self._segments = self._segments[count:]
-            self._start_offset = max(self._start_offset, self._segments[0].base_offset)
+            self.start_offset = max(self.start_offset, self._segments[0].base_offset)
             self._is_folder_unsynced = True
             unsynced = [rolled for rolled in self._rolled if rolled.segment in segments[:count]]
             self._rolled = self._rolled[len(unsynced) :]

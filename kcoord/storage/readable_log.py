@@ -28,22 +28,14 @@ class RecordPosition(NamedTuple):
 class ReadableLog:
     """The segments of one partition folder, for reading."""
 
-    __slots__ = ("_end_offset", "_segments", "_start_offset")
+    __slots__ = ("_segments", "end_offset", "start_offset")
 
     def __init__(self) -> None:
         self._segments: tuple[Segment, ...] = ()
-        self._start_offset = 0
-        self._end_offset = 0
-
-    @property
-    def start_offset(self) -> int:
-        """The first offset of the log. Records below it are deleted."""
-        return self._start_offset
-
-    @property
-    def end_offset(self) -> int:
+        self.start_offset = 0
+        """The first offset of the log. Records below it are deleted. Only the log changes it, and the end offset."""
+        self.end_offset = 0
         """The offset of the next record."""
-        return self._end_offset
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -76,9 +68,9 @@ class ReadableLog:
         Returns None at the end of the log. A first batch larger than `max_bytes` is returned whole, unless `min_one` is
         False. Raises OffsetOutOfRangeError if the log does not have the offset.
         """
-        end_offset = self._end_offset
-        if not self._start_offset <= offset <= end_offset:
-            raise OffsetOutOfRangeError(offset, self._start_offset, end_offset)
+        end_offset = self.end_offset
+        if not self.start_offset <= offset <= end_offset:
+            raise OffsetOutOfRangeError(offset, self.start_offset, end_offset)
         bound = end_offset if max_offset is None else min(max_offset, end_offset)
         if offset >= bound:
             return None
@@ -95,7 +87,7 @@ class ReadableLog:
 
     def batches(self, from_offset: int | None = None) -> Iterator[tuple[BatchHeader, bytes]]:
         """Yields all batches from the one with `from_offset`, and checks them. Raises CorruptLogError for damage."""
-        start = self._start_offset if from_offset is None else from_offset
+        start = self.start_offset if from_offset is None else from_offset
         segments = self._segments
         expected = 0
         for segment in segments[max(segment_number(segments, start), 0) :]:
@@ -118,7 +110,7 @@ class ReadableLog:
         for segment in self._segments:
             largest = segment.largest_timestamp
             if largest is not None and largest.timestamp >= timestamp:
-                match = segment.first_record_from(timestamp, self._start_offset, most_records)
+                match = segment.first_record_from(timestamp, self.start_offset, most_records)
                 if match is not None:
                     return RecordPosition(*match)
         return None

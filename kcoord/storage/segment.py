@@ -228,26 +228,28 @@ class Segment:
         offsets, times = len(indexes.offsets.positions), len(indexes.times.timestamps)
         return offsets >= most // OFFSET_ENTRY_BYTES or times >= most // TIME_ENTRY_BYTES - 1
 
-    def write(self, data: Bytes) -> None:
-        """Appends bytes without publishing them.
+    def write(self, data: Bytes) -> int:
+        """Appends bytes without publishing them. Returns their position.
 
         A failed write is undone and raises OSError. If it cannot be undone, raises TruncateFailedError.
         """
         if self._pinned is None:
             self._pinned = self._files.writer(self.log_path)
         self.is_unsynced = True
+        position = self._size
         try:
             taken = self._pinned.write(data)
             if taken != len(data):
                 write_rest(self._pinned, data, taken)
         except OSError as error:
             try:
-                self._pinned.truncate(self._size)
+                self._pinned.truncate(position)
             except OSError:
                 raise TruncateFailedError(
-                    f"{self.log_path}: a failed write at {self._size} could not be undone"
+                    f"{self.log_path}: a failed write at {position} could not be undone"
                 ) from error
             raise
+        return position
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Adds a batch of the file to the indexes, by Kafka's rule, and publishes it."""

@@ -257,7 +257,7 @@ def test_the_logs_are_synced_instead_of_a_broken_journal(
     log = Partition()
     journal = Journal(fs, "journal")
     appends = DurableAppends(journal)
-    append = [Appended(log, AppendInfo(0, 0, 0, 0, 0, 5, False), b"bytes")]
+    append = [Appended(log, AppendInfo(0, 0, False), b"bytes")]
     assert appends.settle(append) == [None]
     assert log.flushes == 0
     with caplog.at_level(logging.ERROR):

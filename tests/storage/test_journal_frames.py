@@ -159,7 +159,7 @@ class Partition:
 
 
 def appended(log: Partition, position: int = 0, data: bytes = b"x" * 10) -> list[Appended]:
-    return [Appended(log, AppendInfo(0, 0, 0, 0, position, len(data), False), data)]
+    return [Appended(log, AppendInfo(0, position, False), data)]
 
 
 def size_of(*items: Sequence[Appended]) -> int:

@@ -228,7 +228,7 @@ def _settled_early(patch: pytest.MonkeyPatch) -> None:
 
     def roll(self: Log, old: Segment, later: LaterSyncs, now_ms: int) -> None:
         real(self, old, later, now_ms)
-        self._flushed_offset = self._end_offset
+        self._flushed_offset = self.end_offset
 
     patch.setattr(Log, "_roll_unsynced", roll)
 

@@ -46,7 +46,7 @@ class MemoryLog:
             raise self.append_error
         self.events.append(data)
         position, self.size_bytes = self.size_bytes, self.size_bytes + len(data)
-        return AppendInfo(0, 0, 0, 0, position, len(data), False)
+        return AppendInfo(0, position, False)
 
     def sync_names(self) -> None:
         self.events.append("names")
@@ -254,7 +254,7 @@ async def test_after_a_failed_sync_of_the_journal_the_logs_are_synced(
     first, second = MemoryLog(), MemoryLog()
     journal = Journal(RealFileSystem(), f"{tmp_path}/journal")
     writer = Writer(journal)
-    writer.writer._appends.note([Appended(first, AppendInfo(0, 0, 0, 0, 0, 1, False), b"0")])
+    writer.writer._appends.note([Appended(first, AppendInfo(0, 0, False), b"0")])
     writer.writer.submit([WriteJob("b", second, b"1", 0)])
     await writer.until_passes(1)
     assert writer.outcomes() == [[("b", None)]]
