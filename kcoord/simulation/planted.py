@@ -47,7 +47,8 @@ from kcoord.storage.offset_map import OffsetMap
 from kcoord.topics.fetch_manager import FetchManager
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
-from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
+from kcoord.topics.producer_state import AbortedTransaction, ProducerState
+from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -332,7 +333,7 @@ def _knows_no_aborted(self: ProducerState, first_offset: int, end_offset: int) -
     return []
 
 
-def _takes_every_batch(self: ProducerState, facts: BatchFacts) -> None:
+def _takes_every_batch(self: ProducerState, header: BatchHeader) -> None:
     """Accepts a duplicated batch as a new one."""
 
 

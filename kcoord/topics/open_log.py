@@ -25,7 +25,7 @@ from kcoord.storage.segment import LogConfig
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_files import encode_snapshot
-from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerEntry, ProducerState
+from kcoord.topics.producer_state import AbortedTransaction, ProducerEntry, ProducerState
 from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.record_batch import decode_entries
@@ -178,28 +178,13 @@ def _load_epochs(opened: OpenLog, check: Check) -> None:
     epochs.advance_start(log.start_offset)
 
 
-def facts_of(header: BatchHeader) -> BatchFacts:
-    """Returns the fields of a stored batch that the producer state needs."""
-    return BatchFacts(
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        header.last_sequence,
-        header.base_offset,
-        header.last_offset,
-        header.max_timestamp,
-        header.is_transactional,
-    )
-
-
 def replay(producers: ProducerState, header: BatchHeader, data: bytes) -> None:
     """Adds a stored batch to the producer state."""
-    facts = facts_of(header)
     if not header.is_control:
-        producers.replay_data(facts)
+        producers.replay_data(header)
         return
     for _, key, value in decode_entries(data):
         kind = decode_control_key(key)
         if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
             is_commit = kind is ControlRecordType.COMMIT
-            producers.replay_marker(facts, decode_end_txn_marker(value), committed=is_commit)
+            producers.replay_marker(header, decode_end_txn_marker(value), committed=is_commit)

@@ -14,7 +14,6 @@ A power loss may therefore cost the end of the log, at a batch boundary; a crash
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kcoord.config import TopicConfig
@@ -27,11 +26,11 @@ from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
 from kcoord.topics.log_opening import Openings
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, facts_of, replay
+from kcoord.topics.open_log import OpenLog, replay
 from kcoord.topics.partition_log import PartitionLog
-from kcoord.topics.producer_state import BatchFacts, ProducerEntry
+from kcoord.topics.producer_state import ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
-from kcoord_protocol.batch_header import BatchHeader, decode_header
+from kcoord_protocol.batch_header import NO_TIMESTAMP, BatchHeader, Buffer, decode_header
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch
@@ -161,7 +160,7 @@ class Partition(PartitionLog):
             self._open.verifications.finish(producer.producer_id, ticket)
 
     def append(
-        self, batch: bytes, *, requires_all: bool, verified: Verified | None, needs_verification: bool, now_ms: int
+        self, batch: Buffer, *, requires_all: bool, verified: Verified | None, needs_verification: bool, now_ms: int
     ) -> AppendResult:
         """Appends a client's batch; a duplicate returns the offset of the batch that was appended before."""
         self.check_leader(UNDEFINED_EPOCH)
@@ -169,42 +168,36 @@ class Partition(PartitionLog):
             raise self._not_enough_replicas()
         opened = self._open or self.open(now_ms)
         log = opened.log
-        stamped = stamp_batch(
+        data, header = stamp_batch(
             batch, self.rules, base_offset=log.end_offset, leader_epoch=self.image.leader_epoch, now_ms=now_ms
         )
-        facts = stamped.facts
-        if facts.producer_id >= 0:
-            duplicate = opened.producers.check(facts)
+        if header.producer_id >= 0:
+            duplicate = opened.producers.check(header)
             if duplicate is not None:
                 return AppendResult(duplicate.base_offset, duplicate.timestamp_ms, log.start_offset, 0)
-            if facts.is_transactional and needs_verification:
-                self._check_verified(opened, facts, verified)
-        self._write(
-            opened,
-            stamped.data,
-            facts,
-            lambda: opened.producers.replay_data(facts),
-            now_ms,
-        )
-        return AppendResult(facts.base_offset, stamped.log_append_time_ms, log.start_offset, len(stamped.data))
+            if header.is_transactional and needs_verification:
+                self._check_verified(opened, header, verified)
+        self._write(opened, data, header, now_ms)
+        log_append_time_ms = now_ms if self.rules.log_append_time else NO_TIMESTAMP
+        return AppendResult(header.base_offset, log_append_time_ms, log.start_offset, len(data))
 
-    def _check_verified(self, opened: OpenLog, facts: BatchFacts, verified: Verified | None) -> None:
+    def _check_verified(self, opened: OpenLog, header: BatchHeader, verified: Verified | None) -> None:
         """Raises KafkaError if a batch would begin a transaction that its coordinator does not know.
 
         Nobody would end such a transaction.
         """
-        if opened.producers.is_open(facts.producer_id, facts.producer_epoch):
+        if opened.producers.is_open(header.producer_id, header.producer_epoch):
             return
-        if verified is None or not opened.verifications.holds(facts.producer_id, verified.ticket):
+        if verified is None or not opened.verifications.holds(header.producer_id, verified.ticket):
             raise KafkaError(
                 Errors.INVALID_TXN_STATE,
-                f"{self.topic}-{self.index} is not part of a transaction of producer {facts.producer_id}.",
+                f"{self.topic}-{self.index} is not part of a transaction of producer {header.producer_id}.",
             )
-        if verified.bumps_epoch and facts.base_sequence != 0 and facts.producer_id not in opened.producers.entries:
+        if verified.bumps_epoch and header.base_sequence != 0 and header.producer_id not in opened.producers.entries:
             # An earlier batch of the transaction was rejected. This batch must not be written before its retry.
             raise KafkaError(
                 Errors.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"Producer {facts.producer_id} began with sequence number {facts.base_sequence} instead of 0.",
+                f"Producer {header.producer_id} began with sequence number {header.base_sequence} instead of 0.",
             )
 
     def write_marker(self, marker: Marker, now_ms: int) -> int:
@@ -220,8 +213,7 @@ class Partition(PartitionLog):
         if marker.repeated and is_known and producer_id not in producers.open_transactions:
             return 0
         data = self._encode_marker(marker, opened.log.end_offset, now_ms)
-        header = decode_header(data)
-        self._write(opened, data, facts_of(header), lambda: self._replay_marker(opened, header, data), now_ms)
+        self._write(opened, data, decode_header(data), now_ms)
         return len(data)
 
     def _encode_marker(self, marker: Marker, base_offset: int, now_ms: int) -> bytes:
@@ -233,12 +225,6 @@ class Partition(PartitionLog):
             producer_epoch=marker.producer.producer_epoch,
             base_offset=base_offset,
             partition_leader_epoch=self.image.leader_epoch,
-        )
-
-    def _replay_marker(self, opened: OpenLog, header: BatchHeader, data: bytes) -> None:
-        replay(opened.producers, header, data)
-        assert header.producer_id not in opened.producers.open_transactions, (
-            f"P-4: the transaction of producer {header.producer_id} is open after its marker"
         )
 
     def active_producers(self, now_ms: int) -> list[ProducerEntry]:
@@ -261,15 +247,8 @@ class Partition(PartitionLog):
             f"{self._needed_replicas}.",
         )
 
-    def _write(
-        self,
-        opened: OpenLog,
-        data: bytes,
-        facts: BatchFacts,
-        replay_batch: Callable[[], None],
-        now_ms: int,
-    ) -> None:
-        log, producers, base_offset = opened.log, opened.producers, facts.base_offset
+    def _write(self, opened: OpenLog, data: bytes, header: BatchHeader, now_ms: int) -> None:
+        log, producers, base_offset = opened.log, opened.producers, header.base_offset
         # The first offsets of open transactions. Most partitions have none, and the last stable offset is the log end.
         unstable = producers.open_transactions
         stable_offset = next(iter(unstable.values())) if unstable else base_offset
@@ -277,11 +256,14 @@ class Partition(PartitionLog):
             assert base_offset == log.end_offset, (
                 f"P-1: a batch begins at {base_offset}, the log ends at {log.end_offset}"
             )
-            info = log.append_batch(data, base_offset, facts.last_offset, facts.timestamp_ms, now_ms=now_ms)
+            info = log.append_batch(data, base_offset, header.last_offset, header.max_timestamp, now_ms=now_ms)
             opened.is_disk_full = False
             if info.rolled:
                 self._take_snapshot(opened, base_offset, at_once=False)
-            replay_batch()
+            replay(producers, header, data)
+            assert header.producer_id not in unstable or not header.is_control, (
+                f"P-4: the transaction of producer {header.producer_id} is open after its marker"
+            )
             end_offset = log.end_offset
             assert producers.end_offset == end_offset, (
                 f"P-2: the producer state ends at {producers.end_offset}, the log at {end_offset}"
@@ -290,7 +272,7 @@ class Partition(PartitionLog):
                 assert stable_offset <= opened.last_stable_offset <= end_offset, (
                     f"P-3: the last stable offset goes from {stable_offset} to {opened.last_stable_offset}"
                 )
-            opened.unflushed_records += facts.last_offset - base_offset + 1
+            opened.unflushed_records += header.last_offset_delta + 1
             if opened.unflushed_records >= self.config.flush_messages:
                 self.flush(opened, now_ms)
         except (OSError, StorageError, AssertionError) as error:

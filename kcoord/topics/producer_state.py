@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.errors import Errors, KafkaError
 
 CACHED_BATCHES: Final = 5
@@ -27,19 +28,6 @@ NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
 _MAX_SEQUENCE = 2**31 - 1
 _SEQUENCE_SPACE = 2**31
-
-
-class BatchFacts(NamedTuple):
-    """The fields of one batch that `check` and `replay_data` use."""
-
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    last_sequence: int
-    base_offset: int
-    last_offset: int
-    timestamp_ms: int
-    is_transactional: bool
 
 
 class CachedBatch(NamedTuple):
@@ -91,12 +79,11 @@ class ProducerEntry:
         """The offset of the last record, -1 if there is none in this epoch."""
         return self.batches[-1].last_offset if self.batches else -1
 
-    def find_duplicate(self, facts: BatchFacts) -> CachedBatch | None:
-        """Returns the kept batch with exactly these sequence numbers, None if there is none."""
-        if facts.producer_epoch != self.producer_epoch:
-            return None
+    def find_duplicate(self, header: BatchHeader) -> CachedBatch | None:
+        """Returns the kept batch of the same epoch with exactly these sequence numbers, None if there is none."""
+        last_sequence = header.last_sequence
         for batch in self.batches:
-            if batch.last_sequence == facts.last_sequence and batch.base_sequence == facts.base_sequence:
+            if batch.last_sequence == last_sequence and batch.base_sequence == header.base_sequence:
                 return batch
         return None
 
@@ -130,49 +117,44 @@ class ProducerState:
         """The first offset of the oldest open transaction, None if no transaction is open."""
         return next(iter(self.open_transactions.values()), None)
 
-    def check(self, facts: BatchFacts) -> CachedBatch | None:
+    def check(self, header: BatchHeader) -> CachedBatch | None:
         """Validates a client's batch; returns the earlier batch if it is a duplicate, else None.
 
         A producer without state may begin with any sequence number, also if its state was lost (observed in Kafka
         4.3.1, which no longer uses UNKNOWN_PRODUCER_ID).
         """
-        entry = self.entries.get(facts.producer_id)
+        entry = self.entries.get(header.producer_id)
         if entry is None:
             return None
-        duplicate = entry.find_duplicate(facts)
-        if duplicate is not None:
-            return duplicate
-        self._check_epoch(entry, facts)
-        self._check_sequence(entry, facts)
-        if entry.current_transaction_first_offset is not None and not facts.is_transactional:
-            raise KafkaError(
-                Errors.INVALID_TXN_STATE,
-                f"Producer {facts.producer_id} has an open transaction, but sent a batch that is not transactional.",
-            )
-        return None
-
-    def _check_epoch(self, entry: ProducerEntry, facts: BatchFacts) -> None:
-        if facts.producer_epoch < entry.producer_epoch:
-            raise KafkaError(
-                Errors.INVALID_PRODUCER_EPOCH,
-                f"Epoch {facts.producer_epoch} of producer {facts.producer_id} is older than its current epoch "
-                f"{entry.producer_epoch}.",
-            )
-
-    def _check_sequence(self, entry: ProducerEntry, facts: BatchFacts) -> None:
-        if facts.producer_epoch != entry.producer_epoch:
-            if facts.base_sequence != 0 and entry.producer_epoch != -1:
+        epoch, last_epoch = header.producer_epoch, entry.producer_epoch
+        if epoch == last_epoch:
+            duplicate = entry.find_duplicate(header)
+            if duplicate is not None:
+                return duplicate
+            last_sequence = entry.last_sequence
+            if not _in_sequence(last_sequence, header.base_sequence) and last_epoch != -1:
                 raise KafkaError(
                     Errors.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"Producer {facts.producer_id} began epoch {facts.producer_epoch} with sequence number "
-                    f"{facts.base_sequence} instead of 0.",
+                    f"Producer {header.producer_id} sent sequence number {header.base_sequence}; the last one written "
+                    f"is {last_sequence}.",
                 )
-        elif entry.producer_epoch != -1 and not _in_sequence(entry.last_sequence, facts.base_sequence):
+        elif epoch < last_epoch:
+            raise KafkaError(
+                Errors.INVALID_PRODUCER_EPOCH,
+                f"Epoch {epoch} of producer {header.producer_id} is older than its current epoch {last_epoch}.",
+            )
+        elif header.base_sequence != 0 and last_epoch != -1:
             raise KafkaError(
                 Errors.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"Producer {facts.producer_id} sent sequence number {facts.base_sequence}; the last one written "
-                f"is {entry.last_sequence}.",
+                f"Producer {header.producer_id} began epoch {epoch} with sequence number {header.base_sequence} "
+                "instead of 0.",
             )
+        if entry.current_transaction_first_offset is not None and not header.is_transactional:
+            raise KafkaError(
+                Errors.INVALID_TXN_STATE,
+                f"Producer {header.producer_id} has an open transaction, but sent a batch that is not transactional.",
+            )
+        return None
 
     def is_open(self, producer_id: int, producer_epoch: int) -> bool:
         """Returns whether the producer has an open transaction in this epoch."""
@@ -226,39 +208,41 @@ class ProducerState:
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
-    def replay_data(self, facts: BatchFacts) -> None:
+    def replay_data(self, header: BatchHeader) -> None:
         """Adds a data batch that is in the log."""
-        self.end_offset = facts.last_offset + 1
-        if facts.producer_id < 0:
+        last_offset, producer_id = header.last_offset, header.producer_id
+        self.end_offset = last_offset + 1
+        if producer_id < 0:
             return
-        entry = self.entries.get(facts.producer_id)
+        entry = self.entries.get(producer_id)
         if entry is None:
-            entry = self.entries[facts.producer_id] = ProducerEntry(facts.producer_id)
-        entry.enter_epoch(facts.producer_epoch)
-        delta = facts.last_offset - facts.base_offset
-        entry.batches.append(CachedBatch(facts.last_sequence, facts.last_offset, delta, facts.timestamp_ms))
+            entry = self.entries[producer_id] = ProducerEntry(producer_id)
+        entry.enter_epoch(header.producer_epoch)
+        entry.batches.append(
+            CachedBatch(header.last_sequence, last_offset, header.last_offset_delta, header.max_timestamp)
+        )
         if len(entry.batches) > CACHED_BATCHES:
             del entry.batches[0]
-        entry.last_timestamp_ms = facts.timestamp_ms
-        if facts.is_transactional and entry.current_transaction_first_offset is None:
-            entry.current_transaction_first_offset = facts.base_offset
-            self.open_transactions[facts.producer_id] = facts.base_offset
+        entry.last_timestamp_ms = header.max_timestamp
+        if header.is_transactional and entry.current_transaction_first_offset is None:
+            entry.current_transaction_first_offset = header.base_offset
+            self.open_transactions[producer_id] = header.base_offset
 
-    def replay_marker(self, facts: BatchFacts, coordinator_epoch: int, *, committed: bool) -> None:
+    def replay_marker(self, header: BatchHeader, coordinator_epoch: int, *, committed: bool) -> None:
         """Adds a transaction marker that is in the log."""
-        self.end_offset = facts.last_offset + 1
-        entry = self.entries.setdefault(facts.producer_id, ProducerEntry(facts.producer_id))
-        entry.enter_epoch(facts.producer_epoch)
+        self.end_offset = header.last_offset + 1
+        entry = self.entries.setdefault(header.producer_id, ProducerEntry(header.producer_id))
+        entry.enter_epoch(header.producer_epoch)
         entry.coordinator_epoch = coordinator_epoch
-        entry.last_timestamp_ms = facts.timestamp_ms
+        entry.last_timestamp_ms = header.max_timestamp
         first_offset = entry.current_transaction_first_offset
         entry.current_transaction_first_offset = None
-        self.open_transactions.pop(facts.producer_id, None)
+        self.open_transactions.pop(header.producer_id, None)
         if first_offset is None or committed:
             return
         unstable = self.first_unstable_offset
-        stable = facts.last_offset + 1 if unstable is None else min(unstable, facts.last_offset + 1)
-        self.aborted.append(AbortedTransaction(facts.producer_id, first_offset, facts.last_offset, stable))
+        stable = header.last_offset + 1 if unstable is None else min(unstable, header.last_offset + 1)
+        self.aborted.append(AbortedTransaction(header.producer_id, first_offset, header.last_offset, stable))
 
     def restore(self, entries: list[ProducerEntry], end_offset: int) -> None:
         """Replaces the producers by those of a snapshot that was taken at `end_offset`."""

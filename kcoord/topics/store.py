@@ -52,6 +52,7 @@ from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
 from kcoord.topics.producer_ids import ProducerIds
 from kcoord.topics.producer_state import ProducerEntry
+from kcoord_protocol.batch_header import Buffer
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import ZERO_UUID
@@ -339,7 +340,7 @@ class TopicStore:
         self,
         topic: str,
         partition: int,
-        batch: bytes,
+        batch: Buffer,
         *,
         requires_all: bool,
         now_ms: int,

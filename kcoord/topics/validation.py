@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Final
 
 from kcoord.config import TopicConfig
-from kcoord.topics.producer_state import NO_PRODUCER_ID, BatchFacts
 from kcoord.topics.record_scan import ScanRules, largest_record_bytes, scan_records
 from kcoord_protocol.batch_header import (
     ATTRIBUTES_POSITION,
@@ -25,9 +24,10 @@ from kcoord_protocol.batch_header import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_POSITION,
-    NO_TIMESTAMP,
+    NO_PRODUCER_ID,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    Buffer,
     crc32c,
     decode_header,
 )
@@ -122,16 +122,7 @@ def batch_rules(config: TopicConfig) -> BatchRules:
     )
 
 
-@dataclass(slots=True)
-class StampedBatch:
-    """A batch in the form in which it is written to the log."""
-
-    data: bytes
-    facts: BatchFacts
-    log_append_time_ms: int
-
-
-def single_batch(records: bytes | None, api_version: int) -> bytes:
+def single_batch(records: Buffer | None, api_version: int) -> Buffer:
     """Returns the single batch that a produce request has for a partition.
 
     Trailing bytes that are no batch are cut off, as Kafka does.
@@ -164,7 +155,7 @@ def single_batch(records: bytes | None, api_version: int) -> bytes:
     return records[:size]
 
 
-def _whole_batch_bytes(records: bytes, position: int) -> int | None:
+def _whole_batch_bytes(records: Buffer, position: int) -> int | None:
     """Returns the size of the batch at `position`, None if the bytes do not hold a whole batch."""
     if len(records) - position < LOG_OVERHEAD_BYTES:
         return None
@@ -183,7 +174,7 @@ def _whole_batch_bytes(records: bytes, position: int) -> int | None:
     return size if len(records) - position >= size else None
 
 
-def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
+def check_batch(data: Buffer, rules: BatchRules) -> BatchHeader:
     """Checks the header and the checksum of a batch, in Kafka's order; returns the header."""
     if len(data) < BATCH_OVERHEAD_BYTES:
         raise KafkaError(
@@ -234,34 +225,37 @@ def _wrong_counts(header: BatchHeader) -> KafkaError:
     return KafkaError(Errors.INVALID_RECORD, text)
 
 
-def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoch: int, now_ms: int) -> StampedBatch:
-    """Validates the batch; returns it in the form in which it is stored at `base_offset`."""
+def stamp_batch(
+    data: Buffer, rules: BatchRules, *, base_offset: int, leader_epoch: int, now_ms: int
+) -> tuple[bytes, BatchHeader]:
+    """Validates the batch; returns it as it is stored at `base_offset`, and the header that it has there."""
     header = check_batch(data, rules)
-    max_timestamp = _check_records(data, header, rules, now_ms)
+    stored = _stamp(data, base_offset, leader_epoch)
+    header.base_offset, header.partition_leader_epoch = base_offset, leader_epoch
+    max_timestamp = _check_records(stored, header, rules, now_ms)
     if rules.log_append_time:
         max_timestamp = now_ms
     if rules.compression is not None and rules.compression != header.compression:
-        data = _recompress(data, header, rules)
-        if len(data) > rules.max_message_bytes:
-            raise _too_large(len(data), rules)
-    stored = _stamp(data, header, base_offset, leader_epoch, max_timestamp, rules)
+        stored = _stamp(_recompress(data, header, rules), base_offset, leader_epoch)
+        header = decode_header(stored)
+        if len(stored) > rules.max_message_bytes:
+            raise _too_large(len(stored), rules)
+    type_changed = rules.log_append_time != bool(header.attributes & LOG_APPEND_TIME_BIT)
+    if type_changed or len(stored) != header.size_bytes or max_timestamp != header.max_timestamp:
+        stored = _stamp_timestamp(stored, max_timestamp, log_append_time=rules.log_append_time)
+        header = decode_header(stored)
     if len(stored) > rules.segment_bytes:
         raise KafkaError(
             Errors.RECORD_LIST_TOO_LARGE,
             f"The record batch has {len(stored)} bytes; the largest segment has {rules.segment_bytes}.",
         )
-    last_offset = base_offset + header.last_offset_delta
-    facts = BatchFacts(
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        header.last_sequence,
-        base_offset,
-        last_offset,
-        max_timestamp,
-        bool(header.attributes & TRANSACTIONAL_BIT),
-    )
-    return StampedBatch(stored, facts, now_ms if rules.log_append_time else NO_TIMESTAMP)
+    return stored, header
+
+
+def _stamp(data: Buffer, base_offset: int, leader_epoch: int) -> bytes:
+    """Returns a copy with these fields. The checksum begins at the attributes, so it stays correct."""
+    start = _START.pack(base_offset, len(data) - LOG_OVERHEAD_BYTES, leader_epoch)
+    return b"".join((start, memoryview(data)[_START.size :]))
 
 
 def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: int) -> int:
@@ -308,7 +302,7 @@ def _reject(errors: list[tuple[int, Errors, str]]) -> None:
     )
 
 
-def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
+def _recompress(data: Buffer, header: BatchHeader, rules: BatchRules) -> bytes:
     try:
         records = decode_records(data, max_bytes=rules.max_decompressed_bytes)
     except DecodeError as error:
@@ -323,22 +317,6 @@ def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
         base_sequence=header.base_sequence,
         is_transactional=header.is_transactional,
     )
-
-
-def _stamp(
-    data: bytes, header: BatchHeader, base_offset: int, leader_epoch: int, max_timestamp: int, rules: BatchRules
-) -> bytes:
-    """Returns the batch with the fields that the broker sets.
-
-    The checksum begins at the attributes, so the offset and the leader epoch do not change it.
-    """
-    length = len(data) - LOG_OVERHEAD_BYTES
-    start = _START.pack(base_offset, length, leader_epoch)
-    stored = b"".join((start, memoryview(data)[_START.size :]))
-    type_changed = rules.log_append_time != bool(header.attributes & LOG_APPEND_TIME_BIT)
-    if type_changed or length != header.batch_length or max_timestamp != header.max_timestamp:
-        stored = _stamp_timestamp(stored, max_timestamp, log_append_time=rules.log_append_time)
-    return stored
 
 
 def _stamp_timestamp(data: bytes, max_timestamp: int, *, log_append_time: bool) -> bytes:

@@ -8,8 +8,9 @@ import pytest
 from kcoord.runtime.result import Producer
 from kcoord.storage.log import Log
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
-from kcoord.topics.producer_state import BatchFacts, ProducerState
+from kcoord.topics.producer_state import ProducerState
 from kcoord.topics.validation import stamp_batch
+from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.errors import Errors, KafkaError
 from tests.unit.topics.helpers import Cluster, batch_of
 from tests.unit.topics.test_partition import read, values
@@ -55,9 +56,9 @@ def test_the_last_stable_offset_does_not_fall(monkeypatch: pytest.MonkeyPatch) -
     cluster.append(batch_of("a"))
     replay = ProducerState.replay_data
 
-    def replay_earlier(state: ProducerState, facts: BatchFacts) -> None:
-        replay(state, facts)
-        state.open_transactions[facts.producer_id] = 0
+    def replay_earlier(state: ProducerState, header: BatchHeader) -> None:
+        replay(state, header)
+        state.open_transactions[header.producer_id] = 0
 
     with monkeypatch.context() as patch:
         patch.setattr(ProducerState, "replay_data", replay_earlier)
@@ -70,9 +71,9 @@ def test_a_marker_ends_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     write(cluster, PRODUCER, 0, "a")
     replay = ProducerState.replay_marker
 
-    def stay_open(state: ProducerState, facts: BatchFacts, coordinator_epoch: int, *, committed: bool) -> None:
-        replay(state, facts, coordinator_epoch, committed=committed)
-        state.open_transactions[facts.producer_id] = 0
+    def stay_open(state: ProducerState, header: BatchHeader, coordinator_epoch: int, *, committed: bool) -> None:
+        replay(state, header, coordinator_epoch, committed=committed)
+        state.open_transactions[header.producer_id] = 0
 
     with monkeypatch.context() as patch:
         patch.setattr(ProducerState, "replay_marker", stay_open)

@@ -67,9 +67,9 @@ def test_after_deletion_and_across_segments() -> None:
 
 def test_log_append_time_names_the_first_record() -> None:
     cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: {"message.timestamp.type": "LogAppendTime"}}))
-    cluster.append(batch_of("a"))
+    assert cluster.append(batch_of("a")).log_append_time_ms == NOW_MS
     cluster.now_ms += 1000
-    cluster.append(batch_of("b", "c"))
+    assert cluster.append(batch_of("b", "c")).log_append_time_ms == NOW_MS + 1000
     assert find(cluster, -3) == (NOW_MS + 1000, 1, 0)
     assert find(cluster, NOW_MS + 1) == (NOW_MS + 1000, 1, 0)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kcoord.topics.producer_files import (
@@ -12,14 +14,15 @@ from kcoord.topics.producer_files import (
     encode_aborted,
     encode_snapshot,
 )
-from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, CachedBatch, ProducerEntry, ProducerState
+from kcoord.topics.producer_state import AbortedTransaction, CachedBatch, ProducerEntry, ProducerState
+from kcoord_protocol.batch_header import MAGIC, TRANSACTIONAL_BIT, BatchHeader
 from kcoord_protocol.errors import Errors, KafkaError
 
 MAX = 2**31 - 1
 PRODUCER = 7
 
 
-def facts(
+def header(
     sequence: int,
     *,
     count: int = 1,
@@ -27,12 +30,25 @@ def facts(
     epoch: int = 0,
     transactional: bool = False,
     timestamp_ms: int = 5,
-) -> BatchFacts:
-    last = (sequence + count - 1) % (MAX + 1) if sequence >= 0 else -1
-    return BatchFacts(PRODUCER, epoch, sequence, last, offset, offset + count - 1, timestamp_ms, transactional)
+) -> BatchHeader:
+    return BatchHeader(
+        base_offset=offset,
+        batch_length=100,
+        partition_leader_epoch=0,
+        magic=MAGIC,
+        crc=0,
+        attributes=transactional * TRANSACTIONAL_BIT,
+        last_offset_delta=count - 1,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        producer_id=PRODUCER,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        records_count=count,
+    )
 
 
-def state_after(*batches: BatchFacts) -> ProducerState:
+def state_after(*batches: BatchHeader) -> ProducerState:
     state = ProducerState()
     for batch in batches:
         assert state.check(batch) is None
@@ -40,33 +56,33 @@ def state_after(*batches: BatchFacts) -> ProducerState:
     return state
 
 
-def refusal(state: ProducerState, batch: BatchFacts) -> Errors:
+def refusal(state: ProducerState, batch: BatchHeader) -> Errors:
     with pytest.raises(KafkaError) as caught:
         state.check(batch)
     return caught.value.error
 
 
 def test_an_unknown_producer_may_begin_with_any_sequence_number() -> None:
-    assert ProducerState().check(facts(1234)) is None
+    assert ProducerState().check(header(1234)) is None
 
 
 def test_sequence_numbers_must_follow() -> None:
-    state = state_after(facts(0, count=3))
-    assert state.check(facts(3)) is None
-    assert refusal(state, facts(4)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert refusal(state, facts(2, count=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    state = state_after(header(0, count=3))
+    assert state.check(header(3)) is None
+    assert refusal(state, header(4)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refusal(state, header(2, count=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_sequence_numbers_wrap() -> None:
-    state = state_after(facts(MAX - 1, count=3))
+    state = state_after(header(MAX - 1, count=3))
     assert state.entries[PRODUCER].last_sequence == 0
     assert state.entries[PRODUCER].batches[0].base_sequence == MAX - 1
-    assert state.check(facts(1)) is None
-    assert state_after(facts(MAX)).check(facts(0)) is None
+    assert state.check(header(1)) is None
+    assert state_after(header(MAX)).check(header(0)) is None
 
 
 def test_the_last_five_batches_are_recognised() -> None:
-    batches = [facts(2 * number, count=2, offset=100 + 2 * number) for number in range(6)]
+    batches = [header(2 * number, count=2, offset=100 + 2 * number) for number in range(6)]
     state = state_after(*batches)
     assert refusal(state, batches[0]) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
     for batch in batches[1:]:
@@ -76,36 +92,36 @@ def test_the_last_five_batches_are_recognised() -> None:
 
 
 def test_part_of_a_batch_is_no_duplicate() -> None:
-    state = state_after(facts(0, count=4))
-    assert refusal(state, facts(0, count=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    state = state_after(header(0, count=4))
+    assert refusal(state, header(0, count=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_a_new_epoch_begins_with_sequence_zero() -> None:
-    state = state_after(facts(0, epoch=1))
-    assert refusal(state, facts(1, epoch=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert state.check(facts(0, epoch=2)) is None
-    assert refusal(state, facts(0, epoch=0)) is Errors.INVALID_PRODUCER_EPOCH
+    state = state_after(header(0, epoch=1))
+    assert refusal(state, header(1, epoch=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert state.check(header(0, epoch=2)) is None
+    assert refusal(state, header(0, epoch=0)) is Errors.INVALID_PRODUCER_EPOCH
 
 
 def test_a_duplicate_of_an_older_epoch_is_fenced() -> None:
-    state = state_after(facts(0, epoch=1), facts(0, epoch=2, offset=1))
-    assert refusal(state, facts(0, epoch=1)) is Errors.INVALID_PRODUCER_EPOCH
+    state = state_after(header(0, epoch=1), header(0, epoch=2, offset=1))
+    assert refusal(state, header(0, epoch=1)) is Errors.INVALID_PRODUCER_EPOCH
 
 
 def test_silent_producers_without_an_open_transaction_expire() -> None:
-    state = state_after(facts(0, timestamp_ms=1000))
+    state = state_after(header(0, timestamp_ms=1000))
     assert state.expire(1999, 1000) == 0
     assert state.expire(2000, 1000) == 1
-    assert state.check(facts(77)) is None
-    open_one = state_after(facts(0, transactional=True, timestamp_ms=1000))
+    assert state.check(header(77)) is None
+    open_one = state_after(header(0, transactional=True, timestamp_ms=1000))
     assert open_one.expire(10**9, 1000) == 0
 
 
 def test_a_transaction_holds_the_stable_offset_until_its_marker() -> None:
-    state = state_after(facts(0, offset=10, transactional=True), facts(1, offset=11, transactional=True))
+    state = state_after(header(0, offset=10, transactional=True), header(1, offset=11, transactional=True))
     assert (state.first_unstable_offset, len(state.open_transactions)) == (10, 1)
-    assert refusal(state, facts(2, offset=12)) is Errors.INVALID_TXN_STATE
-    state.replay_marker(facts(-1, offset=12), 3, committed=True)
+    assert refusal(state, header(2, offset=12)) is Errors.INVALID_TXN_STATE
+    state.replay_marker(header(-1, offset=12), 3, committed=True)
     assert (state.open_transactions, state.aborted) == ({}, [])
     with pytest.raises(KafkaError) as caught:
         state.check_coordinator_epoch(PRODUCER, 2)
@@ -116,15 +132,15 @@ def test_a_transaction_holds_the_stable_offset_until_its_marker() -> None:
 @pytest.mark.parametrize("producer_id", [-1, -5])
 def test_a_batch_of_no_producer_opens_no_transaction(producer_id: int) -> None:
     state = ProducerState()
-    state.replay_data(facts(0, offset=10, transactional=True)._replace(producer_id=producer_id))
+    state.replay_data(replace(header(0, offset=10, transactional=True), producer_id=producer_id))
     assert (state.entries, state.first_unstable_offset, state.end_offset) == ({}, None, 11)
 
 
 def test_aborted_transactions_are_found_by_range() -> None:
     state = ProducerState()
     for first in (10, 20, 30):
-        state.replay_data(facts(0, offset=first, epoch=first, transactional=True))
-        state.replay_marker(facts(-1, offset=first + 5, epoch=first), 0, committed=False)
+        state.replay_data(header(0, offset=first, epoch=first, transactional=True))
+        state.replay_marker(header(-1, offset=first + 5, epoch=first), 0, committed=False)
     assert [transaction.first_offset for transaction in state.aborted_between(0, 100)] == [10, 20, 30]
     assert [transaction.first_offset for transaction in state.aborted_between(16, 30)] == [20]
     assert [transaction.first_offset for transaction in state.aborted_between(25, 31)] == [20, 30]

@@ -8,7 +8,6 @@ import struct
 import pytest
 
 from kcoord.config import BrokerConfig, TopicConfig
-from kcoord.topics.open_log import facts_of
 from kcoord.topics.validation import BatchRules, RecordsRejectedError, batch_rules, single_batch, stamp_batch
 from kcoord_protocol.batch_header import TimestampType, crc32c, decode_header, verify_crc
 from kcoord_protocol.compression import Compression
@@ -22,7 +21,9 @@ CODECS = list(Compression)
 
 
 def stamped(batch: bytes, rules: BatchRules = RULES) -> bytes:
-    return stamp_batch(batch, rules, base_offset=500, leader_epoch=7, now_ms=NOW_MS).data
+    stored, header = stamp_batch(batch, rules, base_offset=500, leader_epoch=7, now_ms=NOW_MS)
+    assert header == decode_header(stored)
+    return stored
 
 
 def refusal(batch: bytes, rules: BatchRules = RULES) -> KafkaError:
@@ -52,14 +53,11 @@ def test_offsets_and_epoch_are_stamped_and_the_rest_stays(codec: Compression) ->
 @pytest.mark.parametrize("codec", CODECS)
 def test_log_append_time_replaces_the_timestamps(codec: Compression) -> None:
     rules = BatchRules(1000, 10_000, log_append_time=True)
-    result = stamp_batch(
-        batch_of("a", "b", timestamp_ms=3, compression=codec), rules, base_offset=0, leader_epoch=0, now_ms=NOW_MS
-    )
-    header = decode_header(result.data)
+    stored = stamped(batch_of("a", "b", timestamp_ms=3, compression=codec), rules)
+    header = decode_header(stored)
     assert (header.timestamp_type, header.max_timestamp) == (TimestampType.LOG_APPEND_TIME, NOW_MS)
-    assert verify_crc(result.data)
-    assert {record.timestamp_ms for record in decode_records(result.data)} == {NOW_MS}
-    assert result.log_append_time_ms == NOW_MS
+    assert verify_crc(stored)
+    assert {record.timestamp_ms for record in decode_records(stored)} == {NOW_MS}
 
 
 def test_a_wrong_max_timestamp_is_corrected() -> None:
@@ -73,15 +71,14 @@ def test_a_wrong_max_timestamp_is_corrected() -> None:
 def test_compression_type_of_the_topic(source: Compression, target: Compression) -> None:
     rules = BatchRules(1000, 10_000, compression=target)
     batch = batch_of("a", "b", compression=source, producer=(5, 1, 20))
-    result = stamp_batch(batch, rules, base_offset=9, leader_epoch=2, now_ms=NOW_MS)
-    header = decode_header(result.data)
+    stored = stamped(batch, rules)
+    header = decode_header(stored)
     assert header.compression is target
-    assert verify_crc(result.data)
+    assert verify_crc(stored)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (5, 1, 20)
-    assert (header.base_offset, header.partition_leader_epoch) == (9, 2)
-    assert facts_of(header) == result.facts
-    assert [record.value for record in decode_records(result.data)] == [b"a", b"b"]
-    assert [record.offset for record in decode_records(result.data)] == [9, 10]
+    assert (header.base_offset, header.partition_leader_epoch) == (500, 7)
+    assert [record.value for record in decode_records(stored)] == [b"a", b"b"]
+    assert [record.offset for record in decode_records(stored)] == [500, 501]
 
 
 @pytest.mark.parametrize(("codec", "low", "high"), [("gzip", 1, 9), ("lz4", 9, 12), ("zstd", 1, 19)])
@@ -92,7 +89,7 @@ def test_compression_level_of_the_topic(codec: str, low: int, high: int) -> None
     for level in (low, high):
         own = {"compression.type": codec, f"compression.{codec}.level": str(level)}
         rules = batch_rules(TopicConfig.resolve(BrokerConfig.from_properties({}), own))
-        stored = stamp_batch(batch, rules, base_offset=0, leader_epoch=0, now_ms=NOW_MS).data
+        stored = stamped(batch, rules)
         assert [record.value for record in decode_records(stored)] == [record.value for record in decode_records(batch)]
         sizes.append(len(stored))
     assert sizes[1] < 0.97 * sizes[0]
