@@ -4,6 +4,8 @@
 Adjacent fields of fixed size become one struct call, which also reads the first byte of a following length. Strings are
 sliced without a bounds check. Since the position only grows, a slice beyond the end makes a later read fail, or the
 final comparison with the length. The count of an array is checked before memory is allocated for it.
+
+The records of a request are a view of its frame, because the broker copies them anyway when it stamps their offsets.
 """
 
 from __future__ import annotations
@@ -98,6 +100,8 @@ class _DecoderSource(Source):
             self._run.append((FIXED_TYPES[field.element_type], target))
         elif field.element_type == "string":
             self._string(target, nullable, flexible)
+        elif self.schema.has_view(field):
+            self._view(target, nullable, flexible)
         else:
             self._bytes(target, nullable, flexible)
 
@@ -153,6 +157,16 @@ class _DecoderSource(Source):
                 self.line(f"{target}, p = compact_nullable_bytes(b, p - 1)")
         else:
             self.line(f"{target}, p = compact_bytes(b, p - 1)")
+
+    def _view(self, target: str, nullable: bool, flexible: bool) -> None:
+        self._flush("B" if flexible else "i")
+        if flexible:
+            with self.block("if n > 127:"):
+                self.line("n, p = uvarint(b, p - 1)")
+            self.line("n -= 1")
+        with self.block("if n >= 0:"):
+            self.line(f"{target} = memoryview(b)[p:(p := p + n)]")
+        self._null_or_raise("elif n == -1:", target, nullable)
 
     def _null_or_raise(self, null_test: str, target: str, nullable: bool) -> None:
         if nullable:

@@ -99,12 +99,17 @@ class Struct:
 
     def __repr__(self) -> str:
         shown = [
-            f"{field.attribute}={HIDDEN if field.sensitive else repr(getattr(self, field.attribute))}"
+            f"{field.attribute}={HIDDEN if field.sensitive else _shown(getattr(self, field.attribute))}"
             for field in self.schema.fields
         ]
         if self.unknown_tagged_fields:
             shown.append(f"unknown_tagged_fields={self.unknown_tagged_fields!r}")
         return f"{type(self).__qualname__}({', '.join(shown)})"
+
+
+def _shown(value: object) -> str:
+    """Return the representation of a field's value: the bytes of a view."""
+    return repr(bytes(value) if isinstance(value, memoryview) else value)
 
 
 def encode_tags(tagged: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int, bytes]]) -> bytes:

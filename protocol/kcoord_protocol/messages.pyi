@@ -3,6 +3,7 @@
 
 from typing import ClassVar
 
+from kcoord_protocol.message import Buffer
 from kcoord_protocol.message import Message as Message
 from kcoord_protocol.message import Struct as Struct
 from kcoord_protocol.message import TaggedFields
@@ -5948,12 +5949,12 @@ class ProduceRequest(Message):
 
     class PartitionProduceData(Struct):
         index: int
-        records: bytes | None
+        records: Buffer | None
         def __init__(
             self,
             *,
             index: int = ...,
-            records: bytes | None = ...,
+            records: Buffer | None = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 

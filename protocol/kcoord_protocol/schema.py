@@ -152,6 +152,10 @@ class MessageSchema:
             self._extend(extension)
         self._resolve()
 
+    def has_view(self, field: FieldSchema) -> bool:
+        """Return whether a decoded field is a view of the message's bytes and not a copy."""
+        return field.element_type == "records" and self.kind == "request"
+
     def _fields(self, spec: JsonObject, owner: str) -> list[FieldSchema]:
         fields = []
         for item in _objects(spec, "fields", owner):

@@ -25,6 +25,7 @@ _HEAD: Final = """\
 
 from typing import ClassVar
 
+from kcoord_protocol.message import Buffer
 from kcoord_protocol.message import Message as Message
 from kcoord_protocol.message import Struct as Struct
 from kcoord_protocol.message import TaggedFields
@@ -44,15 +45,15 @@ def _message_lines(schema: MessageSchema) -> Iterator[str]:
     yield f"class {schema.name}(Message):"
     for struct in schema.structs.values():
         yield f"    class {struct.name}(Struct):"
-        yield from _struct_lines(struct, schema.name, "        ")
+        yield from _struct_lines(struct, schema, "        ")
         yield ""
     if all(field.attribute != "name" for field in schema.root.fields):
         yield "    name: ClassVar[str]"
-    yield from _struct_lines(schema.root, schema.name, "    ")
+    yield from _struct_lines(schema.root, schema, "    ")
 
 
-def _struct_lines(struct: StructSchema, message: str, indent: str) -> Iterator[str]:
-    typed = [(field.attribute, _python_type(field, message)) for field in struct.fields]
+def _struct_lines(struct: StructSchema, schema: MessageSchema, indent: str) -> Iterator[str]:
+    typed = [(field.attribute, _python_type(field, schema)) for field in struct.fields]
     for name, python_type in typed:
         yield f"{indent}{name}: {python_type}"
     yield f"{indent}def __init__("
@@ -64,8 +65,12 @@ def _struct_lines(struct: StructSchema, message: str, indent: str) -> Iterator[s
     yield f"{indent}) -> None: ..."
 
 
-def _python_type(field: FieldSchema, message: str) -> str:
-    python_type = f"{message}.{field.element_type}" if field.is_struct else _PYTHON_TYPES.get(field.element_type, "int")
+def _python_type(field: FieldSchema, schema: MessageSchema) -> str:
+    python_type = _PYTHON_TYPES.get(field.element_type, "int")
+    if field.is_struct:
+        python_type = f"{schema.name}.{field.element_type}"
+    elif schema.has_view(field):
+        python_type = "Buffer"
     if field.is_array:
         python_type = f"list[{python_type}]"
     return f"{python_type} | None" if field.nullable_versions or field.default_is_null else python_type

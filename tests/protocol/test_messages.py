@@ -167,6 +167,20 @@ def test_records_may_be_any_buffer() -> None:
         produce("abc")
 
 
+@pytest.mark.parametrize("version", [3, 9, 13])
+@pytest.mark.parametrize("records", [b"", b"abc", bytes(300), None])
+def test_records_of_a_request_are_a_view_of_its_frame(version: int, records: bytes | None) -> None:
+    partition = ProduceRequest.PartitionProduceData(index=0, records=records)
+    topic = ProduceRequest.TopicProduceData(name="t" if version < 13 else "", partition_data=[partition])
+    request = ProduceRequest(acks=-1, timeout_ms=1, topic_data=[topic])
+    frame = request.encode(version)
+    decoded = ProduceRequest.decode(frame, version)
+    assert decoded == request
+    assert repr(decoded) == repr(request)
+    view = decoded.topic_data[0].partition_data[0].records
+    assert records is None or (isinstance(view, memoryview) and view.obj is frame)
+
+
 def test_unknown_tagged_fields_are_kept() -> None:
     plain = ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=5)
     encoded = plain.encode(0)

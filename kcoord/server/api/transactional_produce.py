@@ -31,7 +31,7 @@ from kcoord.server.replies import Reply
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.topics.partition import Verified
 from kcoord.topics.store import TopicStore
-from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, decode_header
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, Buffer, decode_header
 from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
         return self.topic, self.partition, self.producer.producer_id
 
 
-def transactional_batch(topic: str, partition: int, records: bytes | None) -> Batch | None:
+def transactional_batch(topic: str, partition: int, records: Buffer | None) -> Batch | None:
     """Returns the transactional batch in `records`, None if there is no batch or if it is not transactional."""
     if records is None or len(records) < BATCH_OVERHEAD_BYTES or not records[_LOW_ATTRIBUTES] & TRANSACTIONAL_BIT:
         return None

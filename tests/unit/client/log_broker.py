@@ -77,7 +77,7 @@ class LogBroker(FakeBroker):
             answers = []
             for data in topic.partition_data:
                 partition = TopicPartition(TOPIC, data.index)
-                answers.append(self._append(partition, data.records or b"", fate.removeprefix(LOST_ANSWER)))
+                answers.append(self._append(partition, bytes(data.records or b""), fate.removeprefix(LOST_ANSWER)))
                 fate = fate if fate == LOST_ANSWER else ""
             topics.append(
                 ProduceResponse.TopicProduceResponse(
