@@ -152,7 +152,7 @@ class BrokerSettings(BrokerAttributes):
     @property
     def data_folders(self) -> list[str]:
         """log.dirs, or log.dir if log.dirs is not set."""
-        return self.log_dirs or self.log_dir
+        return self.log_dir if self.log_dirs is None else self.log_dirs
 
     @property
     def takes_client_telemetry(self) -> bool:

@@ -141,6 +141,12 @@ def _check_listeners(config: BrokerSettings) -> None:
 
 
 def _check_limits(config: BrokerSettings) -> None:
+    if not config.data_folders:
+        name = "log.dir" if config.log_dirs is None else "log.dirs"
+        raise ConfigError(
+            f"Invalid value for configuration {name}: "
+            "at least one log directory must be defined via log.dirs or log.dir"
+        )
     queued, socket = _number(config, "queued.max.request.bytes"), config.socket_request_max_bytes
     if queued > 0 and queued < socket:
         raise ConfigError(

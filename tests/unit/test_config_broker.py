@@ -59,6 +59,11 @@ def test_kafkas_properties_file_loads() -> None:
     assert not config.unknown
 
 
+@pytest.mark.parametrize("name", ["log.dirs", "log.dir"])
+def test_a_data_folder_is_needed(name: str) -> None:
+    assert f"configuration {name}: at least one log directory" in refused(**{name.replace(".", "_"): ""})
+
+
 def test_keys_of_plugins_and_unknown_keys_are_accepted() -> None:
     properties = {"metrics.jmx.include": "a", "listener.name.ssl.ssl.keystore.location": "x", "no.such.key": "1"}
     config = BrokerConfig.from_properties(properties)
