@@ -18,8 +18,8 @@ people, before the ready line:
 
 The log cleaner starts `CLEANER_DELAY_SECONDS` later.
 
-SIGTERM or SIGINT requests a shutdown. A signal during the steps 2 to 6 of a start takes effect after step 6. A shutdown
-has these steps:
+SIGTERM, SIGINT or SIGHUP requests a shutdown. A signal during the steps 2 to 6 of a start takes effect after step 6. A
+shutdown has these steps:
 
 1. Listeners close their sockets, and connections read no further requests.
 2. Parked fetches fail with NOT_LEADER_OR_FOLLOWER. Other responses in flight have `answer_seconds` to leave. Each
@@ -132,6 +132,12 @@ def process_environment() -> Environment:
     return Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Returns the signals that request a stop, as in Kafka: SIGHUP is one of them unless it is ignored (`nohup`)."""
+    has_hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if has_hangup else [])]
+
+
 class BrokerProcess:
     """A broker with its listeners. The module text describes start and shutdown. All methods run in the event loop."""
 
@@ -193,8 +199,8 @@ class BrokerProcess:
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     def stop_on_signals(self) -> None:
-        """Requests a stop on SIGTERM and SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Requests a stop on each of the `stop_signals`."""
+        for number in stop_signals():
             self._loop.add_signal_handler(number, self._stop_requested.set)
 
     async def start(self) -> None:

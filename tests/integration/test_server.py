@@ -112,10 +112,11 @@ def run_serve(*overrides: str) -> subprocess.CompletedProcess[str]:
 # --- the life of the process ------------------------------------------------------------------------------------------
 
 
-def test_the_log_names_the_listener_and_sigterm_ends_the_process(server: KcoordProcess) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_log_names_the_listener_and_a_signal_ends_the_process(server: KcoordProcess, how: signal.Signals) -> None:
     assert f"PLAINTEXT://127.0.0.1:{server.port}, node 1, cluster " in server.log
     started = time.monotonic()
-    assert server.stop() == 0
+    assert server.stop(how) == 0
     assert time.monotonic() - started < 5
     assert (server.data / ".kafka_cleanshutdown").exists()
 

@@ -477,7 +477,7 @@ def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
         groups = [group_on(worker) for worker in range(WORKERS)]
         commit(addresses(broker), groups, "moved", 1)
         total = 12
-        for count, how in ((1, signal.SIGTERM), (2, signal.SIGKILL), (3, signal.SIGTERM)):
+        for count, how in ((1, signal.SIGHUP), (2, signal.SIGKILL), (3, signal.SIGTERM)):
             broker.stop(how)
             broker.ports = []
             broker.overrides = settings(count)

@@ -69,6 +69,7 @@ class _Start:
                 os.dup2(log.fileno(), stream.fileno())
         resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
         enter_network(self.network)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
         if self.group is not None:
             os.setgid(self.group)
         if self.module != "kcoord" or self.more_environment:

@@ -26,9 +26,10 @@ The life of a worker, as the supervisor sees it:
   accept queue of the kernel and are not refused.
 * A restarted worker treats no log as clean: it checks the ends of the logs that it opens.
 
-Shutdown: SIGTERM or SIGINT ends the watching. All workers get SIGTERM at the same time and have `STOP_SECONDS` to
-answer what is in flight and to close their logs; then SIGKILL. The supervisor merges their checkpoints. It writes the
-clean-shutdown marker only if every worker closed its logs cleanly and, together, the workers know all logs to be whole.
+Shutdown: SIGTERM, SIGINT or SIGHUP ends the watching. All workers get SIGTERM at the same time and have `STOP_SECONDS`
+to answer what is in flight and to close their logs; then SIGKILL. The supervisor merges their checkpoints. It writes
+the clean-shutdown marker only if every worker closed its logs cleanly and, together, the workers know all logs to be
+whole.
 
 If the supervisor itself is killed, the lifeline ends, and each worker stops as after a signal. The data folder stays in
 use until the last worker has ended. The next start finds no clean-shutdown marker.
@@ -56,7 +57,7 @@ from kcoord.server.disk.data_folder import candidate_identity
 from kcoord.server.environment import RandomUuids
 from kcoord.server.errors import StartError
 from kcoord.server.net.sockets import bind_listener, bound_port
-from kcoord.server.process import ReadyLine
+from kcoord.server.process import ReadyLine, stop_signals
 from kcoord.server.workers.worker_process import Launch, Worker, close_inherited, run_worker
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem
@@ -120,7 +121,7 @@ class Supervisor:
             write_sockets_folder(RealFileSystem(), folder.path, sockets_folder)
             self._workers = [self._new_worker(number, sockets_folder) for number in range(self._count)]
             signal.set_wakeup_fd(self._wake_write)
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in stop_signals():
                 signal.signal(number, self._on_signal)
             gc.freeze()
             for child in self._children:
@@ -202,7 +203,7 @@ class Supervisor:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for signal_number in (signal.SIGTERM, signal.SIGINT):
+            for signal_number in stop_signals():
                 signal.signal(signal_number, signal.SIG_DFL)
             launch = Launch(number, self._workers, self._folder, self._lifeline_read, is_restart)
             inherited = [child.status_pipe for child in self._children if child.status_pipe >= 0]
