@@ -127,6 +127,6 @@ def _run_format(jars: KafkaJars, folder: Path) -> None:
         "listeners=PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093\ncontroller.listener.names=CONTROLLER\n"
         f"log.dirs={folder / 'logs'}\n"
     )
-    cluster_id = uuid_to_string(os.urandom(16))
+    cluster_id = uuid_to_string(bytes(range(16)))  # a random one may begin with "-", like an option
     command = jars.command("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
     subprocess.run(command, capture_output=True, check=True, timeout=START_SECONDS)
