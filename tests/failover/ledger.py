@@ -59,7 +59,9 @@ class Ledger:
     @classmethod
     def read(cls, file: Path) -> Ledger:
         acks, lost, is_ready = [], [], False
-        for line in file.read_text().splitlines() if file.exists() else ():
+        text = file.read_text() if file.exists() else ""
+        # The load may be writing the last line.
+        for line in text[: text.rfind("\n") + 1].splitlines():
             what, *fields = line.split()
             if what == "ack":
                 group, partition, offset, node_id, sent, answered = fields
