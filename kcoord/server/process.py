@@ -18,8 +18,8 @@ people, before the ready line:
 
 The log cleaner starts `CLEANER_DELAY_SECONDS` later.
 
-SIGTERM, SIGINT or SIGHUP requests a shutdown. A signal during the steps 2 to 6 of a start takes effect after step 6. A
-shutdown has these steps:
+SIGTERM, SIGINT or SIGHUP requests a shutdown. A signal during the steps 2 to 6 of a start ends that step: one that waits
+for another process may never end by itself. A shutdown has these steps:
 
 1. Listeners close their sockets, and connections read no further requests.
 2. Parked fetches fail with NOT_LEADER_OR_FOLLOWER. Other responses in flight have `answer_seconds` to leave. Each
@@ -188,13 +188,19 @@ class BrokerProcess:
 
     async def run(self, on_ready: Callable[[ReadyLine], None]) -> None:
         """Serves until a signal. Raises StartError if the broker cannot start."""
+        starting = self._loop.create_task(self._start_and_load())
+        stopping = self._loop.create_task(self._stop_requested.wait())
         try:
             self.stop_on_signals()
-            await self.start()
-            await self._await_loads()
-            on_ready(self.ready())
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                on_ready(self.ready())
             await self.until_signal()
         finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.wait((starting, stopping))
             await self.stop()
 
     # --- start and stop -----------------------------------------------------------------------------------------------
@@ -221,6 +227,10 @@ class BrokerProcess:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
             gc.callbacks.append(freeze_survivors)
+
+    async def _start_and_load(self) -> None:
+        await self.start()
+        await self._await_loads()
 
     async def _await_loads(self) -> None:
         """Waits for the coordinators' shards, at most `LOADED_SECONDS`. Clients are served meanwhile."""

@@ -455,6 +455,26 @@ def test_the_ready_line_waits_for_small_shards(make_server: MakeServer) -> None:
     assert is_loading == [False]
 
 
+def test_a_signal_ends_a_start_that_waits_for_another_process(tmp_path: Path) -> None:
+    """So a worker whose supervisor and controller are gone ends, although it cannot follow the metadata log."""
+    config = BrokerConfig.from_properties({"log.dirs": str(tmp_path), "listeners": "PLAINTEXT://127.0.0.1:0"})
+    ready: list[ReadyLine] = []
+
+    class Follower(BrokerProcess):
+        async def _join_cluster(self) -> None:
+            self._loop.call_soon(signal.raise_signal, signal.SIGTERM)
+            await self._loop.create_future()
+
+    async def run() -> None:
+        environment = Environment(asyncio.get_running_loop(), Clock().now_ms)
+        folder = DataFolder(config, environment.now_ms(), uuids=environment.uuids)
+        process = Follower(compose(config, environment, folder), environment, folder)
+        await asyncio.wait_for(process.run(ready.append), 10)
+
+    asyncio.run(run())
+    assert not ready
+
+
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 def test_commits_groups_and_topics_survive(server: KcoordProcess, ending: str) -> None:
     with WireClient(server.port) as client:

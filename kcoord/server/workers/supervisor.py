@@ -243,7 +243,7 @@ class Supervisor:
         now = time.monotonic()
         due = [child.restart_at - now for child in self._children if not child.pid]
         timeout = max(min([_CHECK_SECONDS, *due]), 0.0)
-        readable, _, _ = select.select([*by_status, self._wake_read], [], [], timeout)
+        readable = wait_readable([*by_status, self._wake_read], timeout)
         if self._wake_read in readable:
             os.read(self._wake_read, _STATUS_BYTES)
         return [by_status[descriptor] for descriptor in readable if descriptor in by_status]
@@ -310,5 +310,16 @@ class Supervisor:
 
     def _ended(self, running: Iterable[_Child], timeout: float) -> list[int]:
         by_status = {child.status_pipe: child for child in running}
-        readable, _, _ = select.select(list(by_status), [], [], max(timeout, 0.0))
+        readable = wait_readable(by_status, timeout)
         return [by_status[descriptor].number for descriptor in readable if not os.read(descriptor, _STATUS_BYTES)]
+
+
+def wait_readable(descriptors: Iterable[int], timeout: float) -> list[int]:
+    """Waits until a descriptor can be read, but at most `timeout` seconds. Returns those that can be read.
+
+    `select.select` would fail with descriptors above 1023, which 250 workers with two listeners have.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(max(timeout, 0.0) * 1000)]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor binds sockets for its workers before there is an event loop."""
+"""The supervisor binds sockets for its workers, and waits for their pipes, without an event loop."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+import resource
 import socket
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 from kcoord.config import Listener, SecurityProtocol
 from kcoord.server.errors import StartError
 from kcoord.server.net.sockets import bind_listener, bound_port
-from kcoord.server.workers.supervisor import Supervisor
+from kcoord.server.workers.supervisor import Supervisor, wait_readable
 
 
 def listener(host: str, port: int = 0) -> Listener:
@@ -53,3 +56,19 @@ def test_the_error_names_a_path_that_is_too_long_for_a_socket(tmp_path: Path) ->
     path = str(tmp_path / ("x" * 200))
     with pytest.raises(StartError, match=f"cannot make the workers' socket {path}"):
         Supervisor._peer_socket(path)
+
+
+def test_descriptors_above_1023_can_be_waited_for() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(2048, limits[1])), limits[1]))
+    read, write = os.pipe()
+    try:
+        high = fcntl.fcntl(read, fcntl.F_DUPFD, 1024)
+        assert wait_readable([high], 0) == []
+        os.write(write, b"ready")
+        assert wait_readable([high], 5) == [high]
+        os.close(high)
+    finally:
+        os.close(read)
+        os.close(write)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
