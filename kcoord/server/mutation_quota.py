@@ -44,7 +44,7 @@ class MutationQuota:
     def of(cls, broker: Broker, context: RequestContext, strict_since: int) -> MutationQuota | None:
         """Returns the quota of a request, None if its client has none. `strict_since`: the first strict version."""
         # A broker that needs a topic itself has no principal.
-        if broker.quotas is None or not context.principal:
+        if broker.quotas is None or not context.client.principal:
             return None
         metered = broker.quotas.mutations.meter_of(context.user, context.client_id, broker.now_ms())
         if metered is None:
@@ -86,6 +86,6 @@ def throttled(context: RequestContext, quota: MutationQuota | None, response: T)
     """
     if quota is not None:
         response.throttle_time_ms = max(response.throttle_time_ms, quota.throttle_ms())
-    if response.throttle_time_ms and context.client is not None:
+    if response.throttle_time_ms:
         context.client.throttle(response.throttle_time_ms)
     return response

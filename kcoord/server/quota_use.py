@@ -47,7 +47,7 @@ def throttle_of_fetch(
             throttle_ms = max(throttle_ms, quotas.fetch.record(user, client_id, size, now_ms))
             if throttle_ms:
                 quotas.fetch.take_back(user, client_id, size, now_ms)
-        if throttle_ms and context.client is not None:
+        if throttle_ms:
             context.client.throttle(throttle_ms)
         return throttle_ms
 

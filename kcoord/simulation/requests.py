@@ -199,11 +199,8 @@ class AnswerChecks:
             asked.version,
             asked.correlation_id,
             dialogue.client_id,
-            path.client.client_host,
-            "PLAINTEXT",
-            path.client.principal,
-            dialogue.process.broker.now_ms(),
             path.client,
+            dialogue.process.broker.now_ms(),
             rights=None if authorizer is None else path.client.rights(authorizer, asked.api_key),
         )
         alone = _Alone(dialogue.process)

@@ -277,8 +277,7 @@ def _versions_handler(
         own_id = broker.node_id if node_id is None else node_id
         api_versions.check(request, context.api_version, broker.cluster_id, own_id)
         local = tables[broker.config.kip1327_form(request.client_software_name)]
-        if context.client is not None:
-            context.client.identify(request.client_software_name, request.client_software_version, local.form)
+        context.client.identify(request.client_software_name, request.client_software_version, local.form)
         return ApiVersionsResponse(
             api_keys=[
                 ApiVersionsResponse.ApiVersion(api_key=key, min_version=both.start, max_version=both.stop - 1)

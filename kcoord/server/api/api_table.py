@@ -77,9 +77,11 @@ def ignore_throttle(throttle_ms: int) -> None:
 class Client:
     """The facts that a connection knows about its client.
 
-    `form` is the form of KIP-1327 that the client is served. `principal` is the SASL user, or named by the client's TLS
-    certificate. `is_token_authenticated` is True if the client has logged in with a delegation token. `has_begun` is
-    True after its first request that is served; `begins_with_api_versions` is True if that was ApiVersions.
+    `form` is the form of KIP-1327 that the client is served. `listener_name` is empty for a client of another worker,
+    which passes the request on. `principal` is the SASL user, or named by the client's TLS certificate; it is empty if
+    the broker itself asks. `is_token_authenticated` is True if the client has logged in with a delegation token.
+    `has_begun` is True after its first request that is served; `begins_with_api_versions` is True if that was
+    ApiVersions.
     """
 
     __slots__ = (
@@ -90,6 +92,7 @@ class Client:
         "has_begun",
         "is_token_authenticated",
         "keeps_order",
+        "listener_name",
         "principal",
         "remote_host",
         "remote_port",
@@ -97,10 +100,18 @@ class Client:
         "throttle",
     )
 
-    def __init__(self, form: Kip1327Form, remote_host: str = "", remote_port: int = 0) -> None:
+    def __init__(
+        self,
+        form: Kip1327Form,
+        listener_name: str,
+        remote_host: str = "",
+        remote_port: int = 0,
+        principal: str = ANONYMOUS,
+    ) -> None:
         self.form = form
+        self.listener_name = listener_name
         self.software = ("", "")
-        self.principal = ANONYMOUS
+        self.principal = principal
         self.is_token_authenticated = False
         self.has_begun = False
         self.keeps_order = False
@@ -130,7 +141,7 @@ class Client:
 
 
 class RequestContext:
-    """The facts about one request besides its body: API, version, client, listener, principal, rights and time.
+    """The facts about one request besides its body: API, version, client, rights and time.
 
     `rights` is None if the request needs none: the broker has no authorizer, or asks itself. `frame_bytes` is the size
     of a client's request. `use` counts the time of the request; None if its client has no quota on that.
@@ -140,13 +151,10 @@ class RequestContext:
         "api_key",
         "api_version",
         "client",
-        "client_host",
         "client_id",
         "correlation_id",
         "frame_bytes",
-        "listener_name",
         "now_ms",
-        "principal",
         "rights",
         "use",
     )
@@ -157,11 +165,8 @@ class RequestContext:
         api_version: int,
         correlation_id: int,
         client_id: str,
-        client_host: str,
-        listener_name: str,
-        principal: str,
+        client: Client,
         now_ms: int,
-        client: Client | None = None,
         *,
         rights: Rights | None,
         frame_bytes: int = 0,
@@ -171,11 +176,8 @@ class RequestContext:
         self.api_version = api_version
         self.correlation_id = correlation_id
         self.client_id = client_id
-        self.client_host = client_host
-        self.listener_name = listener_name
-        self.principal = principal
-        self.now_ms = now_ms
         self.client = client
+        self.now_ms = now_ms
         self.rights = rights
         self.frame_bytes = frame_bytes
         self.use = use
@@ -183,15 +185,13 @@ class RequestContext:
     @property
     def user(self) -> str:
         """The name of the user that quotas are for: the principal without its type."""
-        return self.principal.partition(":")[2]
+        return self.client.principal.partition(":")[2]
 
     def client_facts(self) -> ClientFacts:
         """Returns the facts about the client for telemetry; always the same object for a connection."""
         from kcoord.server.observe.client_telemetry import ClientFacts
 
         client = self.client
-        if client is None:
-            return ClientFacts(client_id=self.client_id)
         if client.facts is None:
             name, version = client.software
             client.facts = ClientFacts(self.client_id, name, version, client.remote_host, client.remote_port)
@@ -203,8 +203,8 @@ class RequestContext:
             now_ms=self.now_ms,
             api_version=self.api_version,
             client_id=self.client_id,
-            client_host=self.client_host,
-            principal=self.principal,
+            client_host=self.client.client_host,
+            principal=self.client.principal,
             candidate_id=candidate_id,
             token=next(reply_tokens),
         )
@@ -228,7 +228,6 @@ def has_creation_time_tag(context: RequestContext) -> bool:
     client = context.client
     return (
         context.api_version == TAGGED_VERSION
-        and client is not None
         and client.begins_with_api_versions
         and client.form is Kip1327Form.CREATION_TIME
     )
@@ -289,7 +288,7 @@ class BoundApi:
         except KafkaError as error:
             return self._error_response(request, error, self.version)
         except Exception:
-            _logger.exception("%s v%d from %s failed", self.key.name, self.version, context.client_host)
+            _logger.exception("%s v%d from %s failed", self.key.name, self.version, context.client.client_host)
             return self._server_error(request)
 
     def fail(self, request: Message, error: KafkaError) -> Message:

@@ -47,7 +47,7 @@ class LargeMetadata:
         if image is not self._image:
             self._image, self._responses = image, {}
         key = (
-            context.listener_name,
+            context.client.listener_name,
             context.api_version,
             request.include_cluster_authorized_operations,
             request.include_topic_authorized_operations,

@@ -14,10 +14,10 @@ def allows_token_requests(broker: Broker, context: RequestContext) -> bool:
     Otherwise a stolen token would be good for further tokens without end.
     """
     client = context.client
-    if client is None:
+    if not client.listener_name:
         # Another worker has checked its client, and passes the request on to the controller.
         return True
-    protocol = broker.endpoints[context.listener_name].security_protocol
+    protocol = broker.endpoints[client.listener_name].security_protocol
     if client.is_token_authenticated or protocol is SecurityProtocol.PLAINTEXT:
         return False
-    return protocol is not SecurityProtocol.SSL or context.principal != ANONYMOUS
+    return protocol is not SecurityProtocol.SSL or client.principal != ANONYMOUS

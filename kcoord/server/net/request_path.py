@@ -157,8 +157,9 @@ class RequestPath:
         self._has_file_slices = False
         """True if parts of files are in `_output`, too."""
         self._is_closed = False
-        self.client = Client(self._broker.apis.form, remote_host, remote_port)
-        self.client.principal = settings.principal
+        self.client = Client(
+            self._broker.apis.form, settings.listener_name, remote_host, remote_port, settings.principal
+        )
         self.client.throttle = self._throttle
         self._reasons = 0
         """The bits of the reasons for muting (`Mute`) that hold."""
@@ -470,11 +471,8 @@ class RequestPath:
             bound.version,
             header.correlation_id,
             header.client_id or "",
-            self.client.client_host,
-            self._settings.listener_name,
-            self.client.principal,
-            now_ms,
             self.client,
+            now_ms,
             rights=rights,
             frame_bytes=len(frame),
             use=use,

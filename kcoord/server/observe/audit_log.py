@@ -107,10 +107,10 @@ class AuditLog:
         entry: dict[str, object] = {
             **self._start(context.now_ms, "denied" if change is None else str(change["event"])),
             "allowed": not is_denied,
-            "principal": context.principal or None,
-            "host": context.client_host.removeprefix("/"),
+            "principal": context.client.principal or None,
+            "host": context.client.client_host.removeprefix("/"),
             "clientId": context.client_id,
-            "listener": context.listener_name,
+            "listener": context.client.listener_name,
             "request": request_name(context.api_key),
             "version": context.api_version,
         }

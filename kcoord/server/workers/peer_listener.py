@@ -13,7 +13,8 @@ import socket
 from functools import partial
 from typing import Final, cast
 
-from kcoord.server.api.api_table import Api, BoundApi, RequestContext
+from kcoord.config.kip1327 import Kip1327Form
+from kcoord.server.api.api_table import Api, BoundApi, Client, RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_service import Follower
 from kcoord.server.workers.controller_metadata import MetadataFollowers
@@ -141,16 +142,10 @@ class _PeerServerConnection(asyncio.Protocol):
         correlation_id = peer_request.correlation_id
         bound = self._owner.bound(peer_request.api_key, peer_request.version)
         request, _ = bound.decode_prefix(peer_request.body, 0, peer_request.version)
+        host, principal = peer_request.client_host.removeprefix("/"), peer_request.principal
+        client = Client(Kip1327Form.OFF, "", host, principal=principal)
         context = RequestContext(
-            bound.key,
-            peer_request.version,
-            correlation_id,
-            peer_request.client_id,
-            peer_request.client_host,
-            "",
-            peer_request.principal,
-            broker.now_ms(),
-            rights=None,
+            bound.key, bound.version, correlation_id, peer_request.client_id, client, broker.now_ms(), rights=None
         )
         self._owner.in_flight += 1
         # The worker that serves the client notes all other changes. Only `kcoord workers` fences brokers. It asks here.

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from kcoord.config import Listener, SecurityProtocol
+from kcoord.config.kip1327 import Kip1327Form
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
-from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.api_table import Client, RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.environment import Environment
 from kcoord.server.shards.group_service import GroupService
@@ -78,7 +79,8 @@ def broker_of(cluster: Cluster) -> Broker:
 
 
 def context(api_key: ApiKey, version: int) -> RequestContext:
-    return RequestContext(api_key, version, 1, "client", "/127.0.0.1", "PLAINTEXT", "User:ANONYMOUS", 1000, rights=None)
+    client = Client(Kip1327Form.OFF, "PLAINTEXT", "127.0.0.1")
+    return RequestContext(api_key, version, 1, "client", client, 1000, rights=None)
 
 
 async def settle(reply: R | asyncio.Future[R], version: int) -> R:

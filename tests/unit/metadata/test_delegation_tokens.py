@@ -59,11 +59,9 @@ class People:
         self.broker.endpoints["CLIENTS"] = Listener("CLIENTS", "box", 4711, protocol)
 
     def context(self, key: ApiKey, version: int, user: str, *, has_token: bool = False) -> RequestContext:
-        client = Client(Kip1327Form.OFF)
+        client = Client(Kip1327Form.OFF, "CLIENTS", principal=f"User:{user}")
         client.is_token_authenticated = has_token
-        return RequestContext(
-            key, version, 1, "client", "/127.0.0.1", "CLIENTS", f"User:{user}", self.cluster.now_ms, client, rights=None
-        )
+        return RequestContext(key, version, 1, "client", client, self.cluster.now_ms, rights=None)
 
     async def create(
         self, user: str = "alice", *renewers: str, max_lifetime_ms: int = -1, owner: tuple[str, str] = ("", "")

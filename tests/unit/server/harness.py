@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, OperationContext
-from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.api_table import Client, RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
@@ -114,9 +114,8 @@ class Harness:
         await asyncio.sleep(0.001)
 
     def context(self, api_key: ApiKey, version: int) -> RequestContext:
-        return RequestContext(
-            api_key, version, 1, "client", "/192.0.2.1", "PLAINTEXT", "User:ANONYMOUS", self.now, rights=None
-        )
+        client = Client(self.broker.apis.form, "PLAINTEXT", "192.0.2.1")
+        return RequestContext(api_key, version, 1, "client", client, self.now, rights=None)
 
     def send(self, request: Message, version: int) -> object:
         """Returns the response or its future, as a connection gets it."""

@@ -43,11 +43,12 @@ class Log:
         self._path = folder / "audit.log"
         settings = {"kcoord.audit.log": str(self._path), "kcoord.audit.events": events}
         self.audit = AuditLog(BrokerConfig.from_properties(settings), lambda _: None)
-        self.client = Client(BrokerConfig.from_properties({}).kip1327_form(""), "192.0.2.1", 4711)
+        form = BrokerConfig.from_properties({}).kip1327_form("")
+        self.client = Client(form, "L", "192.0.2.1", 4711, "User:eve")
 
     def context(self, key: ApiKey) -> RequestContext:
         rights = self.client.rights(Authorizer({}), key, is_audited=True)
-        return RequestContext(key, 1, 7, "c", "/192.0.2.1", "L", "User:eve", 0, self.client, rights=rights)
+        return RequestContext(key, 1, 7, "c", self.client, 0, rights=rights)
 
     def ask(self, kind: str, response: object, *, is_denied: bool = False) -> None:
         key, request = REQUESTS[kind]

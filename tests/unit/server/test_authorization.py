@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.server.api.api_table import Api, BoundApi, RequestContext
+from kcoord.server.api.api_table import Api, BoundApi, Client, RequestContext
 from kcoord.server.api.authorization import MOST_LOGGED, TRACE
 from kcoord.server.net.request_path import PathSettings
 from kcoord_protocol.acls import AclOperation, PatternType, PermissionType, ResourceType
@@ -460,7 +460,8 @@ async def test_decisions_that_give_no_access_are_logged_at_trace(
 
 async def test_requests_of_the_broker_itself_need_no_rights(cluster: Cluster) -> None:
     api = BoundApi(Api(ApiKey.CREATE_TOPICS, range(2, 8)), 7)
-    context = RequestContext(ApiKey.CREATE_TOPICS, 7, 1, "", "", "", "User:ANONYMOUS", 0, rights=None)
+    client = Client(cluster.broker.apis.form, "")
+    context = RequestContext(ApiKey.CREATE_TOPICS, 7, 1, "", client, 0, rights=None)
     topic = CreateTopicsRequest.CreatableTopic(name="internal", num_partitions=1, replication_factor=1)
     response: Any = api.respond(cluster.broker, context, CreateTopicsRequest(topics=[topic], timeout_ms=1000))
     assert (await response).topics[0].error_code == 0

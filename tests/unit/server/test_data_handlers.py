@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import pytest
 
+from kcoord.config.kip1327 import Kip1327Form
 from kcoord.runtime.result import CoordinatorResult, OperationContext
-from kcoord.server.api.api_table import CloseConnection, RequestContext
+from kcoord.server.api.api_table import Client, CloseConnection, RequestContext
 from kcoord.server.api.handlers import (
     delete_records,
     fetch,
@@ -100,17 +101,8 @@ class Server:
 
     async def call(self, module: ModuleType, request: Message, version: int) -> Any:
         received = type(request).decode(request.encode(version), version)
-        context = RequestContext(
-            module.API_KEY,
-            version,
-            1,
-            "client",
-            "/192.0.2.1",
-            "PLAINTEXT",
-            "User:ANONYMOUS",
-            self.cluster.now_ms,
-            rights=None,
-        )
+        client = Client(Kip1327Form.OFF, "PLAINTEXT", "192.0.2.1")
+        context = RequestContext(module.API_KEY, version, 1, "client", client, self.cluster.now_ms, rights=None)
         try:
             response = module.handle(self.broker, context, received)
             if asyncio.isfuture(response):

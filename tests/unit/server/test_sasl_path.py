@@ -78,11 +78,11 @@ class Listener:
         self.settings.new_login = lambda: SaslAuthenticator(lambda: settings)
 
     def _list(self, broker: object, context: RequestContext, request: object) -> ListGroupsResponse:
-        self.principals.append(context.principal)
+        self.principals.append(context.client.principal)
         return ListGroupsResponse()
 
     def _versions(self, broker: object, context: RequestContext, request: object) -> ApiVersionsResponse:
-        assert context.client is not None and context.principal == ANONYMOUS
+        assert context.client.principal == ANONYMOUS
         context.client.identify("", "", context.client.form)
         return ApiVersionsResponse()
 

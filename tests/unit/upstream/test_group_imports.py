@@ -13,7 +13,7 @@ import pytest
 
 from kcoord.coordinator.group.imports import ImportedOffset, ImportOutcome, ImportRequest
 from kcoord.runtime.waiting import ShardState
-from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.api_table import Client, RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.upstream import group_imports
 from kcoord.upstream.group_imports import NotFetchedError
@@ -109,7 +109,8 @@ def commit(group_id: str, offset: int) -> OffsetCommitRequest:
 async def moving(*, on_demand: bool = True) -> AsyncIterator[Moving]:
     async with stage(imports_on_demand=on_demand) as on_stage:
         broker = on_stage.broker
-        host = RequestContext(ApiKey.CREATE_TOPICS, 0, 0, "", "", "PLAINTEXT", "", broker.now_ms(), rights=None)
+        client = Client(broker.apis.form, "PLAINTEXT", principal="")
+        host = RequestContext(ApiKey.CREATE_TOPICS, 0, 0, "", client, broker.now_ms(), rights=None)
         created = ensure_internal_topic(broker, host, "t")
         if asyncio.isfuture(created):
             await created

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.api_table import Client, RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.server.net.muting import Mute
 from kcoord.server.net.request_path import MAX_IN_FLIGHT_REQUESTS
@@ -168,9 +168,11 @@ async def test_responses_to_be_rewritten_wait_at_the_upstream_for_an_earlier_one
 
 
 async def _load_groups(on_stage: Stage) -> None:
-    context = RequestContext(ApiKey.CREATE_TOPICS, 0, 0, "", "", "PLAINTEXT", "", on_stage.broker.now_ms(), rights=None)
-    await ensure_internal_topic(on_stage.broker, context, "__consumer_offsets")
-    await on_stage.broker.groups.loaded()
+    broker = on_stage.broker
+    client = Client(broker.apis.form, "PLAINTEXT", principal="")
+    context = RequestContext(ApiKey.CREATE_TOPICS, 0, 0, "", client, broker.now_ms(), rights=None)
+    await ensure_internal_topic(broker, context, "__consumer_offsets")
+    await broker.groups.loaded()
 
 
 async def test_a_client_is_not_read_while_the_upstream_takes_no_bytes() -> None:

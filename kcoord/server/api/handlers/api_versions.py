@@ -39,10 +39,8 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     check(request, context.api_version, broker.cluster_id, broker.node_id)
-    apis = broker.apis
-    if context.client is not None:
-        apis = apis.in_form(broker.config.kip1327_form(request.client_software_name))
-        context.client.identify(request.client_software_name, request.client_software_version, apis.form)
+    apis = broker.apis.in_form(broker.config.kip1327_form(request.client_software_name))
+    context.client.identify(request.client_software_name, request.client_software_version, apis.form)
     image = broker.image
     return ApiVersionsResponse(
         api_keys=listed_versions(apis, broker.config),

@@ -25,7 +25,7 @@ VERSIONS = range(1, 4)
 def handle(
     broker: Broker, context: RequestContext, request: CreateDelegationTokenRequest
 ) -> Reply[CreateDelegationTokenResponse]:
-    owner, requester, rights = owner_of(request, context.principal), context.principal, context.rights
+    owner, requester, rights = owner_of(request, context.client.principal), context.client.principal, context.rights
     if not allows_token_requests(broker, context):
         return rejected_creation(Errors.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, owner, requester)
     if (

@@ -25,8 +25,8 @@ def handle(broker: Broker, context: RequestContext, request: DescribeClusterRequ
         )
     if request.endpoint_type != BROKERS:
         raise KafkaError(Errors.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {request.endpoint_type}")
-    in_service = broker_addresses(broker, context.listener_name)
-    fenced = fenced_addresses(broker, context.listener_name) if request.include_fenced_brokers else []
+    in_service = broker_addresses(broker, context.client.listener_name)
+    fenced = fenced_addresses(broker, context.client.listener_name) if request.include_fenced_brokers else []
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,

@@ -36,7 +36,7 @@ def handle(
             or rights.allows(AclOperation.DESCRIBE_TOKENS, ResourceType.USER, token.owner)
         )
 
-    tokens = described_tokens(broker.image, broker.config, request, context.principal, may_describe)
+    tokens = described_tokens(broker.image, broker.config, request, context.client.principal, may_describe)
     return DescribeDelegationTokenResponse(tokens=list(tokens))
 
 

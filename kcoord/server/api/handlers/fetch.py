@@ -53,7 +53,7 @@ def _add_leader_hints(broker: Broker, context: RequestContext, response: FetchRe
         if partition.error_code in _HINTED_ERRORS
     }
     for leader_id in sorted(leaders):
-        endpoint = leader_endpoint(broker, leader_id, context.listener_name)
+        endpoint = leader_endpoint(broker, leader_id, context.client.listener_name)
         if endpoint is not None:
             host, port, rack = endpoint
             response.node_endpoints.append(

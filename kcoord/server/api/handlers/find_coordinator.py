@@ -106,7 +106,7 @@ def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str) -
     shard_id = (broker.groups if kind == GROUP else broker.transactions).shard_of(key)
     partition = broker.image.partition(_TOPICS[kind], shard_id)
     leader = partition.leader if partition is not None else NO_NODE_ID
-    endpoint = leader_endpoint(broker, leader, context.listener_name)
+    endpoint = leader_endpoint(broker, leader, context.client.listener_name)
     if endpoint is None:
         return _unavailable(key)
     host, port, _ = endpoint

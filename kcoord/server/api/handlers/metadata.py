@@ -125,7 +125,7 @@ def _respond(
     response = MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
-            for node_id, host, port, rack in broker_addresses(broker, context.listener_name)
+            for node_id, host, port, rack in broker_addresses(broker, context.client.listener_name)
         ],
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,

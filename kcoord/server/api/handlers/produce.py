@@ -73,8 +73,7 @@ def _throttled(context: RequestContext, throttle_ms: int, outcome: Outcome) -> O
     """Notes the time in the response, and mutes the connection."""
     if isinstance(outcome, ProduceResponse):
         outcome.throttle_time_ms = throttle_ms
-    if context.client is not None:
-        context.client.throttle(throttle_ms)
+    context.client.throttle(throttle_ms)
     return outcome
 
 
@@ -104,8 +103,7 @@ class _Produce:
         opening = self._open_logs()
         if opening is None:
             return self._append()
-        if context.client is not None:
-            context.client.keeps_order = True
+        context.client.keeps_order = True
         return self._broker.spawn(self._append_later(opening))
 
     def _transactional_batches(self) -> list[Batch]:
@@ -229,7 +227,7 @@ class _Produce:
                 partition.current_leader = ProduceResponse.LeaderIdAndEpoch(
                     leader_id=leader_id, leader_epoch=leader_epoch
                 )
-                endpoint = leader_endpoint(broker, leader_id, self._context.listener_name)
+                endpoint = leader_endpoint(broker, leader_id, self._context.client.listener_name)
                 if endpoint is not None and all(node.node_id != leader_id for node in response.node_endpoints):
                     host, port, rack = endpoint
                     response.node_endpoints.append(
