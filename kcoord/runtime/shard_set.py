@@ -248,7 +248,7 @@ class ShardSet(ShardLoads[M]):
             try:
                 observe(append)
             except Exception:
-                _logger.exception("Publishing the append of shard %d of %s failed", append.shard_id, self.name)
+                _logger.exception("An observer of the appends of shard %d of %s failed", append.shard_id, self.name)
         shard = self._shards[append.shard_id]
         try:
             shard.written(append)

@@ -53,8 +53,8 @@ LARGE_RESPONSE_ITEMS: Final = 1_000
 class Broker:
     """A broker without its sockets: configuration, metadata image, topic data, coordinators, clock and tasks.
 
-    `composition.compose` makes it, `begin` starts its service, `publish` passes each new metadata image on, and `close`
-    ends it. Requests come from sockets, from other workers, from a test or from the simulation.
+    `composition.compose` makes it, `begin` starts its service, `on_metadata_update` passes each new metadata image
+    on, and `close` ends it. Requests come from sockets, from other workers, from a test or from the simulation.
 
     `image` is replaced as a whole when a metadata change is durable. An image itself never changes, so a handler sees
     one state of the metadata until it waits for something. All methods run in the event loop.
@@ -80,7 +80,7 @@ class Broker:
         self.cluster_id = cluster_id
         self.image = MetadataImage.empty()
         self.authorizer: Authorizer | None = None
-        """The authorizer for the ACLs of `image`; None if everyone may do everything. `publish` replaces it."""
+        """The authorizer for the ACLs of `image`; None if everyone may do everything."""
         self.quotas: ClientQuotas | None = None
         """The client quotas of `image`; None if there are none."""
         self.request_quota: RequestQuota | None = None
@@ -149,15 +149,15 @@ class Broker:
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Publishes the first image and begins the periodic work. All current brokers are registered in that image."""
+        """Passes the first image on and begins the periodic work. All current brokers are registered in that image."""
         self.has_begun = True
-        self.publish(self.metadata.image)
+        self.on_metadata_update(self.metadata.image)
         self._tick()
 
-    def publish(self, image: MetadataImage) -> None:
+    def on_metadata_update(self, image: MetadataImage) -> None:
         """Makes a durable image the current one, and passes it to all observers.
 
-        Replies that waited for the image leave only after that. Before `begin` this method does nothing.
+        Responses that wait for the image leave only after that. Before `begin` this method does nothing.
         """
         if not self.has_begun:
             return
@@ -167,14 +167,14 @@ class Broker:
         for observe in self.image_observers:
             observe(image)
 
-    def publish_to_shards(self, image: MetadataImage) -> None:
+    def update_coordinators(self, image: MetadataImage) -> None:
         """Makes the coordinators load the shards that this broker leads now, and release those that it does not."""
         to_load = self.groups.follow(image.topics.get(GROUP_METADATA_TOPIC), self.node_id)
         if to_load:
             self.spawn(self.await_group_load(to_load))
-        self.groups.publish(image)
+        self.groups.on_metadata_update(image)
         self.transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC), self.node_id)
-        self.transactions.publish(image)
+        self.transactions.on_metadata_update(image)
 
     async def await_group_load(self, shard_ids: Sequence[int]) -> None:
         """Waits until the shards are loaded, which has begun, and logs the time."""

@@ -4,8 +4,8 @@
 Processes, workers, test brokers and the simulation all compose their broker here. Nothing is started here: event loop,
 clock, random ids and threads come from the environment, and shards are loaded after `Broker.begin`.
 
-The order in which `compose` registers observers of images matters. Each new image goes to `Broker.publish` first, then
-to the dynamic configuration, the topic store and the coordinators.
+The order in which `compose` registers observers of images matters. Each new image becomes `Broker.image` first. Then
+it goes to the dynamic configuration, the topic store and the coordinators.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def compose(
         broker.metadata = local_metadata(folder, broker, group_times)
     broker.image = broker.metadata.image
     broker.authorizer = _authorizer(config, broker.image)
-    broker.metadata.image_observers.append(broker.publish)
+    broker.metadata.publishers.append(broker.on_metadata_update)
     broker.groups = _group_service(
         broker, environment, folder, group_times, new_group_shard, new_group_log, start_assignors(config)
     )
@@ -149,13 +149,13 @@ def compose(
     pump.add(broker.groups)
     pump.add(broker.transactions)
     for service in (broker.groups, broker.transactions):
-        service.release_observers.append(lambda: broker.publish_to_shards(broker.image))
+        service.release_observers.append(lambda: broker.update_coordinators(broker.image))
     broker.image_observers += [
         DynamicConfigs(broker).follow,
         partial(_follow_quotas, broker, environment),
         lambda image: folder.topics.on_metadata_update(image, environment.now_ms()),
         FolderTurns(folder.topics, environment.loop).follow,
-        broker.publish_to_shards,
+        broker.update_coordinators,
     ]
     return broker
 

@@ -142,7 +142,7 @@ class Controller:
             new_writer=lambda loop, deliver, journal: SimulatedLogWriter(machine, self._loop, deliver, journal),
         )
         self._metadata = cast("ControllerMetadataService", self._composed.metadata)
-        self._metadata.image_observers.append(self._publish)
+        self._metadata.publishers.append(self._publish)
         self._listener = PeerListener(cast("Any", CONTROLLER_PATH), self._composed, self._metadata.followers)
 
     async def _make_cluster(

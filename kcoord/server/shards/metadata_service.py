@@ -3,7 +3,7 @@
 
 Theory of operation
 -------------------
-`MetadataService` is the metadata as the other parts of a broker see it: an image, its observers, and operations. The
+`MetadataService` is the metadata as the other parts of a broker see it: an image, its publishers, and operations. The
 process of the controller has the log itself (`LocalMetadataService`); other workers follow it
 (`kcoord.server.workers.metadata_follower`).
 
@@ -85,8 +85,8 @@ def monotonic_ms() -> int:
 class MetadataService(Protocol):
     """The metadata of a process, from its own log or from the worker that has the log."""
 
-    image_observers: list[Callable[[MetadataImage], None]]
-    """Called with each new image when its records are durable."""
+    publishers: list[Callable[[MetadataImage], None]]
+    """Called with each new image when its records are durable, as Kafka's MetadataPublisher. One is the broker's."""
 
     def call(
         self, operation: MetadataOperation[RequestMessage, T], request: RequestMessage, context: OperationContext
@@ -155,7 +155,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         worker_ids: Iterable[int] = (),
     ) -> None:
         super().__init__(shards, log, wake)
-        self.image_observers: list[Callable[[MetadataImage], None]] = []
+        self.publishers: list[Callable[[MetadataImage], None]] = []
         self._now_ms = now_ms
         self._latest_group_ms = latest_group_ms
         self._logs = log.logs
@@ -279,8 +279,8 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         self._publish(self._image_under_way)
 
     def _publish(self, image: MetadataImage) -> None:
-        for observe in self.image_observers:
-            observe(image)
+        for publish in self.publishers:
+            publish(image)
 
     def on_failed(self, shard_id: int) -> None:
         """Logs the failure. Topics and configs cannot be changed until the log is read again."""

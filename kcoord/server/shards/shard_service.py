@@ -221,7 +221,7 @@ class ShardService(ShardDriver[C]):
         self._now_ms = environment.now_ms
         self._loop = environment.loop
         self._followed: TopicImage | None = None
-        self._published: MetadataImage | None = None
+        self._newest_image: MetadataImage | None = None
         self.deleted_topics: dict[bytes, None] = {}
         """The ids of the topics that were deleted while this process ran, at most `MOST_DELETED_TOPICS`."""
         self._loading_since: dict[int, float] = {}
@@ -346,10 +346,10 @@ class ShardService(ShardDriver[C]):
 
     # --- metadata -----------------------------------------------------------------------------------------------------
 
-    def publish(self, image: MetadataImage) -> None:
+    def on_metadata_update(self, image: MetadataImage) -> None:
         """Passes a new image to every active shard. A shard that is loading gets it when its load ends."""
-        delta = TopicDelta.between(self._published, image) if self._published is not None else None
-        self._published = image
+        delta = TopicDelta.between(self._newest_image, image) if self._newest_image is not None else None
+        self._newest_image = image
         if delta is not None and delta.gone:
             self._note_deleted(delta)
         self.shards.run_on_active(self._update, (image, delta), self._now_ms())

@@ -161,7 +161,7 @@ class MetadataFollowers:
         follower.applied_offset = offset
         self._release_responses()
 
-    def publish(self) -> None:
+    def send_batches(self) -> None:
         """Sends the new batches to all followers. Called when the log has grown durably."""
         for follower in self._followers:
             self._send(follower)
@@ -282,9 +282,9 @@ class ControllerMetadataService(LocalMetadataService):
 
     def on_append_durable(self, append: Append) -> None:
         super().on_append_durable(append)
-        self.followers.publish()
+        self.followers.send_batches()
 
     def on_active(self, load: Load) -> None:
         super().on_active(load)
         self.followers.log = self._logs.open(METADATA_SHARD)
-        self.followers.publish()
+        self.followers.send_batches()

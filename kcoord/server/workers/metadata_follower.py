@@ -5,8 +5,8 @@ Theory of operation
 -------------------
 The worker connects to the controller and sends FOLLOW with the offset that it needs next. The controller sends BATCHES,
 with the end offset of its log (`kcoord.server.workers.peer_frames`). The worker replays them. When it has reached that
-end offset, it publishes the image to its observers and acknowledges with APPLIED. So images that lie between two ends
-are never published.
+end offset, it publishes the image and acknowledges with APPLIED. So images that lie between two ends are never
+published.
 
 * `start` ends when the worker has published everything that the controller's log had when it was asked.
 * Requests that change metadata are sent to the controller, which runs the operation.
@@ -78,7 +78,7 @@ class MetadataFollower:
         self._peers = peers
         self._controller_id = controller_id
         self._controller_path = controller_path
-        self.image_observers: list[Callable[[MetadataImage], None]] = []
+        self.publishers: list[Callable[[MetadataImage], None]] = []
         self._give_up = give_up
         self._group_times = group_times
         self._broker_id = config.node_id
@@ -154,8 +154,8 @@ class MetadataFollower:
         self._replay(data)
         if self._next_offset < end_offset:
             return None
-        for observe in self.image_observers:
-            observe(self.image)
+        for publish in self.publishers:
+            publish(self.image)
         if not self._synchronized.done():
             self._synchronized.set_result(None)
         return self._next_offset

@@ -73,7 +73,7 @@ class Announcements:
         self._network = network
         self.processes: list[InstanceProcess] = []
 
-    def publish(self, sender: int, node_id: int) -> None:
+    def pass_on(self, sender: int, node_id: int) -> None:
         """Passes an announcement on to all instances that are not cut off."""
         if self._network.is_cut(sender, is_request=True):
             return
@@ -177,7 +177,7 @@ class InstanceProcess:
             self.state.replay(record)
 
     async def announce(self, node_id: int) -> None:
-        self.instance.announcements.publish(self.node_id, node_id)
+        self.instance.announcements.pass_on(self.node_id, node_id)
 
     def announced(self, node_id: int) -> None:
         self.on_instance(node_id)

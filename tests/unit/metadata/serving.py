@@ -36,7 +36,7 @@ class Metadata:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.image_observers: list[Callable[[MetadataImage], None]] = []
+        self.publishers: list[Callable[[MetadataImage], None]] = []
         self.broker: Broker
 
     @property

@@ -50,7 +50,7 @@ class Metadata:
 
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
-        self.image_observers: list[Callable[[MetadataImage], None]] = []
+        self.publishers: list[Callable[[MetadataImage], None]] = []
 
     def call(self, operation: object, request: Message, context: OperationContext) -> asyncio.Future[Any]:
         raise AssertionError("nothing changes the metadata here")

@@ -39,10 +39,10 @@ async def test_the_authorizer_is_replaced_when_acls_change_and_before_observers_
     seen = []
     broker.image_observers.insert(0, lambda image: seen.append((image, broker.authorizer)))
     other = with_record(broker.image, records.new_config_record(GROUP_RESOURCE, "g", "a", "1"))
-    broker.publish(other)
+    broker.on_metadata_update(other)
     assert seen == [(other, first)]
     changed = with_record(other, records.new_acl_record(b"a" * 16, ACL))
-    broker.publish(changed)
+    broker.on_metadata_update(changed)
     second = broker.authorizer
     assert seen[1:] == [(changed, second)]
     assert second is not None

@@ -175,7 +175,7 @@ class BrokerLife(RuleBasedStateMachine):
             for record in records:
                 builder.replay(CoordinatorRecord(None, record))
             side.harness.image = side.harness.broker.image = builder.build()
-        self._on_both(lambda side: side.harness.groups.publish(side.harness.image))
+        self._on_both(lambda side: side.harness.groups.on_metadata_update(side.harness.image))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -153,7 +153,7 @@ def set_creation_times(harness: Harness) -> None:
         )
         builder.replay(CoordinatorRecord(None, record))
     harness.broker.image = harness.image = builder.build()
-    harness.groups.publish(harness.image)
+    harness.groups.on_metadata_update(harness.image)
 
 
 UNKNOWN_TIME_BYTES = b"\xff" * 8

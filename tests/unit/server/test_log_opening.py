@@ -174,7 +174,7 @@ async def test_list_offsets_waits_for_a_limited_time(monkeypatch: pytest.MonkeyP
 async def test_list_offsets_opens_many_logs_together(monkeypatch: pytest.MonkeyPatch) -> None:
     partitions = 100
     harness = await Harness().open()
-    harness.broker.publish(image_of({TOPIC: partitions}))
+    harness.broker.on_metadata_update(image_of({TOPIC: partitions}))
     harness.broker.topics.on_metadata_update(image_of({TOPIC: partitions}), harness.now)
     monkeypatch.setattr(log_opening, "OPENED_AT_ONCE", 5)
     answers = 0

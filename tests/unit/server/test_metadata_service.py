@@ -58,7 +58,7 @@ class Owner:
             lambda: self.latest_group_ms,
             GroupTimes(lambda: -1, lambda: False),
         )
-        self.service.image_observers.append(self.publish)
+        self.service.publishers.append(self.publish)
         self.pump.add(self.service)
 
     def now_ms(self) -> int:

@@ -72,7 +72,7 @@ class Controller:
         self.service = ControllerMetadataService(
             shards, log, self.pump.wake, self.now_ms, lambda: -1, times or no_groups(), worker_ids=worker_ids
         )
-        self.service.image_observers.append(self.images.append)
+        self.service.publishers.append(self.images.append)
         self.pump.add(self.service)
         self.broker = broker_of(Cluster())
         self.broker.metadata = self.service
@@ -150,7 +150,7 @@ class Follower:
             self.given_up.append,
             times or no_groups(),
         )
-        self.metadata.image_observers.append(self.images.append)
+        self.metadata.publishers.append(self.images.append)
 
     def spawn(self, coroutine: Coroutine[object, object, Message]) -> asyncio.Future[Message]:
         return asyncio.ensure_future(coroutine)
@@ -353,7 +353,7 @@ class TestCreationTimes:
         times = Times(NOW_MS + 1_000)
         follower = await Follower(controller, times.of_process).start()
         seen: list[tuple[int, bool]] = []
-        controller.service.image_observers.append(
+        controller.service.publishers.append(
             lambda image: seen.append((times.limit_ms, "a" in follower.metadata.image.topics))
         )
         assert await self.created_ms(controller, "a") == NOW_MS + 1_001

@@ -61,7 +61,7 @@ async def test_an_exception_in_one_driver_does_not_stop_the_pump(
     with monkeypatch.context() as patch:
         patch.setattr(broker.runtime, "append_observers", [fail])
         assert (await broker.call(join("g"), 1)).error_code == 0
-    assert "Publishing the append of shard" in caplog.text
+    assert "An observer of the appends of shard" in caplog.text
     with monkeypatch.context() as patch:
         patch.setattr(broker.groups, "collect", fail)
         answer = broker.send(join("g2"), 1)
