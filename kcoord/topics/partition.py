@@ -2,10 +2,10 @@
 """One topic partition: what requests do with its log, leader epochs and producer state.
 
 There is one replica, so the high watermark is the end of the log. Everything runs in the event loop. `partition_log`
-describes the life of the log.
+describes the life of the log. TopicStore finds a partition only while this broker leads it.
 
-The order of an append: the leader check, the validation of the batch, the producer state's `check`, the write, and
-last `replay`. The producer state changes only after the write, so a failed write leaves no trace in it.
+The order of an append: the validation of the batch, the producer state's `check`, the write, and last `replay`. The
+producer state changes only after the write, so a failed write leaves no trace in it.
 A batch is acknowledged when it is in the page cache. It is synced by flush.messages, flush.ms, in another thread after
 its segment was closed (`kcoord.storage.rolled`), and at shutdown.
 A power loss may therefore cost the end of the log, at a batch boundary; a crash of the process costs nothing.
@@ -20,11 +20,9 @@ from kcoord.config import TopicConfig
 from kcoord.metadata.image import PartitionImage
 from kcoord.runtime.result import Producer
 from kcoord.storage.errors import StorageError
-from kcoord.storage.log_dir import LogDir
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
-from kcoord.topics.log_opening import Openings
 from kcoord.topics.offset_queries import FoundOffset, find_offset
 from kcoord.topics.open_log import OpenLog, replay
 from kcoord.topics.partition_log import PartitionLog
@@ -76,23 +74,7 @@ class AppendResult(NamedTuple):
 class Partition(PartitionLog):
     """A partition that this broker leads."""
 
-    __slots__ = ("_has_enough_replicas", "_needed_replicas", "node_id", "rules")
-
-    def __init__(
-        self,
-        topic: str,
-        topic_id: bytes,
-        image: PartitionImage,
-        config: TopicConfig,
-        log_dir: LogDir,
-        node_id: int,
-        openings: Openings,
-        *,
-        is_new: bool = False,
-    ) -> None:
-        super().__init__(topic, topic_id, image, config, log_dir, openings, is_new=is_new)
-        self.node_id = node_id
-        self.configure(config)
+    __slots__ = ("_has_enough_replicas", "_needed_replicas", "rules")
 
     def __repr__(self) -> str:
         return f"Partition({self.topic}-{self.index})"
@@ -100,30 +82,23 @@ class Partition(PartitionLog):
     # --- metadata -----------------------------------------------------------------------------------------------------
 
     def configure(self, config: TopicConfig) -> None:
-        """Applies the topic's configuration; the settings of segments take effect with the next append."""
-        self.config = config
+        super().configure(config)
         self.rules = batch_rules(config)
-        if self._open is not None:
-            self._open.log.config = self.log_config
         self._count_replicas()
 
     def update(self, image: PartitionImage) -> None:
-        """Applies the leader and leader epoch of `image`."""
+        """Applies the leader epoch and the replicas of `image`."""
         new_epoch = image.leader_epoch != self.image.leader_epoch
         self.image = image
         self._count_replicas()
         if new_epoch and self._open is not None:
             self._assign_epoch(self._open)
 
-    def check_leader(self, current_leader_epoch: int) -> None:
-        """Raises KafkaError if another broker leads, or if the client's leader epoch is not the current one.
+    def check_leader_epoch(self, current_leader_epoch: int) -> None:
+        """Raises KafkaError if the client's leader epoch is not the current one.
 
         -1 stands for a client that does not know the epoch.
         """
-        if self.image.leader != self.node_id:
-            raise KafkaError(
-                Errors.NOT_LEADER_OR_FOLLOWER, f"{self.topic}-{self.index} is led by broker {self.image.leader}."
-            )
         if current_leader_epoch == UNDEFINED_EPOCH or current_leader_epoch == self.image.leader_epoch:
             return
         error = (
@@ -163,7 +138,6 @@ class Partition(PartitionLog):
         self, batch: Buffer, *, requires_all: bool, verified: Verified | None, needs_verification: bool, now_ms: int
     ) -> AppendResult:
         """Appends a client's batch; a duplicate returns the offset of the batch that was appended before."""
-        self.check_leader(UNDEFINED_EPOCH)
         if requires_all and not self._has_enough_replicas:
             raise self._not_enough_replicas()
         opened = self._open or self.open(now_ms)
@@ -202,7 +176,6 @@ class Partition(PartitionLog):
 
     def write_marker(self, marker: Marker, now_ms: int) -> int:
         """Ends a producer's transaction; returns the number of bytes that were added."""
-        self.check_leader(UNDEFINED_EPOCH)
         opened = self.open(now_ms)
         producers, producer_id = opened.producers, marker.producer.producer_id
         producers.check_coordinator_epoch(producer_id, marker.coordinator_epoch)
@@ -229,7 +202,6 @@ class Partition(PartitionLog):
 
     def active_producers(self, now_ms: int) -> list[ProducerEntry]:
         """Returns the state of every producer of this partition (KIP-664)."""
-        self.check_leader(UNDEFINED_EPOCH)
         return list(self.open(now_ms).producers.entries.values())
 
     def _count_replicas(self) -> None:
@@ -280,7 +252,6 @@ class Partition(PartitionLog):
 
     def delete_records(self, offset: int, now_ms: int) -> int:
         """Moves the start of the log up to `offset`; returns the new start."""
-        self.check_leader(UNDEFINED_EPOCH)
         if not self.config.is_deleted:
             raise KafkaError(
                 Errors.POLICY_VIOLATION, f"Records of {self.topic} cannot be deleted: its cleanup.policy is compact."
@@ -307,7 +278,7 @@ class Partition(PartitionLog):
 
         The first batch may exceed `max_bytes` only with `whole_first_batch`.
         """
-        self.check_leader(request.current_leader_epoch)
+        self.check_leader_epoch(request.current_leader_epoch)
         opened = self.open(now_ms)
         log = opened.log
         stable = opened.last_stable_offset
@@ -354,7 +325,7 @@ class Partition(PartitionLog):
         self, timestamp: int, *, current_leader_epoch: int, read_committed: bool, now_ms: int
     ) -> FoundOffset:
         """Returns the offset that a timestamp, or a special timestamp, stands for."""
-        self.check_leader(current_leader_epoch)
+        self.check_leader_epoch(current_leader_epoch)
         opened = self.open(now_ms)
         end_offset = opened.last_stable_offset if read_committed else opened.log.end_offset
         return find_offset(
@@ -363,6 +334,6 @@ class Partition(PartitionLog):
 
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int, now_ms: int) -> tuple[int, int]:
         """Returns the largest leader epoch not above `epoch` and the offset where it ends."""
-        self.check_leader(current_leader_epoch)
+        self.check_leader_epoch(current_leader_epoch)
         opened = self.open(now_ms)
         return opened.epochs.end_offset_for(epoch, opened.log.end_offset)

@@ -21,7 +21,7 @@ import logging
 from functools import partial
 
 from kcoord.config import TopicConfig
-from kcoord.metadata.image import PartitionImage
+from kcoord.metadata.image import PartitionImage, TopicImage
 from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
 from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
 from kcoord.storage.recovery import Check
@@ -58,8 +58,7 @@ class PartitionLog:
 
     def __init__(
         self,
-        topic: str,
-        topic_id: bytes,
+        topic: TopicImage,
         image: PartitionImage,
         config: TopicConfig,
         log_dir: LogDir,
@@ -67,11 +66,10 @@ class PartitionLog:
         *,
         is_new: bool,
     ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
+        self.topic = topic.name
+        self.topic_id = topic.id
         self.index = image.partition_id
         self.image = image
-        self.config = config
         self._log_dir = log_dir
         self._open: OpenLog | None = None
         self._opening: Opening[OpenLog] | None = None
@@ -80,6 +78,13 @@ class PartitionLog:
         self._failure: str | None = None
         self._may_lack_folder = True
         self._is_new = is_new
+        self.configure(config)
+
+    def configure(self, config: TopicConfig) -> None:
+        """Applies the topic's configuration. The settings of segments take effect with the next append."""
+        self.config = config
+        if self._open is not None:
+            self._open.log.config = self.log_config
 
     @property
     def files(self) -> PartitionFiles:

@@ -182,16 +182,7 @@ class TopicStore:
         key = (topic.name, image.partition_id)
         if key in self._to_retire:
             self._housekeeping.retire([(*key, *self._to_retire.pop(key))])
-        partition = Partition(
-            topic.name,
-            topic.id,
-            image,
-            config,
-            self._log_dir,
-            self.config.node_id,
-            self._openings,
-            is_new=is_new,
-        )
+        partition = Partition(topic, image, config, self._log_dir, self._openings, is_new=is_new)
         self._partitions[key] = partition
         if is_gained:
             self._log_dir.note_gained(topic.name, image.partition_id)
