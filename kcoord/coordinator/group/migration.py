@@ -278,14 +278,18 @@ def _interrupted_requests(group: ClassicGroup) -> list[Completion]:
 
 def can_downgrade(config: BrokerConfig, group: ConsumerGroup, leaving: Sequence[ConsumerGroupMember] = ()) -> bool:
     """True if, without `leaving`, only members of the classic protocol are left and the group may be downgraded."""
-    gone = {member.member_id for member in leaving}
-    left = [member for member in group.members.values() if member.member_id not in gone]
+    left = _remaining(group, leaving)
     return (
         bool(left)
         and all(member.classic is not None for member in left)
         and len(left) <= config.group_max_size
         and policy_allows(config, "downgrade")
     )
+
+
+def _remaining(group: ConsumerGroup, leaving: Sequence[ConsumerGroupMember]) -> list[ConsumerGroupMember]:
+    gone = {member.member_id for member in leaving}
+    return [member for member in group.members.values() if member.member_id not in gone]
 
 
 def downgrade(
@@ -301,8 +305,6 @@ def downgrade(
     rebalance, its record has no leader, and a timer that fires at once starts the rebalance.
     """
     group_id = group.group_id
-    gone = {member.member_id for member in leaving}
-    left = [member for member in group.members.values() if member.member_id not in gone]
     result = CoordinatorResult(None)
     for member_id in group.members:
         result.records += records.new_member_tombstones(group_id, member_id, MIGRATION)
@@ -312,7 +314,7 @@ def downgrade(
     classic.protocol_type = consumer_protocol.PROTOCOL_TYPE
     classic.generation = group.group_epoch
     assignments: dict[str, bytes] = {}
-    for member in left:
+    for member in _remaining(group, leaving):
         assert member.classic is not None
         classic.add(_downgraded(member, member.classic))
         assignments[member.member_id] = _classic_assignment(image, member, member.classic)

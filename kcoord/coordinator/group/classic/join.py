@@ -186,10 +186,7 @@ class ClassicJoin:
         member.session_timeout_ms = request.session_timeout_ms
         superseded = self.group.unpark_join(member)
         if superseded != self.context.token:
-            self.rebalance.complete(
-                superseded,
-                refused_join(Errors.REBALANCE_IN_PROGRESS, member.member_id),
-            )
+            self.rebalance.complete(superseded, refused_join(Errors.REBALANCE_IN_PROGRESS, member.member_id))
         self.group.park_join(member, self.context.token)
         self.rebalance.result.response = PENDING
 
@@ -206,10 +203,7 @@ class ClassicJoin:
         stable_value = self._value_with_successor(old_id, member_id) if group.state is GroupState.STABLE else None
         member = group.replace_static(instance_id, member_id)
         rebalance.cancel(heartbeat_timer(group.group_id, old_id))
-        rebalance.complete(
-            group.unpark_join(member),
-            refused_join(Errors.FENCED_INSTANCE_ID, old_id),
-        )
+        rebalance.complete(group.unpark_join(member), refused_join(Errors.FENCED_INSTANCE_ID, old_id))
         token, member.sync_token = member.sync_token, None
         rebalance.complete(token, SyncGroupResponse(error_code=Errors.FENCED_INSTANCE_ID))
         rebalance.reset_heartbeat(member)

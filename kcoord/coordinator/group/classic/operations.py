@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
-from kcoord.coordinator.group.classic.rebalance import (
-    Rebalance,
-    sync_response,
-)
+from kcoord.coordinator.group.classic.rebalance import Rebalance, sync_response
 from kcoord.coordinator.group.group import GroupState, GroupTimer, heartbeat_timer
 from kcoord.runtime.result import PENDING, CoordinatorResult, OperationContext, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError

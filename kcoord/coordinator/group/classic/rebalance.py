@@ -274,10 +274,7 @@ class Rebalance:
     def remove(self, member: ClassicMember) -> None:
         """Removes the member. Its parked JoinGroup or SyncGroup, if any, fails with UNKNOWN_MEMBER_ID."""
         group = self.group
-        self.complete(
-            group.unpark_join(member),
-            refused_join(Errors.UNKNOWN_MEMBER_ID, ""),
-        )
+        self.complete(group.unpark_join(member), refused_join(Errors.UNKNOWN_MEMBER_ID, ""))
         token, member.sync_token = member.sync_token, None
         self.complete(token, SyncGroupResponse(error_code=Errors.UNKNOWN_MEMBER_ID))
         group.remove(member.member_id)
