@@ -6,9 +6,9 @@ Record types, keys and values are Kafka's (`schemas/coordinator_records`). A tom
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
 from kcoord.coordinator.group.consumer.group import (
@@ -42,6 +42,9 @@ from kcoord_protocol.messages import (
     OffsetCommitValue,
 )
 from kcoord_protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 
 
 class EpochReason(Enum):
@@ -369,8 +372,12 @@ def assignment_metadata_from(
     return TargetMetadata(value.error, value.metadata_version, value.metadata_bytes)
 
 
-def client_assignors_from(value: ConsumerGroupMemberMetadataValue) -> tuple[ClientAssignor, ...]:
-    if not value.client_assignors:
+def client_assignors_from(
+    assignors: Sequence[ConsumerGroupMemberMetadataValue.ClientAssignor | ConsumerGroupHeartbeatRequest.ClientAssignor]
+    | None,
+) -> tuple[ClientAssignor, ...]:
+    """Returns the client-side assignors of a record or a request; none if it has no list."""
+    if not assignors:
         return ()
     return tuple(
         ClientAssignor(
@@ -381,7 +388,7 @@ def client_assignors_from(value: ConsumerGroupMemberMetadataValue) -> tuple[Clie
             assignor.metadata_version,
             assignor.metadata_bytes,
         )
-        for assignor in value.client_assignors
+        for assignor in assignors
     )
 
 

@@ -175,7 +175,7 @@ class GroupReplay:
                 subscribed_topic_names=tuple(sorted(value.subscribed_topic_names)),
                 subscribed_topic_regex=value.subscribed_topic_regex,
                 server_assignor=value.server_assignor,
-                client_assignors=records.client_assignors_from(value),
+                client_assignors=records.client_assignors_from(value.client_assignors),
                 rebalance_timeout_ms=value.rebalance_timeout_ms,
                 classic=records.classic_metadata_from(value),
             )

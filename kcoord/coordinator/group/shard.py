@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import describe, imports, migration, records, snapshot
-from kcoord.coordinator.group.assignor.check import InvalidAssignment
 from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
@@ -67,7 +66,6 @@ from kcoord.coordinator.group.steady import SteadyHeartbeat, steady_heartbeat
 from kcoord.metadata.delta import MetadataChange, TopicDelta
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import (
-    Completion,
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
@@ -218,42 +216,29 @@ class GroupCoordinatorShard:
         return assignment.target_input(group, group.group_epoch, assignor, self._image, metadata=work.metadata)
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
-        """Installs resolved regular expressions or a computed target, or answers a member that computes a target.
+        """Installs resolved regular expressions or a computed target, or responds to a member that computes a target.
 
         A later heartbeat asks again for a task that failed, after a pause if the assignor is not built in.
         """
-        group = self._informed(self._groups.get(task.key.group_id))
+        present = self._informed(self._groups.get(task.key.group_id))
+        group = present if isinstance(present, ConsumerGroup) else None
         if isinstance(task.work, client_computation.PrepareAssignment | client_computation.InstallAssignment):
-            return self._complete_client_task(context, task.work, value)
-        if isinstance(group, ConsumerGroup) and isinstance(value, ResolvedRegexes):
+            return client_computation.complete_task(group, task.work, value, context.now_ms, self.counters)
+        if group is None:
+            return CoordinatorResult(None)
+        if isinstance(value, ResolvedRegexes):
             group.regex_refreshed_at_ms = context.now_ms
             group.regex_stale = value.version < self._image.epoch
             return update_resolved_regexes(self._image, group, value, context.now_ms)
-        if isinstance(group, ConsumerGroup) and isinstance(value, ComputedTarget):
+        if isinstance(value, ComputedTarget):
             group.failed_computations = None
             return assignment.install(group, value, context.now_ms)
-        if isinstance(group, ConsumerGroup) and isinstance(value, FailedComputation):
+        if isinstance(value, FailedComputation):
             self.counters.assignor_failures[value.assignor] += 1
             group.failed_computations = FailedComputations.after(
                 group.failed_computations, value.assignor, value.reason, context.now_ms
             )
         return CoordinatorResult(None)
-
-    def _complete_client_task(
-        self,
-        context: OperationContext,
-        work: client_computation.PrepareAssignment | client_computation.InstallAssignment,
-        value: object,
-    ) -> CoordinatorResult[None]:
-        if isinstance(work, client_computation.InstallAssignment) and isinstance(
-            value, ComputedTarget | InvalidAssignment
-        ):
-            group = self._groups.get(work.group_id)
-            group = group if isinstance(group, ConsumerGroup) else None
-            return client_computation.end_install(group, work, value, context.now_ms, self.counters)
-        if isinstance(value, Exception):
-            return CoordinatorResult(None, completions=[client_computation.failed(work)])
-        return CoordinatorResult(None, completions=[Completion(work.token, value)])
 
     def on_metadata_update(
         self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
@@ -389,12 +374,11 @@ class GroupCoordinatorShard:
         heartbeat.validate_request(request, context.api_version, self._config)
         if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
             return removal.leave(self._consumer_group(request.group_id), request, self._removal(context))
-        conversion = CoordinatorResult[object](None)
         if request.member_epoch == JOIN_GROUP_EPOCH:
             self._check_new_member(request.member_id, request.instance_id)
-            group = self._consumer_group_to_join(request, context, conversion)
+            group, conversion = self._consumer_group_to_join(context, request)
         else:
-            group = self._consumer_group(request.group_id)
+            group, conversion = self._consumer_group(request.group_id), CoordinatorResult[object](None)
         result = heartbeat.ConsumerHeartbeat(
             self._config, self._image, group, context, request, conversion, self.counters
         ).run()
@@ -416,10 +400,8 @@ class GroupCoordinatorShard:
     ) -> CoordinatorResult[ConsumerGroupInstallAssignmentResponse]:
         """Serves ConsumerGroupInstallAssignment (KIP-848). The response waits for a task."""
         client_computation.validate_request(request)
-        group, max_bytes = (
-            self._consumer_group(request.group_id),
-            self._config.kcoord_client_assignor_metadata_max_bytes,
-        )
+        group = self._consumer_group(request.group_id)
+        max_bytes = self._config.kcoord_client_assignor_metadata_max_bytes
         result = client_computation.begin_install(group, context, request, self.counters, max_bytes)
         return cast("CoordinatorResult[ConsumerGroupInstallAssignmentResponse]", result)
 
@@ -430,38 +412,29 @@ class GroupCoordinatorShard:
         raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
 
     def _consumer_group_to_join(
-        self,
-        request: ConsumerGroupHeartbeatRequest,
-        context: OperationContext,
-        conversion: CoordinatorResult[object],
-    ) -> ConsumerGroup:
-        """Returns the group, or a new one that is not replayed yet. Converts a classic group (KIP-848 Upgrade).
+        self, context: OperationContext, request: ConsumerGroupHeartbeatRequest
+    ) -> tuple[ConsumerGroup, CoordinatorResult[object]]:
+        """Returns the group, or a new one that is not replayed yet, and the conversion of a classic group.
 
-        Adds the records, timers and completions of a conversion to `conversion`.
+        The conversion (KIP-848 Upgrade) is a result without response. It is empty if there was no classic group.
         """
         group_id = request.group_id
-        group = self._present_or_admitted(group_id)
+        group, conversion = self._present_or_admitted(group_id), CoordinatorResult[object](None)
         if isinstance(group, ConsumerGroup):
-            return group
+            return group, conversion
         # KIP-1327: a later group never has an earlier creation time, even if the clock went back. The group is not
         # older than any partition of the image, and not younger than a partition that is being created
         # (`metadata.creation_order`).
         now_ms = min(context.now_ms, context.creation_limit_ms)
         creation_time_ms = max(now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
         if isinstance(group, ClassicGroup) and not group.is_empty():
-            assignors = heartbeat.requested_assignors(request)
-            new, upgraded = migration.upgrade(
-                self._config, self._image, group, assignors, context.now_ms, creation_time_ms
-            )
-            conversion.records += upgraded.records
-            conversion.timers += upgraded.timers
-            conversion.completions += upgraded.completions
-            return new
+            assignors = records.client_assignors_from(request.client_assignors)
+            return migration.upgrade(self._config, self._image, group, assignors, context.now_ms, creation_time_ms)
         if group is not None:
             conversion.records.append(records.new_classic_group_tombstone(group_id, TombstoneReason.MIGRATION))
         new = ConsumerGroup(group_id)
         new.creation_time_ms = creation_time_ms
-        return new
+        return new, conversion
 
     def _removal(self, context: OperationContext) -> removal.RemoveMembers:
         return partial(migration.remove_members, self._config, self._image, context.now_ms)

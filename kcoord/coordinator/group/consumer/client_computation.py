@@ -168,21 +168,16 @@ def time_is_over(group: ConsumerGroup, now_ms: int, counters: GroupCounters) -> 
     """Counts a failure if the asked member has not installed an assignment in time."""
     computation = group.client_computation
     if computation is not None and computation.asked is not None and now_ms >= computation.asked.deadline_ms:
-        asked = computation.asked
-        took_ms = asked.deadline_ms - asked.since_ms
-        _fail(group, computation, asked, "timeout", f"it installed nothing within {took_ms} ms", counters)
+        took_ms = computation.asked.deadline_ms - computation.asked.since_ms
+        _fail(group, "timeout", f"it installed nothing within {took_ms} ms", counters)
 
 
-def _fail(
-    group: ConsumerGroup,
-    computation: ClientComputation,
-    asked: AskedMember,
-    outcome: str,
-    reason: str,
-    counters: GroupCounters,
-) -> None:
+def _fail(group: ConsumerGroup, outcome: str, reason: str, counters: GroupCounters) -> None:
     """Ends the computation of the asked member, so that another one is asked. The member is not fenced."""
-    computation.asked = None
+    computation = group.client_computation
+    assert computation is not None
+    asked, computation.asked = computation.asked, None
+    assert asked is not None
     computation.failed.add(asked.member_id)
     counters.client_computations[outcome] += 1
     failed = group.failed_computations
@@ -386,9 +381,7 @@ def begin_install(
             return CoordinatorResult(ConsumerGroupInstallAssignmentResponse())  # The request was sent twice.
         raise _not_asked(group, request.member_id)
     if request.error < 0:
-        assert group.client_computation is not None
-        reason = f"its assignor failed with error {request.error}"
-        _fail(group, group.client_computation, asked, "failed", reason, counters)
+        _fail(group, "failed", f"its assignor failed with error {request.error}", counters)
         return CoordinatorResult(ConsumerGroupInstallAssignmentResponse(), timers=[Cancel(_timer(group))])
     snapshot = asked.snapshot
     if not isinstance(snapshot, TargetInput) or snapshot.group_epoch != request.group_epoch:
@@ -401,11 +394,21 @@ def begin_install(
     return CoordinatorResult(PENDING, tasks=[Task(_task_key(GroupTimer.INSTALL_ASSIGNMENT, work), work)])
 
 
-def failed(work: PrepareAssignment | InstallAssignment) -> Completion:
-    """Returns the error response to a request whose task has failed."""
-    is_prepare = isinstance(work, PrepareAssignment)
-    response = ConsumerGroupPrepareAssignmentResponse if is_prepare else ConsumerGroupInstallAssignmentResponse
-    return Completion(work.token, response(error_code=Errors.UNKNOWN_SERVER_ERROR))
+def complete_task(
+    group: ConsumerGroup | None,
+    work: PrepareAssignment | InstallAssignment,
+    outcome: object,
+    now_ms: int,
+    counters: GroupCounters,
+) -> CoordinatorResult[None]:
+    """Responds to the request of a task. `outcome` is the value of the task, or the exception with which it failed."""
+    if isinstance(work, InstallAssignment) and isinstance(outcome, ComputedTarget | InvalidAssignment):
+        return end_install(group, work, outcome, now_ms, counters)
+    if isinstance(outcome, Exception):
+        is_prepare = isinstance(work, PrepareAssignment)
+        response = ConsumerGroupPrepareAssignmentResponse if is_prepare else ConsumerGroupInstallAssignmentResponse
+        outcome = response(error_code=Errors.UNKNOWN_SERVER_ERROR)
+    return CoordinatorResult(None, completions=[Completion(work.token, outcome)])
 
 
 def end_install(
@@ -415,7 +418,7 @@ def end_install(
     now_ms: int,
     counters: GroupCounters,
 ) -> CoordinatorResult[None]:
-    """Installs the targets that a task has checked, and answers the request."""
+    """Installs the targets that a task has checked, and responds to the request."""
     try:
         if group is None:
             raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {work.group_id} not found.")
@@ -442,7 +445,7 @@ def _installed(
             return CoordinatorResult(None)
         raise _not_asked(group, asked.member_id)
     if isinstance(outcome, InvalidAssignment):
-        _fail(group, computation, asked, "invalid", f"its assignment is invalid: {outcome}", counters)
+        _fail(group, "invalid", f"its assignment is invalid: {outcome}", counters)
         raise KafkaError(Errors.INVALID_ASSIGNMENT, f"The assignment is invalid: {outcome}.")
     counters.client_computations["error" if work.request.error else "installed"] += 1
     counters.client_computation_ms += now_ms - asked.since_ms

@@ -465,32 +465,18 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, c
     if request.client_assignors:
         if request.server_assignor is not None:
             raise _invalid("ServerAssignor and ClientAssignors can't both be set.")
-        check_client_assignors(requested_assignors(request), config.kcoord_client_assignor_metadata_max_bytes)
-    assignors = config.consumer_assignors
-    if request.server_assignor is not None and request.server_assignor not in assignors:
+        assignors = records.client_assignors_from(request.client_assignors)
+        check_client_assignors(assignors, config.kcoord_client_assignor_metadata_max_bytes)
+    supported = config.consumer_assignors
+    if request.server_assignor is not None and request.server_assignor not in supported:
         raise KafkaError(
             Errors.UNSUPPORTED_ASSIGNOR,
-            f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+            f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {', '.join(supported)}.",
         )
 
 
 def _invalid(text: str) -> KafkaError:
     return KafkaError(Errors.INVALID_REQUEST, text)
-
-
-def requested_assignors(request: ConsumerGroupHeartbeatRequest) -> tuple[ClientAssignor, ...]:
-    """Returns the client-side assignors of the request; none if it has no list."""
-    return tuple(
-        ClientAssignor(
-            assignor.name,
-            assignor.minimum_version,
-            assignor.maximum_version,
-            assignor.reason,
-            assignor.metadata_version,
-            assignor.metadata_bytes,
-        )
-        for assignor in request.client_assignors or ()
-    )
 
 
 @dataclass(slots=True)
@@ -598,7 +584,7 @@ class ConsumerHeartbeat:
         """
         request = self.request
         if request.client_assignors is not None:
-            return requested_assignors(request)
+            return records.client_assignors_from(request.client_assignors)
         keeps = request.member_epoch != JOIN_GROUP_EPOCH and request.server_assignor is None
         return member.client_assignors if keeps and self.config.kcoord_client_assignors_enable else ()
 
