@@ -81,20 +81,10 @@ def join(
     transition = MemberTransition(config, image, group, context.now_ms, counters)
     transition.check_size(request.member_id, request.group_instance_id)
     protocols = protocols_of(request)
-    if config.group_consumer_migration_policy.lower() == "disabled":
-        raise KafkaError(
-            Errors.INCONSISTENT_GROUP_PROTOCOL,
-            f"Group {group.group_id} accepts no classic members: group.consumer.migration.policy is disabled.",
-        )
-    if not group.supports_classic_protocols(request.protocol_type, {name for name, _ in protocols}):
-        raise KafkaError(
-            Errors.INCONSISTENT_GROUP_PROTOCOL,
-            f"Group {group.group_id} accepts only classic members of protocol type consumer that share a protocol.",
-        )
+    _check_protocols(config, group, request.protocol_type, protocols)
     member_id = request.member_id or new_member_id(context, request.group_instance_id)
     if not request.member_id and request.group_instance_id is None and context.api_version >= KNOWN_MEMBER_ID_VERSION:
-        required = refused_join(Errors.MEMBER_ID_REQUIRED, member_id)
-        return CoordinatorResult(required)
+        return CoordinatorResult(refused_join(Errors.MEMBER_ID_REQUIRED, member_id))
     subscription = _subscription(config, group, member_id, protocols)
     if request.member_id and request.group_instance_id is not None:
         # Only a member without an id may take over an instance id (KIP-345). The former holder, which sends its id,
@@ -138,6 +128,22 @@ def join(
         Schedule(classic_sync_timer(group.group_id, member_id), context.now_ms + updated.rebalance_timeout_ms),
     ]
     return result
+
+
+def _check_protocols(
+    config: BrokerConfig, group: ConsumerGroup, protocol_type: str, protocols: Sequence[tuple[str, bytes]]
+) -> None:
+    """Raises INCONSISTENT_GROUP_PROTOCOL if the group accepts no classic member with these protocols."""
+    if config.group_consumer_migration_policy.lower() == "disabled":
+        raise KafkaError(
+            Errors.INCONSISTENT_GROUP_PROTOCOL,
+            f"Group {group.group_id} accepts no classic members: group.consumer.migration.policy is disabled.",
+        )
+    if not group.supports_classic_protocols(protocol_type, {name for name, _ in protocols}):
+        raise KafkaError(
+            Errors.INCONSISTENT_GROUP_PROTOCOL,
+            f"Group {group.group_id} accepts only classic members of protocol type consumer that share a protocol.",
+        )
 
 
 def _subscription(
