@@ -211,8 +211,8 @@ class CoordinatorResult(Generic[T]):
     is_of_group: bool = False
     """True if the size of the records depends on a whole group, so that they may have up to MAX_GROUP_BYTES.
 
-    They are one batch, even if the targets of all members of a large group change, if one member gets all partitions,
-    or if the group is converted. Kafka's limit applies to results whose size depends on the request alone.
+    They are one batch even if the targets of all members of a large group change, one member gets all partitions, or
+    the group is converted. Kafka's limit applies to results whose size depends on the request alone.
     """
     is_atomic: bool = True
     """False if the records may be in several batches, so that a crash may lose the last ones. They are not limited in

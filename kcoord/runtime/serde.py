@@ -2,13 +2,12 @@
 """Serializes records, collects them in batches for a shard's log, and maps group ids to partitions.
 
 Records are framed as in Kafka's coordinator logs or in its metadata log. A record of an unknown type or version is
-deserialized to None: a newer release wrote it, and readers of the log count and skip it (as KIP-915 does for
-downgrades). Bytes that contradict their own type and version raise DecodeError.
+deserialized to None: a newer release wrote it. Readers of the log count and skip it (as KIP-915 does for downgrades).
+Bytes that contradict their own type and version raise DecodeError.
 
-A result is atomic, and recovery keeps or drops whole batches, so a result never spans two batches, unless it says that
-it is not atomic. A batch belongs to
-one producer, so the records of a transaction and its marker have batches of their own. Sizes are checked with a cheap
-upper bound. The exact size is computed only if the bound exceeds the limit.
+Recovery keeps or drops whole batches. So an atomic result never spans two batches. A batch belongs to one producer, so
+the records of a transaction and its marker have batches of their own. Sizes are checked with a cheap upper bound. The
+exact size is computed only if the bound exceeds the limit.
 """
 
 from __future__ import annotations

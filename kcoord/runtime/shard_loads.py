@@ -3,8 +3,8 @@
 
 Theory of operation
 -------------------
-A shard to load waits in a queue until fewer than `loads_at_a_time` loads run and no append and no earlier load of the
-shard is in flight. Then `poll` returns these requests, one at a time for each load:
+A shard to load waits in a queue until fewer than `loads_at_a_time` loads run. No append and no earlier load of the
+shard may be in flight. Then `poll` returns these requests, one at a time for each load:
 
 1. `open`: the log is claimed and opened. The outcome is `opened`, `held` (the earlier owner still has it; the next
    attempt follows soon), `failed` or `fenced`.
@@ -19,7 +19,7 @@ timers of the set. If a machine cannot restore its snapshot, the whole log is re
 that failed because the disk is full can still be read, so it is loaded at once, but at most every 250 ms.
 
 A shard may be closed during its load. `_drop_load` forgets the load then. If the log still owes an outcome, the load is
-kept in `_overtaken`, and the shard counts as busy until the outcome arrives: it is neither opened nor released before.
+kept in `_overtaken`. The shard counts as busy until the outcome arrives, and is neither opened nor released before.
 """
 
 from __future__ import annotations

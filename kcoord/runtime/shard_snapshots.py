@@ -5,9 +5,9 @@ Theory of operation
 -------------------
 One snapshot is taken at a time, of the shard whose log has grown most since its last snapshot. It is made in slices,
 one per deadline of the shard set's snapshot timer. The state may change between two slices, so a snapshot has two
-offsets: the end of the log before the first slice, from which loading replays the log, and the end after the last
-slice. The snapshot is saved when everything before the second offset is durable. So a snapshot never has a record that
-the log could lose.
+offsets. The first is the end of the log before the first slice; loading replays the log from there. The second is the
+end after the last slice. The snapshot is saved when everything before the second offset is durable. So a snapshot never
+has a record that the log could lose.
 
 If the shard is loaded again meanwhile, its machine is another object and the snapshot is dropped. A crash leaves the
 previous snapshot. Correctness never depends on a snapshot: if it is missing or unusable, the whole log is read.

@@ -29,10 +29,10 @@ of owners may have claimed the log and died. So each claim has a key of its own.
 values have to be written again. Then the values are after all void batches, so they win, even if a later reader takes
 such a batch for valid.
 
-A batch whose claim is gone counts, unless the log has shown a later claim before it: of the same producer id with a
-higher epoch, or of another producer id that has followed. The batches of an owner show its claim, too. So compaction
-never makes a batch void. A marker stays for `delete.retention.ms` after compaction has removed the records of its
-transaction. A request of an owner that has not read the marker does not arrive so late.
+A batch whose claim is gone counts, unless the log has shown a later claim before it. A later claim has the same
+producer id with a higher epoch, or another producer id that has followed. The batches of an owner show its claim, too.
+So compaction never makes a batch void. A marker stays for `delete.retention.ms` after compaction has removed the
+records of its transaction. A request of an owner that has not read the marker does not arrive so late.
 """
 
 from __future__ import annotations

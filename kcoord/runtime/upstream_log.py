@@ -12,7 +12,7 @@ that the log does not wait for any more is ignored.
 and follows its partition: it reads all batches that are appended (`followed`).
 
 4. An append is one batch with the owner's epoch and the next sequence number. If the outcome is unknown, the same bytes
-   are sent again until it is known: the leader recognizes the repetition, and returns the offset of the first copy.
+   are sent again until it is known. The leader recognizes the repetition, and returns the offset of the first copy.
 5. An append counts only if its batch has exactly the offset at which the owner expects it: after all batches that the
    owner has written or read. Otherwise there is a batch that the owner did not write, the log was truncated, or the
    answer belongs to another batch. Then the owner gives the shard up, acknowledges nothing, and begins again at step 1.
@@ -29,11 +29,11 @@ says which batches count. These rules keep a batch of an earlier owner from coun
    the leader took the batch for a repetition of that one. Then it is refused, and the client commits again.
 7. A batch of an earlier owner is void: a header of each record names the claim of its writer. After its transaction is
    committed, the owner writes the present values of its keys again (`Rewrite`).
-8. A batch belongs to the transaction in which the client sent it, since the client may have given it up and begun the
-   next one, with the same epoch. When the owner reads a marker of the client, all batches of the client that are not in
-   the log yet are refused. A batch that was sent already is void if it arrives after the marker, by the same header.
-9. A transactional batch that was refused is not in the log. If it turns up there all the same, because an attempt with
-   an unknown outcome arrived, the owner gives the shard up: its state is without that batch.
+8. A batch belongs to the transaction in which the client sent it. The client may have given that up and begun the next
+   one, with the same epoch. When the owner reads a marker of the client, all batches of the client that are not in the
+   log yet are refused. A batch that was sent already is void if it arrives after the marker, by the same header.
+9. A transactional batch that was refused is not in the log. An attempt with an unknown outcome may arrive there all the
+   same. Then the owner gives the shard up, because its state is without that batch.
 
 The upstream may refuse a transactional batch because of its transaction or its producer. That does not end the append:
 the outcome of the batch is `Decided`, and the next batch follows. If the leader cannot ask the transaction coordinator

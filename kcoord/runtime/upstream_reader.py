@@ -10,10 +10,10 @@ the beginning of the log. Afterwards the owner knows the log from its own append
 append.
 
 The state of the machine is worth something only if the log still has everything before the position. A leader that was
-elected uncleanly may lack some batches, and has others at their offsets. So after each failure of a fetch, with the
-first batch of another leader epoch, and before a takeover, the reader `distrusts` the log: it reads once more from the
-last batch that it knows. Leader epoch, producer and sequence number identify a batch, also after compaction. If that
-batch is the same, so is everything before it, because all replicas have their batches in the order of one leader.
+elected uncleanly may lack some batches, and has others at their offsets. So the reader `distrusts` the log after each
+failure of a fetch, with the first batch of another leader epoch, and before a takeover. It then reads once more from
+the last batch that it knows. Leader epoch, producer and sequence number identify a batch, also after compaction. If
+that batch is the same, so is everything before it, because all replicas have their batches in the order of one leader.
 
 Compaction removes tombstones `delete.retention.ms` after it has removed what they delete. A reader that was not at the
 end of the log for that long may have missed one. It has missed nothing if it finds all offsets. So a gap in the offsets

@@ -2,15 +2,15 @@
 """Client quotas: what clients may use per second (KIP-13, KIP-55, KIP-219, KIP-599).
 
 Theory of operation. The broker measures the rate of a client over the last `quota.window.num` windows of
-`quota.window.size.seconds`. If a request raises the rate above the quota, its response leaves at once and says in
-throttle_time_ms after which time the rate is back at the quota. The broker reads no further request of the connection
+`quota.window.size.seconds`. If a request raises the rate above the quota, its response leaves at once. It has a
+throttle_time_ms, after which the rate is back at the quota. The broker reads no further request of the connection
 during that time (`RequestPath`). A response to Fetch is then empty, and does not count.
 
 The CPU time of requests counts in the same way (`kcoord.server.request_quota`). Partitions that clients create and
 delete use tokens of a bucket instead (`kcoord.server.mutation_quota`). A connection above the rate of its ip address is
 closed later (`ConnectionQuota`).
 
-The most specific quota counts, in Kafka's order (`QuotaLimits.of`). Who shares a rate follows from that quota: all
+The most specific quota counts, in Kafka's order (`QuotaLimits.of`). It decides which clients share a rate: all
 connections with the same user and client id, all clients of a user, or all users of a client id.
 
 Rates are kept for each process. They begin at zero after a start, and when the first quota is set. A broker without

@@ -8,8 +8,8 @@ fails. Those of deleted topics may be in several batches, since they may be abou
 with its topic, a pending offset of an open transaction is deleted too; the marker then does not restore it. Expiry
 skips partitions with pending offsets and does not delete their group.
 
-If a group is deleted by its own tombstones but still has offsets, replay keeps it as a group without members
-(`replay`), since offsets are only found through their group.
+If a group is deleted by its own tombstones but still has offsets, replay keeps it as a group without members. Offsets
+are only found through their group.
 """
 
 from __future__ import annotations

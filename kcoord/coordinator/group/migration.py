@@ -14,10 +14,10 @@ reads version -1, the version of user data. The user data of an assignment becom
 The remaining members become a classic group with the group epoch as generation. What they own, with its user data, are
 their assignments. If members left, or the group was not Stable, it rebalances at once.
 
-**Order and crashes.** All records of a conversion, the tombstones of the old group first, are in one atomic batch, so
-after a crash the group has either protocol. Two steps of a downgrade come after a replay and are timers that fire at
-once: the conversion itself if the last member joined again with the classic protocol, and the rebalance. Timers are
-lost in a crash; `unfinished` schedules them again when the shard is loaded.
+**Order and crashes.** All records of a conversion are in one atomic batch, the tombstones of the old group first. So
+after a crash the group has either protocol. Two steps of a downgrade come after a replay, by timers that fire at once.
+One is the rebalance. The other is the conversion itself, if the last member joined again with the classic protocol.
+Timers are lost in a crash; `unfinished` schedules them again when the shard is loaded.
 
 **What must hold.** Epochs and generations never fall across a conversion. No member gets a partition that another one
 may still own.

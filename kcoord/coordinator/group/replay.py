@@ -2,8 +2,8 @@
 """Applies coordinator records to a shard's groups and offsets: the only way in which hard state changes.
 
 The same code runs live and when a log is loaded. It makes no decisions and rejects no record. A compacted log may lack
-any superseded record, so a tombstone for something absent is ignored, and the first record of a group creates it,
-whichever record that is. Replaying the same records once more, in the same order, gives the same state.
+any superseded record. So a tombstone for something absent is ignored, and a group is created by its first record,
+whichever that is. Replaying the same records once more, in the same order, gives the same state.
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ class GroupCoordinatorShard:
     # For tests and checkers.
 
     def group(self, group_id: str) -> Group | None:
-        """Returns the group, for reading."""
+        """Returns the group. The caller must not change it."""
         return self._groups.get(group_id)
 
     def hard_state(self) -> Mapping[str, object]:

@@ -64,7 +64,6 @@ def _group_records(groups: Mapping[str, Group], group_id: str) -> Iterator[Coord
 
 
 def _consumer_group_records(group: ConsumerGroup) -> Iterator[CoordinatorRecord]:
-    """Yields the records of a consumer group."""
     # Members may change between two parts. The records after the snapshot's offset repeat such changes.
     group_id = group.group_id
     yield records.new_group_epoch_record(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the client of one request may do, by the ACLs of the moment.
 
-A request path gives each request a `Rights` object if the broker has an authorizer. Requests of the broker itself and
-of other workers have none, and neither have requests to a broker without an authorizer: `rights` is None then, and
-everything is allowed. `kcoord.server.api.authorization_table` is the table of the checks of each API.
+A request path gives each request a `Rights` object if the broker has an authorizer. Without an authorizer, and for
+requests of the broker itself and of other workers, `rights` is None and everything is allowed.
+`kcoord.server.api.authorization_table` is the table of the checks of each API.
 
 A change of ACLs makes a new authorizer. So rights are never kept longer than their request, with one exception: a fast
 path keeps its authorizer and compares it for each request (`kcoord.server.fast.guarded`).

@@ -37,7 +37,7 @@ What orders what:
 * Jobs are delivered in the event loop, and before a renewal: the syncs of the logs delay no answer of the pass.
 
 A crash of the process leaves everything that reached the page cache. A crash of the machine leaves what the last
-successful sync covered, and perhaps more: the next start copies from the journal what the ends of the logs lack, up to
+successful sync covered, and perhaps more. The next start copies from the journal what the ends of the logs lack, up to
 the first damaged frame. Jobs that were not delivered may be in the log or not, also as a part of their batches.
 
 Without a journal (`kcoord.log.flush.policy` other than `fsync`) there is no writer: `write` appends in the event loop,

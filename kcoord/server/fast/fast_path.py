@@ -12,10 +12,10 @@ path checks two things for each request:
 * Nothing else that the response depends on has changed. Each module here names what that is: the version of a group, a
   loaded and active shard, or the metadata image.
 
-A fast path must not answer from a shard that is loading, has failed or has another owner, nor in a version that the
-client is not served. It repeats neither the error of a heartbeat nor a response that reports a defect. A response that
-depends on records that are not durable yet waits for them, as a DeferredResponse. If their write fails, the client gets
-an error instead.
+A fast path must not answer from a shard that is loading, has failed or has another owner. It must not answer in a
+version that the client is not served. It repeats neither the error of a heartbeat nor a response that reports a defect.
+A response that depends on records that are not durable yet waits for them, as a DeferredResponse. If their write fails,
+the client gets an error instead.
 
 With an authorizer, `kcoord.server.fast.guarded` makes a fast path forget everything when the ACLs change.
 

@@ -22,8 +22,8 @@ class HeartbeatFastPath(FastPath):
     """Repeats the responses to the heartbeats of one connection.
 
     Heartbeats of a steady member differ only in the correlation id, so the other bytes are the key. A response is
-    repeated as long as `SteadyReply.repeat` proves that the handler would give it too (`coordinator.group.steady`): the
-    shard, the group and the metadata image have not changed since. `repeat` also restarts the member's session timeout.
+    repeated as long as the shard, the group and the metadata image have not changed, so that the handler would give it
+    too (`coordinator.group.steady`). `SteadyReply.repeat` checks this, and also restarts the member's session timeout.
 
     A response also depends on the client's address, which all requests of a connection share. It depends on the form of
     KIP-1327, too. That changes if the client names other software; the request path then starts with new fast paths.

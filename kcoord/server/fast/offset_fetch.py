@@ -5,8 +5,8 @@ Only the decoded request is remembered; its key is the frame's bytes after the c
 again for each request, from the current rows of the group (`coordinator.group.offsets.packed_fetch`). It may contain
 committed offsets that are not durable yet, and then waits for them.
 
-A request takes the general path if it names several groups, if it asks for something that the rows do not hold, or if
-the group's shard is not active.
+A request takes the general path if it names several groups, asks for something that the rows do not hold, or if the
+group's shard is not active.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ class ConnectionLimits:
     """Counts the connections of all listeners of a process.
 
     As in Kafka, `max.connections` and `max.connections.per.ip` refuse a connection, and `max.connection.creation.rate`
-    delays it. A connection that would wait longer than the quota windows is refused: otherwise a flood, whose
-    connections keep their turns when they are closed, would delay later clients without a bound. The configuration is
-    read for each connection, so a dynamic broker config takes effect at once. As in Kafka, names of hosts are looked up
-    once: at the start, and when the config has changed. The constructor raises StartError if a name is unknown.
+    delays it. A connection that would wait longer than the quota windows is refused. Closed connections keep their
+    turns, so a flood would otherwise delay later clients without a bound. The configuration is read for each
+    connection, so a dynamic broker config takes effect at once. As in Kafka, names of hosts are looked up once: at the
+    start, and when the config has changed. The constructor raises StartError if a name is unknown.
 
     `quota` returns the current quota of ip addresses, None if there is none. A connection above it is kept open, muted,
     for at most `quota.window.size.seconds`, and then closed, as in Kafka. Clients that connect again and again are

@@ -48,8 +48,8 @@ _NOT_BY_KERNEL: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 class PieceSender:
     """The pieces of one connection that are not sent yet. The module describes its states.
 
-    `on_done` is called once everything is sent, unless `send` has returned True. `on_failure` is called if a part of a
-    file cannot be sent, or if the client is gone; the text is the reason, None for a client that is gone.
+    `on_done` is called once everything is sent, unless `send` has returned True. `on_failure` is called with the reason
+    if a part of a file cannot be sent, and with None if the client is gone.
     """
 
     def __init__(

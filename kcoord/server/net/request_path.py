@@ -30,9 +30,9 @@ later, beside the requests that follow. So does a large InstallAssignment, which
 
 A frame meets, in this order: the fast path of its API; the API table, which knows the versions that this client is
 served; header and body decoding; the handler. An unknown API, a version that is not served and a malformed body stop
-the path; only ApiVersions is answered in any version. A defect in a handler costs one request an error response.
-If the broker has an authorizer, `_take_general_path` gives each request the rights of its client, which the handler
-checks; `kcoord.server.fast.guarded` describes how the fast paths follow the ACLs.
+the path; only ApiVersions is answered in any version. A defect in a handler costs one request an error response. If the
+broker has an authorizer, `_take_general_path` gives each request the rights of its client, which the handler checks.
+`kcoord.server.fast.guarded` describes how the fast paths follow the ACLs.
 
 If some clients have a quota on the time of requests, each frame first meets a look-up of its client
 (`kcoord.server.request_quota`). A client with such a quota has no fast paths.

@@ -17,8 +17,8 @@ apply to clients that never finish their handshake. A TlsTransport is in one of 
 * *Closed*: a client that failed its handshake has got OpenSSL's alert, and the log says why it failed. A client that
   has a certificate without a principal, or an excluded cipher suite, is closed before its first request.
 
-Python's and uvloop's own TLS transports are not used: they send no alert if a handshake fails, so that clients retry
-what cannot succeed, and uvloop's keeps a buffer of 256 KiB for each connection.
+Python's and uvloop's own TLS transports are not used. They send no alert if a handshake fails, so clients retry what
+cannot succeed. uvloop's also keeps a buffer of 256 KiB for each connection.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ until they have ended. A transaction is aborted if all of this is true:
 * Its producer has sent no batch to the partition since the log was opened. So no record of a later transaction, which
   may have begun after the check, is aborted.
 
-In a partition where the end of the log is lost, a transaction that was committed may so be aborted: none of its records
+If the end of a log is lost, a committed transaction may so be aborted in that partition. Then none of its records
 shows, instead of some of them. While its producer has other transactions, a hanging transaction stays open.
 """
 

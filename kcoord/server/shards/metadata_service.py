@@ -11,8 +11,8 @@ process of the controller has the log itself (`LocalMetadataService`); other wor
 * Operations run one at a time, in the order of their calls. Each sees the state that the earlier operations left.
 * An image is published when the batch that made it is durable, and before the responses that waited for that batch
   leave. So a client that got a response finds the new topic everywhere.
-* The creation of topics and partitions also waits until the groups of this process are loaded, and for the creation
-  times of the groups of all workers, up to ORDER_SECONDS (`kcoord.metadata.creation_order`). After a start, this
+* The creation of topics and partitions also waits, up to ORDER_SECONDS: until the groups of this process are loaded,
+  and the creation times of the groups of all workers are known (`kcoord.metadata.creation_order`). After a start, this
   includes workers that have not connected yet. Such operations may overtake each other while they wait.
 * If an append fails, the log is closed and read again after RELOAD_MS. Operations fail with NOT_CONTROLLER until then,
   which clients retry. Everything that needs only the published image continues.

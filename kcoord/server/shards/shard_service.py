@@ -382,9 +382,9 @@ class Clock:
     """The clock of a process: milliseconds since 1970 that never go back and never jump.
 
     It follows the monotonic clock, and corrects its difference from the wall clock by at most an eighth of the elapsed
-    time. So a wall clock that is set, or a machine that was suspended, neither ends sessions nor expires offsets early,
-    and the time of day becomes right again. The expiration of offsets, which takes days, subtracts `gain_ms`, so that
-    the correction does not make it early either. Tests may replace the two sources.
+    time. So a wall clock that is set, or a machine that was suspended, neither ends sessions nor expires offsets early.
+    The time of day becomes right again. The expiration of offsets, which takes days, subtracts `gain_ms`, so that the
+    correction does not make it early either. Tests may replace the two sources.
     """
 
     __slots__ = ("_last_monotonic_ns", "_lead_ns", "_least_lead_ns", "_monotonic_ns", "_now_ns", "_wall_ns")

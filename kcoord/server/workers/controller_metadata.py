@@ -16,8 +16,8 @@ a worker that hangs does not continue with ACLs that were changed. The superviso
 the follower may continue: it serves the old metadata until it has read the new one.
 
 A follower whose connection breaks delays nothing, nor does a worker that is being started. A worker that starts applies
-the whole log before it accepts clients. A worker that runs serves with its newest image until it has connected again,
-so after a crash of the controller it may use old ACLs for as long as that takes.
+the whole log before it accepts clients. A worker that runs serves with its newest image until it has connected again.
+So after a crash of the controller it may use old ACLs for as long as that takes.
 
 If the controller crashes between two steps, durable batches stay in the log. The followers get them when they connect
 again. A batch is sent only after it is durable, so a follower can be ahead of the log only if the log was damaged. The

@@ -22,8 +22,8 @@ The life of a worker, as the supervisor sees it:
   supervisor stops the other workers and fails with StartError.
 * Later ends: the worker is restarted, the first time at once. The pause doubles up to `LONGEST_PAUSE_SECONDS`, until a
   worker has run for `QUICK_END_SECONDS`. The other workers keep running.
-* The sockets stay open in the supervisor while a worker is restarted, so clients that connect meanwhile wait in the
-  accept queue of the kernel and are not refused.
+* The sockets stay open in the supervisor while a worker is restarted. Clients that connect meanwhile wait in the accept
+  queue of the kernel and are not refused.
 * A restarted worker treats no log as clean: it checks the ends of the logs that it opens.
 
 Shutdown: SIGTERM, SIGINT or SIGHUP ends the watching. All workers get SIGTERM at the same time and have `STOP_SECONDS`

@@ -12,11 +12,11 @@
 Every state with members goes back to PreparingRebalance if a member joins, leaves or is removed. A join phase that
 ends without members makes the group Empty.
 
-**Hard and soft state.** Only `persisted`, the last group metadata record, is hard state. It is written when the leader
-has sent the assignments of a generation, when the group becomes empty, when a static member is replaced, and when a
-consumer group is downgraded. Everything else is soft, as in Kafka, and operations change it directly. After a crash the
-group is in its last complete generation: Stable, or Empty without members. A rebalance that was under way is forgotten;
-its members get errors and rejoin. The generation of such a rebalance was not written and is therefore used again.
+**Hard and soft state.** Only `persisted`, the last group metadata record, is hard state. Four events write it: the
+leader has sent the assignments of a generation, the group becomes empty, a static member is replaced, or a consumer
+group is downgraded. Everything else is soft, as in Kafka, and operations change it directly. After a crash the group is
+in its last complete generation: Stable, or Empty without members. A rebalance that was under way is forgotten; its
+members get errors and rejoin. The generation of such a rebalance was not written and is therefore used again.
 """
 
 from __future__ import annotations

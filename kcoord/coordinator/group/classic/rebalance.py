@@ -12,8 +12,8 @@ together.
 assignments. `complete_generation` writes the group metadata record, whose replay makes the group Stable. The waiting
 requests are answered after the record is in the log. The sync timer removes members that never send SyncGroup.
 
-**Interruptions.** A member that joins, leaves or is removed in the sync phase starts the next join phase: waiting
-SyncGroup requests fail with REBALANCE_IN_PROGRESS, and no record of the interrupted generation is written.
+**Interruptions.** A member that joins, leaves or is removed in the sync phase starts the next join phase. Waiting
+SyncGroup requests fail with REBALANCE_IN_PROGRESS. The interrupted generation gets no record.
 
 **Sessions.** Each member has a heartbeat timer for its session timeout. A waiting request keeps a member alive. The
 exception is a new member, whose timer runs for five minutes: its first JoinGroup may wait no longer.

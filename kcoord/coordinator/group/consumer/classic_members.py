@@ -10,14 +10,14 @@ The coordinator maps the classic APIs to the states of a member (`group`), witho
   or to take partitions that other members have released.
 
 If a member of the consumer protocol computes the target with a client-side assignor, that assignor is the protocol of
-the classic members, too: it reads the user data of their subscriptions, and gives them user data in their assignments.
+the classic members, too. It reads the user data of their subscriptions, and gives them user data in their assignments.
 Such a computation takes time, so they rejoin only when it has ended.
 
 A cooperative member lists the partitions it still owns in JoinGroup; an eager member has revoked all of them before.
 
-Three timers per member remove it: the session timer; the join timer, which starts when a response asks it to rejoin
-and stops at its JoinGroup; and the sync timer, which starts at JoinGroup and stops at SyncGroup. The last two run for
-its rebalance timeout. They are soft state: after a restart only the session timer runs.
+Three timers per member remove it. The session timer always runs. The join timer runs from the response that asks the
+member to rejoin to its JoinGroup; the sync timer from there to its SyncGroup. Both run for its rebalance timeout. They
+are soft state: after a restart only the session timer runs.
 """
 
 from __future__ import annotations

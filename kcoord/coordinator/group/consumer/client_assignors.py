@@ -84,9 +84,9 @@ class SelectedAssignor(NamedTuple):
 def select(offers: Counter[Offer | None]) -> SelectedAssignor | None:
     """Returns the client-side assignor that the group uses; None if a server-side assignor computes.
 
-    `offers` counts the members by their offers. An assignor can be used if every member has it, the version ranges of
-    the members of the consumer protocol overlap, and at least one of them can compute. Each member votes for the first
-    such assignor that it has. The name decides ties.
+    `offers` counts the members by their offers. A usable assignor is one that every member has and at least one member
+    can compute with. The version ranges of the members of the consumer protocol overlap. Each member votes for the
+    first usable assignor that it has. The name decides ties.
     """
     present = [offer for offer in offers if offer is not None]
     if not present or None in offers:

@@ -17,8 +17,8 @@ A member fails if it lets its time pass, installs something invalid, or says tha
 fenced, but another member is asked. When all able members have failed, the round ends. Then the coordinator either
 starts another round after a pause, or lets a server-side assignor compute (kcoord.client.assignor.fallback).
 
-The computation is dropped without a failure if the member leaves, is fenced, goes away as a static member, moves to the
-classic protocol or can no longer compute, and if the group turns to a server-side assignor.
+Without a failure, the computation is dropped if the member leaves, is fenced, goes away as a static member, moves to
+the classic protocol or can no longer compute. So it is if the group turns to a server-side assignor.
 
 All this is soft state (`ClientComputation`). After a failover nobody is asked, InstallAssignment of the former member
 fails, and the next heartbeat asks again. What is installed is hard: the targets, their metadata, and by whom.

@@ -29,9 +29,8 @@ as soft are the exception. Members are values: an update is a changed copy. The 
 at a time and replays its records before the next operation starts. It sends the response after the log has the records.
 After a crash, the log holds all records of an operation or none, so a group is never between two steps.
 
-**Derived from the members**, and kept beside them so that a heartbeat never walks the group: the owner of each
-partition, the number of members that subscribe to a topic name or regular expression or ask for an assignor, the
-client-side assignors that members offer, and the member that holds an instance id.
+**Derived from the members**, so that a heartbeat never walks the group: the owner of each partition, the holder of each
+instance id, and how many members have a topic name, a regular expression, an assignor, or an offer to compute.
 """
 
 from __future__ import annotations

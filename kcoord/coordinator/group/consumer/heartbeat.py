@@ -16,8 +16,8 @@ so later steps see the change only through `updated`, which is the member as it 
 `MemberTransition` has the steps, which both protocols share. `ConsumerHeartbeat` serves a member of the consumer
 protocol that joins or stays (ConsumerGroupHeartbeat API); `removal` serves one that leaves.
 
-**Lost responses.** A member that missed a response repeats its older epoch. It is accepted if this is its previous
-epoch and it owns no more than it was assigned; any other epoch is fenced, and the member joins again with epoch 0.
+**Lost responses.** A member that missed a response repeats its older epoch. The coordinator accepts the previous epoch
+of a member that owns no more than it was assigned. It fences any other epoch, and the member joins again with epoch 0.
 
 The order of checks and the epochs are as observed in Kafka 4.3.1.
 """
@@ -260,8 +260,8 @@ class MemberTransition:
     def _changes_user_data(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> bool:
         """True if a classic member rejoins of its own accord to give other user data to client-side assignors.
 
-        A member that has to rejoin is behind the group epoch. Its user data may tell what it owned up to now, as that
-        of sticky assignors does, so a new epoch for that would make it rejoin without an end.
+        A member that has to rejoin is behind the group epoch. The user data of sticky assignors has what the member
+        owned up to now. A new epoch for that would make it rejoin without an end.
         """
         if updated is member or member.classic is None or updated.classic is None:
             return False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Committed offsets: the last record per (group, topic, partition). Only the shard's replay changes them.
 
-A shard may hold a million of them, and most requests are about them, so they are kept as packed rows: one run of bytes
-per group and topic, in the form in which OffsetFetch v8 and later returns them. A response is therefore a copy.
-`CommittedOffset` objects are made only on demand. Snapshots store and restore the same bytes.
+A shard may hold a million of them, and most requests are about them. So they are kept as packed rows: one run of bytes
+per group and topic. OffsetFetch v8 and later returns them in this form, so a response is a copy. `CommittedOffset`
+objects are made only on demand. Snapshots store and restore the same bytes.
 
 **Rows and layout.** The rows of a topic are ordered by partition. A commit to a present partition overwrites its row in
 place. A new partition inserts a row, and a deletion removes one; both move rows and therefore change `layout`. The fast

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete (KIP-496): permission, records, and errors per partition.
 
-**Commit.** The request is checked first: a member must have the group's generation or its own member epoch; a client
+**Commit.** The request is checked first. A member must have the group's generation or its own member epoch. A client
 that is no member may commit only while the group is empty. Each accepted partition becomes one record. Replay makes it
 the committed offset at once, and the client gets its response when the log has the record. The order of records in the
 log decides between two commits of one partition. A rejected commit changes nothing.
