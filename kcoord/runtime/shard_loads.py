@@ -136,10 +136,7 @@ class ShardLoads(Generic[M]):
         self._closes: list[int] = []
         self._active: list[Load] = []
         self._may_have_log_work = False
-        """False if there are no loads, closes and releases. `has_ready` reads it in every turn of the event loop.
-
-        Code that adds a load, close or release sets it.
-        """
+        """Code that adds a load, close or release sets it. Every turn of the event loop reads it."""
 
     def state(self, shard_id: int) -> ShardState:
         """Returns the state of a shard. It is INITIAL if the shard was never owned."""

@@ -37,7 +37,7 @@ from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, Operatio
 from kcoord.runtime.shard_context import ShardContext
 from kcoord.server.api.api_table import DeferredResponse
 from kcoord.server.disk import shard_logs
-from kcoord.server.fast.metadata import MetadataAnswers
+from kcoord.server.fast.metadata import MetadataResponses
 from kcoord.server.net.request_path import RequestPath
 from kcoord.server.workers.controller_metadata import MetadataFollowers
 from kcoord.simulation import planted_assignors, planted_security, planted_upstream
@@ -310,12 +310,12 @@ def _of_first_image(
     return _encode(self, group, offsets, _first_images.setdefault(self, image))
 
 
-def _overtakes(self: RequestPath, frame: bytes, answer: bytes | DeferredResponse) -> None:
+def _overtakes(self: RequestPath, frame: bytes, response: bytes | DeferredResponse) -> None:
     """Sends responses that are ready before earlier ones that are not."""
-    if isinstance(answer, bytes):
-        self._output.append(answer)
+    if isinstance(response, bytes):
+        self._output.append(response)
     else:
-        _send(self, frame, answer)
+        _send(self, frame, response)
 
 
 def _forgets_the_image(self: SteadyHeartbeat, image_epoch: int) -> bool:
@@ -323,9 +323,9 @@ def _forgets_the_image(self: SteadyHeartbeat, image_epoch: int) -> bool:
     return self.group.version == self.version
 
 
-def _of_any_image(self: MetadataAnswers, frame: bytes, image: MetadataImage, owner: bytes) -> bytes | None:
+def _of_any_image(self: MetadataResponses, frame: bytes, image: MetadataImage, owner: bytes) -> bytes | None:
     """Repeats a response that was made from an earlier metadata image."""
-    return _metadata_answer(self, frame, self._image or image, owner)
+    return _metadata_respond(self, frame, self._image or image, owner)
 
 
 def _knows_no_aborted(self: ProducerState, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
@@ -355,7 +355,7 @@ _first_images: Final[dict[PackedFetch, MetadataImage]] = {}
 _prepare = CommitPlan.prepare
 _encode = PackedFetch.encode
 _send = RequestPath._send
-_metadata_answer = MetadataAnswers.answer
+_metadata_respond = MetadataResponses.respond
 _answer = CreationOrder.answer
 _delete_groups = GroupCoordinatorShard.delete_groups
 _delete_offsets = GroupCoordinatorShard.delete_offsets
@@ -407,7 +407,7 @@ FAULTS: Final = {
     "reply-before-durable": Fault(early_replies=True),
     "plan-outlives-a-fenced-member": Fault(patches=[(CommitPlan, "prepare", _outlives)]),
     "repeated-heartbeat-of-an-old-config": Fault(patches=[(SteadyHeartbeat, "is_current", _forgets_the_image)]),
-    "repeated-metadata-of-an-old-image": Fault(patches=[(MetadataAnswers, "answer", _of_any_image)]),
+    "repeated-metadata-of-an-old-image": Fault(patches=[(MetadataResponses, "respond", _of_any_image)]),
     "row-visible-before-durable": Fault(patches=[(ShardContext, "is_behind", False)]),
     "skipped-replay": Fault(ForgetfulShard),
     "stale-image-in-a-packed-fetch": Fault(patches=[(PackedFetch, "encode", _of_first_image)]),

@@ -16,7 +16,7 @@ from kcoord.server.api.authorization import Rights
 from kcoord.server.api.handlers import metadata, offset_commit
 from kcoord.server.broker import Broker
 from kcoord.server.client_quotas import RateQuota
-from kcoord.server.fast.fast_path import FastAnswer
+from kcoord.server.fast.fast_path import FastResponse
 from kcoord.server.fast.guarded import GuardedFastPath
 from kcoord.server.fast.metadata import MetadataFastPath
 from kcoord.server.net.request_path import RequestPath
@@ -29,17 +29,17 @@ from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import CreateAclsRequest, DeleteAclsRequest, OffsetCommitRequest, OffsetCommitResponse
 
 
-def _outlives_its_acls(self: GuardedFastPath, frame: bytes, now_ms: int) -> FastAnswer:
+def _outlives_its_acls(self: GuardedFastPath, frame: bytes, now_ms: int) -> FastResponse:
     """Answers by what was learned before the ACLs changed."""
     if self._authorizer is not None:
-        return self._path.answer(frame, now_ms)
-    return _guarded_answer(self, frame, now_ms)
+        return self._path.respond(frame, now_ms)
+    return _guarded_respond(self, frame, now_ms)
 
 
 def _answers_for_everyone(self: MetadataFastPath, frame: bytes, now_ms: int) -> bytes | None:
     """Repeats responses that were made for clients with other rights."""
     self._owner = b""
-    return _metadata_fast_answer(self, frame, now_ms)
+    return _metadata_fast_respond(self, frame, now_ms)
 
 
 def _waits_for_no_worker(self: ControllerMetadataService, operation: Any, request: Any, context: Any) -> Any:
@@ -95,8 +95,8 @@ def _mutes_nobody(self: RequestPath, throttle_ms: int) -> None:
 
 
 _change_limits = RateQuota.change_limits
-_guarded_answer = GuardedFastPath.answer
-_metadata_fast_answer = MetadataFastPath.answer
+_guarded_respond = GuardedFastPath.respond
+_metadata_fast_respond = MetadataFastPath.respond
 _run = ControllerMetadataService._run
 _with_acls = Authorizer.with_acls
 _commit = offset_commit.handle
@@ -105,9 +105,9 @@ PATCHES: Final[Mapping[str, Sequence[tuple[object, str, object]]]] = {
     "acls-answered-before-workers-know": [(ControllerMetadataService, "_run", _waits_for_no_worker)],
     "decisions-outlive-their-acls": [(Authorizer, "with_acls", _keeps_decisions)],
     "denied-commit-is-written": [(offset_commit, "handle", _commits_nevertheless)],
-    "fast-path-outlives-its-acls": [(GuardedFastPath, "answer", _outlives_its_acls)],
+    "fast-path-outlives-its-acls": [(GuardedFastPath, "respond", _outlives_its_acls)],
     "hidden-topics-are-listed": [(metadata, "_hidden_names", _hides_nothing)],
-    "metadata-of-another-principal": [(MetadataFastPath, "answer", _answers_for_everyone)],
+    "metadata-of-another-principal": [(MetadataFastPath, "respond", _answers_for_everyone)],
     "operations-without-rights": [(Rights, "operations", _ignores_denials)],
     "rates-forgotten-by-a-change": [(RateQuota, "change_limits", _forgets_rates)],
     "regex-matches-hidden-topics": [(group_service, "resolve", _matches_hidden_topics)],

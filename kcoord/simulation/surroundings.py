@@ -15,7 +15,7 @@ from typing import Final
 
 from kcoord.runtime import shard_snapshots
 from kcoord.server.disk import shard_logs
-from kcoord.server.fast.fast_path import FastAnswer, FastPath
+from kcoord.server.fast.fast_path import FastPath, FastResponse
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataFastPath
 from kcoord.server.fast.offset_commit import OffsetCommitFastPath
@@ -63,14 +63,14 @@ class LogObserver(logging.Handler):
             self._violated(violation)
 
 
-def _counted(trace: Trace, event: str, answer: Callable[..., FastAnswer]) -> Callable[..., FastAnswer]:
-    """Wraps the `answer` method of a fast path: each answer adds an event to the trace."""
+def _counted(trace: Trace, event: str, respond: Callable[..., FastResponse]) -> Callable[..., FastResponse]:
+    """Wraps the `respond` method of a fast path: each response adds an event to the trace."""
 
-    def counted(self: FastPath, frame: bytes, now_ms: int) -> FastAnswer:
-        fast_answer = answer(self, frame, now_ms)
-        if fast_answer is not None:
+    def counted(self: FastPath, frame: bytes, now_ms: int) -> FastResponse:
+        response = respond(self, frame, now_ms)
+        if response is not None:
             trace.add(event)
-        return fast_answer
+        return response
 
     return counted
 
@@ -99,12 +99,12 @@ def around(options: Options, trace: Trace, observer: Observer) -> Iterator[None]
     log_observer = LogObserver(trace, observer.violated)
     before = logger.level, logger.propagate
     limits = [(owner, name, getattr(owner, name)) for owner, name, _ in _limits(options)]
-    answers = [(fast_path, fast_path.answer) for fast_path in _SHORT_CUTS]
+    methods = [(fast_path, fast_path.respond) for fast_path in _SHORT_CUTS]
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(log_observer)
-    for fast_path, answer in answers:
-        fast_path.answer = _counted(trace, _SHORT_CUTS[fast_path], answer)  # type: ignore[method-assign]
+    for fast_path, respond in methods:
+        fast_path.respond = _counted(trace, _SHORT_CUTS[fast_path], respond)  # type: ignore[method-assign]
     for owner, name, value in _limits(options):
         setattr(owner, name, value)
     checks = AssignorChecks(observer).watching() if options.has_client_assignors else nullcontext()
@@ -114,8 +114,8 @@ def around(options: Options, trace: Trace, observer: Observer) -> Iterator[None]
     finally:
         for owner, name, value in limits:
             setattr(owner, name, value)
-        for fast_path, answer in answers:
-            fast_path.answer = answer  # type: ignore[method-assign]
+        for fast_path, respond in methods:
+            fast_path.respond = respond  # type: ignore[method-assign]
         level, logger.propagate = before
         logger.setLevel(level)
         logger.removeHandler(log_observer)

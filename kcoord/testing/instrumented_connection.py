@@ -46,11 +46,11 @@ class InstrumentedPath(RequestPath):
     `abort` closes the connection. `gone` is set when the connection is closed, and ends the wait of dropped requests.
     """
 
-    def __init__(self, settings: PathSettings, monitor: Monitor, on_answer: Callable[[], None]) -> None:
+    def __init__(self, settings: PathSettings, monitor: Monitor, on_response: Callable[[], None]) -> None:
         self.monitor = monitor
         self.gone = asyncio.Event()
         self.abort: Callable[[], None] = self.gone.set
-        super().__init__(settings, on_answer)
+        super().__init__(settings, on_response)
 
     def _serve(self, apis: ApiTable) -> None:
         super()._serve(InstrumentedApis(apis, self))
@@ -82,7 +82,7 @@ class InstrumentedListener(SocketListener):
 
     def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits, monitor: Monitor) -> None:
         super().__init__(address, broker, limits)
-        settings = replace(self.path_settings, has_fast_paths=False, metadata_answers=None)
+        settings = replace(self.path_settings, has_fast_paths=False, metadata_responses=None)
         self.connections = InstrumentedConnections(
             limits,
             partial(InstrumentedPath, settings, monitor),

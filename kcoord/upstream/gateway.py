@@ -131,7 +131,7 @@ class Gateway:
             instance = self.ownership.coordinator(broker.groups.shard_of(group_id))
             return (instance.node_id, instance.host, instance.port) if instance is not None else None
 
-        return find_coordinator.answer(context, request, coordinator)
+        return find_coordinator.respond(context, request, coordinator)
 
     def creation_time_ms(self, topic_id: bytes, partition_id: int) -> int:
         """Returns the time at which a partition was first seen (KIP-1327), -1 if it was not."""

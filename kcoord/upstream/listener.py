@@ -46,7 +46,7 @@ class UpstreamListener(SocketListener):
     ) -> None:
         super().__init__(address, broker, limits)
         # The upstream's responses about topics are passed on, and only kcoord's own port answers groups.
-        self.path_settings.metadata_answers = None
+        self.path_settings.metadata_responses = None
         self.path_settings.has_fast_paths &= node_id is None
         if broker.config.passes_logins:
             self.path_settings.new_login = self._new_relayed_login

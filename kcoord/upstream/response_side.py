@@ -60,10 +60,10 @@ class ResponseSide(RequestPath):
     """Passes responses to the client's transport, in the order of the requests."""
 
     def __init__(
-        self, settings: PathSettings, gateway: Gateway, node_id: int | None, on_answer: Callable[[], None]
+        self, settings: PathSettings, gateway: Gateway, node_id: int | None, on_response: Callable[[], None]
     ) -> None:
         self._link: UpstreamLink | None = None
-        super().__init__(settings, on_answer)
+        super().__init__(settings, on_response)
         self._gateway = gateway
         self._node_id = node_id
         self._write: Write = _write_nowhere
@@ -103,7 +103,7 @@ class ResponseSide(RequestPath):
             self.mute(Mute.LINK)
         else:
             self.unmute(Mute.LINK)
-        self._on_answer()
+        self._on_response()
 
     def link_lost(self, link: UpstreamLink, reason: str) -> None:
         """Closes the client connection. On kcoord's own port, a link that nothing waits for is opened again later."""
@@ -175,7 +175,7 @@ class ResponseSide(RequestPath):
             self._write(self.take_output())
         if self.is_muted:
             self._follow_reasons()
-            self._on_answer()
+            self._on_response()
 
     def _collect_response(self, data: bytes) -> int:
         """Adds bytes to the response that is collected. Returns how many belong to it."""
@@ -206,7 +206,7 @@ class ResponseSide(RequestPath):
     def _fail_responses(self, reason: str) -> None:
         self._expected.clear()
         self._refuse(reason)
-        self._on_answer()
+        self._on_response()
 
     def _continue_responses(self) -> None:
         """Passes on the responses that were held, if the one before them has left."""
@@ -240,7 +240,7 @@ class ResponseSide(RequestPath):
         def finish() -> None:
             if not self._is_closed:
                 entry.data = response.finish()
-                self._on_answer()
+                self._on_response()
 
         async def finish_after(preparation: Awaitable[None]) -> None:
             try:
@@ -273,4 +273,4 @@ class ResponseSide(RequestPath):
         elif login.is_complete:
             self._complete_login(login, now_ms, is_again=is_again)
         self.unmute(Mute.LOGIN)
-        self._on_answer()
+        self._on_response()

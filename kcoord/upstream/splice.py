@@ -92,9 +92,9 @@ class SplicedPath(ResponseSide):
     """The path of one client connection; the module describes it. `node_id`: the broker that its port stands for."""
 
     def __init__(
-        self, settings: PathSettings, gateway: Gateway, node_id: int | None, on_answer: Callable[[], None]
+        self, settings: PathSettings, gateway: Gateway, node_id: int | None, on_response: Callable[[], None]
     ) -> None:
-        super().__init__(settings, gateway, node_id, on_answer)
+        super().__init__(settings, gateway, node_id, on_response)
         self._rest = b""
         """Bytes of the client after the last frame that was begun."""
         self._collected = bytearray()
@@ -118,7 +118,7 @@ class SplicedPath(ResponseSide):
         self._scan(data)
         self.has_unfinished_frame = bool(self._left or self._missing or (self._rest and not self.is_muted))
         if self._output:
-            self._on_answer()
+            self._on_response()
         return self._completed - before
 
     def process(self) -> None:

@@ -185,7 +185,7 @@ class GroupCoordinatorShard:
         if isinstance(group, ClassicGroup):
             rebalance = Rebalance(self._config, group, context.now_ms)
             rebalance.timer_fired(key)
-            return rebalance.answer(None)
+            return rebalance.respond(None)
         if isinstance(group, ConsumerGroup):
             if key.kind in MEMBER_TIMERS:
                 return self._member_timer_fired(context, group, key)

@@ -450,13 +450,13 @@ class Exchange:
 class DeferredResponse(Waiter):
     """An encoded response that may leave after `settle`. If the shard fails, an error response leaves instead."""
 
-    __slots__ = ("_apis", "_frame", "_on_answer", "_response", "data", "on_settled")
+    __slots__ = ("_apis", "_frame", "_on_response", "_response", "data", "on_settled")
 
-    def __init__(self, frame: bytes, response: bytes, apis: ApiTable, on_answer: Callable[[], None]) -> None:
+    def __init__(self, frame: bytes, response: bytes, apis: ApiTable, on_response: Callable[[], None]) -> None:
         self._frame = frame
         self._response = response
         self._apis = apis
-        self._on_answer = on_answer
+        self._on_response = on_response
         self.data: bytes | None = None
         self.on_settled: Callable[[], None] | None = None
         """Set by metrics only."""
@@ -468,7 +468,7 @@ class DeferredResponse(Waiter):
         self.data = self._response
         if self.on_settled is not None:
             self.on_settled()
-        self._on_answer()
+        self._on_response()
 
     def fail(self, error: KafkaError) -> None:
         self._response = self._apis.error_response(self._frame, error)

@@ -34,7 +34,7 @@ class LargeMetadata:
         self._image: MetadataImage | None = None
         self._responses: dict[Key, asyncio.Task[MetadataResponse]] = {}
 
-    def answer(
+    def respond(
         self,
         context: RequestContext,
         request: MetadataRequest,

@@ -19,14 +19,14 @@ the client gets an error instead.
 
 With an authorizer, `kcoord.server.fast.guarded` makes a fast path forget everything when the ACLs change.
 
-Fast paths run in the event loop and belong to one connection (MetadataAnswers to one listener). What they remember is
+Fast paths run in the event loop and belong to one connection (MetadataResponses to one listener). What they remember is
 bounded, and only in memory. `kcoord.fast.paths.enable=false` switches them off, for debugging;
 `kcoord.metadata.cache.enable=false` does so for Metadata and DescribeTopicPartitions.
 
 A request path has a table of fast paths by the low byte of their API keys. The fast paths compare the other byte, the
 version and the rest of the frame themselves. For each frame the request path calls:
 
-1. `answer(frame, now_ms)`. If it returns a response, the request is done.
+1. `respond(frame, now_ms)`. If it returns a response, the request is done.
 2. If `learns_before_handler`, `learn(exchange, now_ms)`: the fast path reads a request of its API that it does not know
    yet, and may answer it.
 3. The handler. If not `learns_before_handler` and the handler answered at once, `learn(exchange, now_ms)` follows: the
@@ -49,7 +49,7 @@ AFTER_ID: Final = 8
 TopicName: TypeAlias = Callable[[bytes], str | None]
 """Returns the name of the topic with an id, None if there is no such topic."""
 
-FastAnswer = bytes | DeferredResponse | None
+FastResponse = bytes | DeferredResponse | None
 """A framed response, a response that waits for its records, or None: the request takes the general path."""
 
 
@@ -62,12 +62,12 @@ class FastPath(ABC):
     learns_before_handler: bool = False
 
     @abstractmethod
-    def answer(self, frame: bytes, now_ms: int) -> FastAnswer:
+    def respond(self, frame: bytes, now_ms: int) -> FastResponse:
         """Returns the response to a frame that is like an earlier one, or None."""
 
     @abstractmethod
-    def learn(self, exchange: Exchange, now_ms: int) -> FastAnswer:
-        """Learns from a request that `answer` did not know. May answer it if `learns_before_handler`."""
+    def learn(self, exchange: Exchange, now_ms: int) -> FastResponse:
+        """Learns from a request that `respond` did not know. May answer it if `learns_before_handler`."""
 
 
 class Template:
@@ -79,11 +79,11 @@ class Template:
         self.head = response[:BEFORE_ID]
         self.tail = response[AFTER_ID:]
 
-    def answer_to(self, frame: bytes) -> bytes:
+    def response_to(self, frame: bytes) -> bytes:
         """Returns the response with the correlation id of the request in `frame`."""
         return self.head + frame[BEFORE_ID:AFTER_ID] + self.tail
 
 
-def response_to(frame: bytes, head: bytes, *rest: bytes) -> bytes:
+def framed_response(frame: bytes, head: bytes, *rest: bytes) -> bytes:
     """Returns `head`, the correlation id of the request in `frame`, and `rest`: a response that is made only once."""
     return b"".join((head, frame[BEFORE_ID:AFTER_ID], *rest))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.server.api.api_table import Client, Exchange
 from kcoord.server.api.authorization import audit_logger
-from kcoord.server.fast.fast_path import FastAnswer, FastPath
+from kcoord.server.fast.fast_path import FastPath, FastResponse
 
 if TYPE_CHECKING:
     from kcoord.security.authorizer import Authorizer
@@ -37,14 +37,14 @@ class GuardedFastPath(FastPath):
         self._principal = ""
         self.learns_before_handler = self._path.learns_before_handler
 
-    def answer(self, frame: bytes, now_ms: int) -> FastAnswer:
+    def respond(self, frame: bytes, now_ms: int) -> FastResponse:
         if self._broker.authorizer is not self._authorizer or self._client.principal is not self._principal:
             self._authorizer, self._principal = self._broker.authorizer, self._client.principal
             self._path = self._new_path()
             return None
         if audit_logger.isEnabledFor(logging.DEBUG):
             return None
-        return self._path.answer(frame, now_ms)
+        return self._path.respond(frame, now_ms)
 
-    def learn(self, exchange: Exchange, now_ms: int) -> FastAnswer:
+    def learn(self, exchange: Exchange, now_ms: int) -> FastResponse:
         return self._path.learn(exchange, now_ms)

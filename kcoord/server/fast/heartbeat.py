@@ -37,13 +37,13 @@ class HeartbeatFastPath(FastPath):
         self._groups = groups
         self._entries: dict[bytes, tuple[bytes, SteadyReply, Template]] = {}
 
-    def answer(self, frame: bytes, now_ms: int) -> bytes | None:
+    def respond(self, frame: bytes, now_ms: int) -> bytes | None:
         entry = self._entries.get(frame[AFTER_ID:])
         if entry is None:
             return None
         start, reply, template = entry
         if frame.startswith(start) and reply.repeat(now_ms):
-            return template.answer_to(frame)
+            return template.response_to(frame)
         del self._entries[frame[AFTER_ID:]]
         return None
 

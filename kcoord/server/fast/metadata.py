@@ -2,7 +2,7 @@
 """The fast path of Metadata and DescribeTopicPartitions: equal requests get equal bytes until the image changes.
 
 Such a response depends on the request, the listener, static configs and the metadata image alone; dynamic configs come
-with an image. So the frame without the correlation id is the key, and one listener has one cache. All answers are
+with an image. So the frame without the correlation id is the key, and one listener has one cache. All responses are
 dropped when `Broker.image` is another object: a topic, config, feature or broker has changed, or the metadata log was
 read again.
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from kcoord.server.broker import Broker
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Bound on the requests and answers that one listener keeps; the oldest are dropped first."""
+"""Bound on the requests and responses that one listener keeps; the oldest are dropped first."""
 
 _LARGEST_SHARE: Final = 4
 _ENTRY_OVERHEAD_BYTES: Final = 256
 
 
-class MetadataAnswers:
-    """The cached responses of one listener. `max_bytes` bounds requests, answers and an estimated overhead."""
+class MetadataResponses:
+    """The cached responses of one listener. `max_bytes` bounds requests, responses and an estimated overhead."""
 
-    __slots__ = ("_answers", "_image", "_max_bytes", "_size_bytes")
+    __slots__ = ("_image", "_max_bytes", "_responses", "_size_bytes")
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._answers: dict[bytes, Template] = {}
+        self._responses: dict[bytes, Template] = {}
         self._image: MetadataImage | None = None
         self._max_bytes = max_bytes
         self._size_bytes = 0
@@ -50,36 +50,36 @@ class MetadataAnswers:
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def answer(self, frame: bytes, image: MetadataImage, owner: bytes = b"") -> bytes | None:
+    def respond(self, frame: bytes, image: MetadataImage, owner: bytes = b"") -> bytes | None:
         """Returns the framed response if the same request was answered from `image` before, else None.
 
-        `owner` stands for the clients that share answers; it has the same length for all clients.
+        `owner` stands for the clients that share responses; it has the same length for all clients.
         """
         if image is not self._image:
-            self._answers.clear()
+            self._responses.clear()
             self._size_bytes = 0
             self._image = image
             return None
-        entry = self._answers.get(frame[:BEFORE_ID] + frame[AFTER_ID:] + owner)
-        return entry.answer_to(frame) if entry is not None else None
+        entry = self._responses.get(frame[:BEFORE_ID] + frame[AFTER_ID:] + owner)
+        return entry.response_to(frame) if entry is not None else None
 
-    def remember(self, frame: bytes, image: MetadataImage, response: object, answer: bytes, owner: bytes = b"") -> None:
-        """Keeps `answer`, the framed response that `frame` has just got from `image`."""
-        size_bytes = _size_bytes(len(frame) + len(owner), len(answer))
+    def remember(self, frame: bytes, image: MetadataImage, response: object, data: bytes, owner: bytes = b"") -> None:
+        """Keeps `data`, the framed response that `frame` has just got from `image`."""
+        size_bytes = _size_bytes(len(frame) + len(owner), len(data))
         if image is not self._image or size_bytes * _LARGEST_SHARE > self._max_bytes or not _is_regular(response):
             return
-        answers = self._answers
+        responses = self._responses
         while self._size_bytes + size_bytes > self._max_bytes:
-            oldest = next(iter(answers))
-            template = answers.pop(oldest)
-            answer_bytes = len(template.head) + len(template.tail) + BEFORE_ID
-            self._size_bytes -= _size_bytes(len(oldest) + BEFORE_ID, answer_bytes)
-        answers[frame[:BEFORE_ID] + frame[AFTER_ID:] + owner] = Template(answer)
+            oldest = next(iter(responses))
+            template = responses.pop(oldest)
+            response_bytes = len(template.head) + len(template.tail) + BEFORE_ID
+            self._size_bytes -= _size_bytes(len(oldest) + BEFORE_ID, response_bytes)
+        responses[frame[:BEFORE_ID] + frame[AFTER_ID:] + owner] = Template(data)
         self._size_bytes += size_bytes
 
 
-def _size_bytes(frame_bytes: int, answer_bytes: int) -> int:
-    return frame_bytes + answer_bytes + _ENTRY_OVERHEAD_BYTES
+def _size_bytes(frame_bytes: int, response_bytes: int) -> int:
+    return frame_bytes + response_bytes + _ENTRY_OVERHEAD_BYTES
 
 
 def _is_regular(response: object) -> bool:
@@ -92,18 +92,18 @@ def _is_regular(response: object) -> bool:
 
 
 class MetadataFastPath(FastPath):
-    """Connects one connection with the answers of its listener.
+    """Connects one connection with the responses of its listener.
 
-    Connections that are served different versions share the answers, so `answer` checks whether `apis` serves the
+    Connections that are served different versions share the responses, so `respond` checks whether `apis` serves the
     version of the request.
     """
 
-    __slots__ = ("_answers", "_apis", "_broker", "_client", "_owner")
+    __slots__ = ("_apis", "_broker", "_client", "_owner", "_responses")
 
     keys = (ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS)
 
-    def __init__(self, answers: MetadataAnswers, broker: Broker, apis: ApiTable, client: Client) -> None:
-        self._answers = answers
+    def __init__(self, responses: MetadataResponses, broker: Broker, apis: ApiTable, client: Client) -> None:
+        self._responses = responses
         self._broker = broker
         self._apis = apis
         self._client = client
@@ -111,15 +111,15 @@ class MetadataFastPath(FastPath):
         if broker.authorizer is not None:
             self._owner = sha256(f"{client.remote_host}\0{client.principal}".encode()).digest()
 
-    def answer(self, frame: bytes, now_ms: int) -> bytes | None:
+    def respond(self, frame: bytes, now_ms: int) -> bytes | None:
         if self._apis.bound(frame[:BEFORE_ID]) is None:
             return None
-        answer = self._answers.answer(frame, self._broker.image, self._owner)
-        if answer is not None:
+        response = self._responses.respond(frame, self._broker.image, self._owner)
+        if response is not None:
             self._client.has_begun = True
-        return answer
+        return response
 
     def learn(self, exchange: Exchange, now_ms: int) -> None:
         """Shares the response with the other connections."""
         assert isinstance(exchange.data, bytes)
-        self._answers.remember(exchange.frame, self._broker.image, exchange.response, exchange.data, self._owner)
+        self._responses.remember(exchange.frame, self._broker.image, exchange.response, exchange.data, self._owner)

@@ -223,7 +223,7 @@ class _CommitTemplate(Template):
 class OffsetCommitFastPath(FastPath):
     """Remembers the commits of one connection by their length and the bytes before the first offset."""
 
-    __slots__ = ("_apis", "_groups", "_known", "_members_only", "_on_answer", "_partitions", "_topic_name")
+    __slots__ = ("_apis", "_groups", "_known", "_members_only", "_on_response", "_partitions", "_topic_name")
 
     keys = (ApiKey.OFFSET_COMMIT,)
     learns_before_handler = True
@@ -232,7 +232,7 @@ class OffsetCommitFastPath(FastPath):
         self,
         groups: GroupService,
         apis: ApiTable,
-        on_answer: Callable[[], None],
+        on_response: Callable[[], None],
         topic_name: TopicName,
         *,
         members_only: bool = False,
@@ -242,11 +242,11 @@ class OffsetCommitFastPath(FastPath):
         self._members_only = members_only
         self._topic_name = topic_name
         self._apis = apis
-        self._on_answer = on_answer
+        self._on_response = on_response
         self._known: dict[int, tuple[int, dict[bytes, _CommitTemplate]]] = {}
         self._partitions = 0
 
-    def answer(self, frame: bytes, now_ms: int) -> DeferredResponse | None:
+    def respond(self, frame: bytes, now_ms: int) -> DeferredResponse | None:
         """Commits the offsets if the frame is known and the member may commit; otherwise returns None and does nothing.
 
         The response leaves when the records are durable.
@@ -261,11 +261,11 @@ class OffsetCommitFastPath(FastPath):
         fields = template.unpack(frame, cells_at)
         if fields[1::2] != template.fixed or not frame.startswith(template.start):
             return None
-        deferred = DeferredResponse(frame, template.answer_to(frame), self._apis, self._on_answer)
+        deferred = DeferredResponse(frame, template.response_to(frame), self._apis, self._on_response)
         return deferred if template.committer.commit(template.plan, fields[::2], now_ms, deferred) else None
 
     def learn(self, exchange: Exchange, now_ms: int) -> DeferredResponse | None:
-        """Remembers a request, and answers it as `answer` does.
+        """Remembers a request, and answers it as `respond` does.
 
         Commits to groups that do not exist yet are not remembered: most such groups commit once.
         """
@@ -291,7 +291,7 @@ class OffsetCommitFastPath(FastPath):
         answer = encode_response(0, bound.key, version, read.answer)
         plans = self._known.setdefault(size, (first, {}))[1]
         plans[frame[AFTER_ID:first]] = _CommitTemplate(frame, read.cells_at, plan, committer, answer)
-        return self.answer(frame, now_ms)
+        return self.respond(frame, now_ms)
 
     def _may_commit(self, rights: Rights, shape: CommitShape) -> bool:
         """Returns whether the client may read the group and all topics, which exist."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from kcoord.coordinator.group.offsets.packed_fetch import FIRST_VERSION, PackedFetch
 from kcoord.server.api.api_table import ApiTable, DeferredResponse, Exchange
 from kcoord.server.api.authorization import Rights
-from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastAnswer, FastPath, TopicName, response_to
+from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, FastResponse, TopicName, framed_response
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import OffsetFetchRequest
@@ -38,27 +38,27 @@ _AROUND_BYTES: Final = AFTER_ID - BEFORE_ID + len(_ONE_GROUP) + len(_NO_TAGS)
 class OffsetFetchFastPath(FastPath):
     """Remembers the offset fetches of one connection."""
 
-    __slots__ = ("_apis", "_entries", "_groups", "_on_answer", "_topic_name")
+    __slots__ = ("_apis", "_entries", "_groups", "_on_response", "_topic_name")
 
     keys = (ApiKey.OFFSET_FETCH,)
     learns_before_handler = True
 
     def __init__(
-        self, groups: GroupService, apis: ApiTable, on_answer: Callable[[], None], topic_name: TopicName
+        self, groups: GroupService, apis: ApiTable, on_response: Callable[[], None], topic_name: TopicName
     ) -> None:
         self._groups = groups
         self._topic_name = topic_name
         self._apis = apis
-        self._on_answer = on_answer
+        self._on_response = on_response
         self._entries: dict[bytes, tuple[bytes, PackedFetch, bool]] = {}
 
-    def answer(self, frame: bytes, now_ms: int) -> FastAnswer:
+    def respond(self, frame: bytes, now_ms: int) -> FastResponse:
         entry = self._entries.get(frame[AFTER_ID:])
         if entry is None or not frame.startswith(entry[0]):
             return None
-        return self._answer(frame, entry[1], entry[2])
+        return self._respond(frame, entry[1], entry[2])
 
-    def _answer(self, frame: bytes, fetch: PackedFetch, require_stable: bool) -> FastAnswer:
+    def _respond(self, frame: bytes, fetch: PackedFetch, require_stable: bool) -> FastResponse:
         """Returns the response; a DeferredResponse if it contains offsets that are not durable yet."""
         groups = self._groups
         packed = groups.fetch_packed(fetch, require_stable)
@@ -66,14 +66,14 @@ class OffsetFetchFastPath(FastPath):
             return None
         group, must_wait = packed
         size = (len(group) + _AROUND_BYTES).to_bytes(4, "big")
-        response = response_to(frame, size, _ONE_GROUP, group, _NO_TAGS)
+        response = framed_response(frame, size, _ONE_GROUP, group, _NO_TAGS)
         if must_wait:
-            deferred = DeferredResponse(frame, response, self._apis, self._on_answer)
+            deferred = DeferredResponse(frame, response, self._apis, self._on_response)
             if groups.wait(fetch.group_id, deferred):
                 return deferred
         return response
 
-    def learn(self, exchange: Exchange, now_ms: int) -> FastAnswer:
+    def learn(self, exchange: Exchange, now_ms: int) -> FastResponse:
         """Answers the request if the rows suffice, and remembers it if its frame is at most MAX_FRAME_BYTES long."""
         if exchange.bound.version < FIRST_VERSION:
             return None
@@ -89,7 +89,7 @@ class OffsetFetchFastPath(FastPath):
             if len(self._entries) >= MAX_ENTRIES:
                 self._entries.clear()
             self._entries[frame[AFTER_ID:]] = frame[:BEFORE_ID], fetch, request.require_stable
-        return self._answer(frame, fetch, request.require_stable)
+        return self._respond(frame, fetch, request.require_stable)
 
     def _may_fetch(self, rights: Rights, group: OffsetFetchRequest.OffsetFetchRequestGroup) -> bool:
         """Returns whether the client may describe the group and the topics, all of which are named and exist."""

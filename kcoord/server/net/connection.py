@@ -51,7 +51,7 @@ _SHORTEST_SWEEP_SECONDS = 0.05
 _LONGEST_SWEEP_SECONDS = 30.0
 
 NewPath: TypeAlias = Callable[[Callable[[], None]], RequestPath]
-"""Makes the request path of a connection out of its `on_answer`."""
+"""Makes the request path of a connection out of its `on_response`."""
 
 
 class ReportLimiter:
@@ -454,7 +454,7 @@ class KafkaConnection(asyncio.Protocol):
             unread_bytes += self._sender.memory_bytes if self._sender is not None else 0
             limit_bytes = self._owner.max_unread_bytes
             if unread_bytes > limit_bytes:
-                self._owner.report(f"{self.peer}: closing, more than {limit_bytes} bytes of answers are not read")
+                self._owner.report(f"{self.peer}: closing, more than {limit_bytes} bytes of responses are not read")
                 transport.abort()
 
     def _send_pieces(self, transport: asyncio.Transport, data: bytes | Pieces) -> None:

@@ -9,7 +9,7 @@ connection of the server drives one, and so can a simulation or a test. The cont
 * `take_output()` removes and returns the framed responses that may leave now. Responses leave in the order of their
   requests: a response that is ready early waits for the earlier ones. `take_pieces()` does the same, but returns pieces
   if parts of files are among the responses. So a driver with a socket need not read them.
-* `receive` may leave responses to take. The path calls `on_answer()` if a response becomes ready later: a handler
+* `receive` may leave responses to take. The path calls `on_response()` if a response becomes ready later: a handler
   returned a future, or a fast path waits until its records are durable. The driver then calls `take_output()` soon, and
   `process()` after that, because requests may have waited for a free place in the queue.
 * A muted path works on no further request. `kcoord.server.net.muting` has the reasons. For those of its own, the driver
@@ -68,7 +68,7 @@ from kcoord.server.api.pieces import Pieces, encode_in_pieces, read_pieces
 from kcoord.server.fast.fast_path import FastPath
 from kcoord.server.fast.guarded import GuardedFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
-from kcoord.server.fast.metadata import MetadataAnswers, MetadataFastPath
+from kcoord.server.fast.metadata import MetadataFastPath, MetadataResponses
 from kcoord.server.fast.offset_commit import OffsetCommitFastPath
 from kcoord.server.fast.offset_fetch import OffsetFetchFastPath
 from kcoord.server.net.foreign_protocol import guess_protocol
@@ -114,7 +114,7 @@ class PathSettings:
     max_request_bytes: int
     """The largest frame of an API that carries no records."""
     has_fast_paths: bool
-    metadata_answers: MetadataAnswers | None
+    metadata_responses: MetadataResponses | None
     """None if the handler makes every Metadata response."""
     principal: str = ANONYMOUS
     """The principal of a client that has not shown who it is."""
@@ -133,7 +133,7 @@ class PathSettings:
             config.socket_request_max_bytes,
             min(config.kcoord_request_max_bytes, config.socket_request_max_bytes),
             config.kcoord_fast_paths_enable,
-            MetadataAnswers() if config.kcoord_metadata_cache_enable else None,
+            MetadataResponses() if config.kcoord_metadata_cache_enable else None,
             config.listener_principals.get(listener_name, ANONYMOUS),
             new_login,
         )
@@ -143,11 +143,11 @@ class RequestPath:
     """The requests and responses of one connection; the module describes the contract with the driver."""
 
     def __init__(
-        self, settings: PathSettings, on_answer: Callable[[], None], remote_host: str = "", remote_port: int = 0
+        self, settings: PathSettings, on_response: Callable[[], None], remote_host: str = "", remote_port: int = 0
     ) -> None:
         self._settings = settings
         self._broker = settings.broker
-        self._on_answer = on_answer
+        self._on_response = on_response
         self._reader = FrameReader(settings.max_frame_bytes, settings.max_request_bytes, BULK_KEYS)
         self._frames: deque[bytes] = deque()
         self._exchanges: deque[WaitingResponse] = deque()
@@ -188,19 +188,19 @@ class RequestPath:
     def _new_fast_paths(self) -> dict[int, FastPath]:
         """Returns new fast paths by the low byte of their API keys."""
         settings, broker, client, apis = self._settings, self._broker, self.client, self.apis
-        groups, answers, on_answer = broker.groups, settings.metadata_answers, self._on_answer
+        groups, responses, on_response = broker.groups, settings.metadata_responses, self._on_response
         members_only = broker.audit is not None and broker.audit.has_commits
         new_paths: list[Callable[[], FastPath]] = []
         if settings.has_fast_paths:
             new_paths += (
                 lambda: HeartbeatFastPath(groups),
                 lambda: OffsetCommitFastPath(
-                    groups, apis, on_answer, broker.topics.topic_name, members_only=members_only
+                    groups, apis, on_response, broker.topics.topic_name, members_only=members_only
                 ),
-                lambda: OffsetFetchFastPath(groups, apis, on_answer, broker.topics.topic_name),
+                lambda: OffsetFetchFastPath(groups, apis, on_response, broker.topics.topic_name),
             )
-        if answers is not None:
-            new_paths.append(lambda: MetadataFastPath(answers, broker, apis, client))
+        if responses is not None:
+            new_paths.append(lambda: MetadataFastPath(responses, broker, apis, client))
         fast_paths: dict[int, FastPath] = {}
         for new_path in new_paths:
             fast_path = new_path()
@@ -341,7 +341,7 @@ class RequestPath:
         self._exchanges.clear()
         # All refer to the driver or the path. Without these cycles both are freed now, not by the garbage collector.
         self._fast_paths = {}
-        self._on_answer = _ignore_answer
+        self._on_response = _ignore_response
         self._enter = _ignore_frame
         self.client.throttle = ignore_throttle
         facts = self.client.facts
@@ -426,15 +426,15 @@ class RequestPath:
                 return
         fast_path = self._fast_paths.get(frame[1]) if len(frame) > _REQUEST_START.size else None
         if fast_path is not None:
-            answer = fast_path.answer(frame, now_ms)
-            if answer is not None:
-                if type(answer) is bytes and not self._exchanges:
-                    self._output.append(answer)
-                    self._ready_bytes += len(answer)
-                elif type(answer) is DeferredResponse:
-                    self._exchanges.append(answer)
+            response = fast_path.respond(frame, now_ms)
+            if response is not None:
+                if type(response) is bytes and not self._exchanges:
+                    self._output.append(response)
+                    self._ready_bytes += len(response)
+                elif type(response) is DeferredResponse:
+                    self._exchanges.append(response)
                 else:
-                    self._send(frame, answer)
+                    self._send(frame, response)
                 return
         self._take_general_path(frame, now_ms, fast_path)
 
@@ -457,9 +457,9 @@ class RequestPath:
             header, body_at = decode_request_header(frame)
             exchange = Exchange(bound, frame, body_at, header.correlation_id, rights)
             if fast_path is not None and fast_path.learns_before_handler:
-                answer = fast_path.learn(exchange, now_ms)
-                if answer is not None:
-                    self._send(frame, answer)
+                learned = fast_path.learn(exchange, now_ms)
+                if learned is not None:
+                    self._send(frame, learned)
                     return
             # A large request stays empty until a thread has decoded it.
             exchange.request = request_class(bound.key)() if is_large else exchange.decode()
@@ -541,7 +541,7 @@ class RequestPath:
         if use is not None:
             use.resume()
         self._complete(exchange, exchange.bound.response_of(future, exchange.request), use)
-        self._on_answer()
+        self._on_response()
 
     def _complete(self, exchange: Exchange, response: object, use: RequestUse | None) -> bytes | Pieces:
         """Returns the framed response, which becomes `Exchange.data`. It is empty if the client gets none."""
@@ -562,18 +562,18 @@ class RequestPath:
         exchange.data = data
         return data
 
-    def _send(self, frame: bytes, answer: bytes | DeferredResponse) -> None:
+    def _send(self, frame: bytes, response: bytes | DeferredResponse) -> None:
         """Queues a response that was made without a handler."""
-        if isinstance(answer, DeferredResponse):
-            self._exchanges.append(answer)
-            return
-        self._ready_bytes += len(answer)
-        if self._exchanges:
-            response = DeferredResponse(frame, answer, self.apis, self._on_answer)
-            response.data = answer
+        if isinstance(response, DeferredResponse):
             self._exchanges.append(response)
+            return
+        self._ready_bytes += len(response)
+        if self._exchanges:
+            waiting = DeferredResponse(frame, response, self.apis, self._on_response)
+            waiting.data = response
+            self._exchanges.append(waiting)
         else:
-            self._output.append(answer)
+            self._output.append(response)
 
     def _refuse_unserved(self, frame: bytes) -> None:
         """Stops the path for an unknown API or version.
@@ -585,9 +585,9 @@ class RequestPath:
             return
         key, version, correlation_id = _REQUEST_START.unpack_from(frame)
         if key == ApiKey.API_VERSIONS:
-            from kcoord.server.api.handlers.api_versions import unsupported_version_answer
+            from kcoord.server.api.handlers.api_versions import unsupported_version_response
 
-            self._send(frame, unsupported_version_answer(self._broker, correlation_id))
+            self._send(frame, unsupported_version_response(self._broker, correlation_id))
             return
         try:
             name = ApiKey(key).name
@@ -611,8 +611,8 @@ def _bytes_in_memory(data: bytes | Pieces) -> int:
     return len(data) if isinstance(data, bytes) else sum(len(piece) for piece in data if isinstance(piece, bytes))
 
 
-def _ignore_answer() -> None:
-    """Replaces `on_answer` when the client is gone."""
+def _ignore_response() -> None:
+    """Replaces `on_response` when the client is gone."""
 
 
 def _ignore_frame(frame: bytes, now_ms: int) -> None:

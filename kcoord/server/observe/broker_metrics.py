@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class MeasuredPath(RequestPath):
     """A request path that measures for each request that is served the time until its response is known."""
 
-    def __init__(self, requests: RequestMeasures, settings: PathSettings, on_answer: Callable[[], None]) -> None:
-        super().__init__(settings, on_answer)
+    def __init__(self, requests: RequestMeasures, settings: PathSettings, on_response: Callable[[], None]) -> None:
+        super().__init__(settings, on_response)
         self._requests = requests
 
     def _process_frame(self, frame: bytes, now_ms: int) -> None:
@@ -84,9 +84,9 @@ class BrokerMetrics:
         self._now_ms = broker.now_ms
         self._server: MetricsServer | None = None
 
-    def new_path(self, settings: PathSettings, on_answer: Callable[[], None]) -> RequestPath:
+    def new_path(self, settings: PathSettings, on_response: Callable[[], None]) -> RequestPath:
         """Returns a path whose requests count in the metrics."""
-        return MeasuredPath(self.measures.requests, settings, on_answer)
+        return MeasuredPath(self.measures.requests, settings, on_response)
 
     def open(self, host: str, port: int) -> int:
         """Serves the metrics page. Returns the port, which differs from `port` if that is 0.

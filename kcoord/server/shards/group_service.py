@@ -292,7 +292,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
     def tick(self) -> None:
         super().tick()
         self.shards.expire_replies(self._now_ms(), self._write_timeout_ms)
-        self.answer()
+        self.deliver_replies()
 
     def close(self) -> None:
         super().close()

@@ -20,7 +20,7 @@ The life of an operation:
     write      with a journal (`kcoord.log.flush.policy=fsync`) the log writer makes the append durable;
                without a journal it is written to the page cache in the same turn
     written    the shard set gets the outcome
-    answer     futures and deferred responses are settled; an operation without records may be answered at once
+    deliver    futures and deferred responses are settled; an operation without records may be answered at once
 
 What orders what:
 
@@ -157,7 +157,7 @@ class ShardDriver(Generic[M]):
             # The next step takes place in another turn, so that the event loop serves connections in between.
             self._wake()
 
-    def answer(self) -> None:
+    def deliver_replies(self) -> None:
         """Delivers the replies that became ready since `collect`."""
         self._deliver(self.shards.take_replies())
 
@@ -547,7 +547,7 @@ class Pump:
                 _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
         for driver in self._all_drivers:
             if driver.shards.has_ready(now_ms):
-                driver.answer()
+                driver.deliver_replies()
                 if driver.shards.has_ready(now_ms):
                     self.wake()
 

@@ -23,16 +23,16 @@ async def test_requests_that_are_not_served_are_not_measured() -> None:
     requests = RequestMeasures()
     async with running_cluster() as cluster:
         alice = Person(cluster.broker, "User:alice")
-        settings, on_answer = PathSettings.of(cluster.broker, "PLAINTEXT"), alice.path._on_answer
+        settings, on_response = PathSettings.of(cluster.broker, "PLAINTEXT"), alice.path._on_response
         for key, version in ((999, 0), (-1, 0), (ApiKey.METADATA, 99)):
-            path = MeasuredPath(requests, settings, on_answer)
+            path = MeasuredPath(requests, settings, on_response)
             path.receive(frame(key, version))
             assert path.is_stopped
-        path = MeasuredPath(requests, settings, on_answer)
+        path = MeasuredPath(requests, settings, on_response)
         for version in range(100, 2000):
             path.receive(frame(ApiKey.API_VERSIONS, version))
             assert path.take_output(), "the response lists the versions"
         assert requests.items() == []
-        alice.path = MeasuredPath(requests, settings, on_answer)
+        alice.path = MeasuredPath(requests, settings, on_response)
         await alice.ask(ListGroupsRequest(), 5, ListGroupsResponse)
         assert [(key, version) for key, version, _ in requests.items()] == [(ApiKey.LIST_GROUPS, 5)]

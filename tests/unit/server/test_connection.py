@@ -92,7 +92,12 @@ class Owner(Connections):
             ),
         )
         self.settings = PathSettings(
-            broker, "PLAINTEXT", max_frame_bytes=1000, max_request_bytes=900, has_fast_paths=True, metadata_answers=None
+            broker,
+            "PLAINTEXT",
+            max_frame_bytes=1000,
+            max_request_bytes=900,
+            has_fast_paths=True,
+            metadata_responses=None,
         )
         limits = ConnectionLimits(BrokerConfig.from_properties({}))
         super().__init__(limits, partial(RequestPath, self.settings), max_unread_bytes=1000, login_timeout_seconds=30)

@@ -13,7 +13,7 @@ import pytest
 
 from kcoord.metadata.image import ImageBuilder
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.server.fast.metadata import MetadataAnswers
+from kcoord.server.fast.metadata import MetadataResponses
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
@@ -39,7 +39,7 @@ class Client:
     """A connection whose requests are given as bytes."""
 
     def __init__(
-        self, harness: Harness, answers: MetadataAnswers | None = None, *, has_fast_paths: bool = True
+        self, harness: Harness, answers: MetadataResponses | None = None, *, has_fast_paths: bool = True
     ) -> None:
         settings = PathSettings(harness.broker, "PLAINTEXT", 100_000, 100_000, has_fast_paths, answers)
         self.path = RequestPath(settings, lambda: None, "192.0.2.7", 4711)
@@ -248,7 +248,7 @@ async def test_a_client_that_does_not_begin_with_api_versions_gets_no_tagged_fie
 
 async def test_a_cached_metadata_response_counts_as_the_first_request() -> None:
     harness = await new_harness()
-    answers = MetadataAnswers()
+    answers = MetadataResponses()
     body = b"\x02" + bytes(16) + b"\x02t" + b"\x00" + b"\x00\x00" + b"\x00"
     await Client(harness, answers).ask(METADATA, 13, body)
     client = Client(harness, answers)
@@ -267,7 +267,7 @@ async def test_an_invalid_software_name_changes_nothing() -> None:
 
 async def test_a_cached_metadata_response_is_not_sent_to_another_form() -> None:
     harness = await new_harness()
-    answers = MetadataAnswers()
+    answers = MetadataResponses()
     body = b"\x02" + bytes(16) + b"\x02t" + b"\x00" + b"\x00\x00" + b"\x00"  # topic t, no creation, no operations
     text, off = Client(harness, answers), Client(harness, answers)
     await off.name(b"apache")

@@ -450,9 +450,9 @@ def expected() -> list[bytes]:
 async def test_a_path_answers_as_a_connection_does(expected: list[bytes], has_fast_paths: bool, seed: int) -> None:
     async with running_broker() as process:
         settings = PathSettings.of(process.broker, "PLAINTEXT")
-        assert settings.has_fast_paths and settings.metadata_answers is not None
+        assert settings.has_fast_paths and settings.metadata_responses is not None
         if not has_fast_paths:
-            settings = replace(settings, has_fast_paths=False, metadata_answers=None)
+            settings = replace(settings, has_fast_paths=False, metadata_responses=None)
         driver = PathDriver(settings, seed)
         await hold_dialogue(driver)
         assert len(driver.transcript) == len(expected)
@@ -496,10 +496,10 @@ class Bare:
         self.handled = self.answered = 0
         self.requests: list[Message] = []
         self.path = RequestPath(
-            PathSettings(broker, "PLAINTEXT", max_request_bytes, max_request_bytes, False, None), self._on_answer
+            PathSettings(broker, "PLAINTEXT", max_request_bytes, max_request_bytes, False, None), self._on_response
         )
 
-    def _on_answer(self) -> None:
+    def _on_response(self) -> None:
         self.answered += 1
 
     def receive(self, *correlation_ids: int) -> None:

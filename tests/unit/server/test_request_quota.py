@@ -218,7 +218,7 @@ async def test_metrics_have_the_throttle_times(cluster: Cluster) -> None:
     """ListGroups is answered at once, and OffsetCommit when its records are written."""
     requests = RequestMeasures()
     alice = Person(cluster.broker, ALICE)
-    alice.path = MeasuredPath(requests, PathSettings.of(cluster.broker, "PLAINTEXT"), alice.path._on_answer)
+    alice.path = MeasuredPath(requests, PathSettings.of(cluster.broker, "PLAINTEXT"), alice.path._on_response)
     alice.path.client.principal = ALICE
     assert await list_groups(alice) == 0
     assert requests.throttles == {}

@@ -43,6 +43,6 @@ def test_a_reply_that_cannot_be_delivered_keeps_no_other_reply_back(caplog: pyte
     )
     driver: ShardDriver[Any] = ShardDriver(cast("Any", shards), cast("Any", None), lambda: None)
     driver.collect(0)
-    driver.answer()
+    driver.deliver_replies()
     assert delivered == [1, 3]
     assert [record.message for record in caplog.records] == ["Delivering a reply of the shards of groups failed"] * 2

@@ -161,12 +161,12 @@ class Dialogue:
         self.client = FakeTransport()
         self.announced = 0
         """Number of times that the path asked its driver to continue."""
-        self.path = SplicedPath(PathSettings.of(broker, "PLAINTEXT", new_login), gateway, node_id, self._on_answer)
+        self.path = SplicedPath(PathSettings.of(broker, "PLAINTEXT", new_login), gateway, node_id, self._on_response)
         self.path.attach(self.client)
         self._correlation_id = 0
         self._opened_before = len(self.upstream.opened)
 
-    def _on_answer(self) -> None:
+    def _on_response(self) -> None:
         self.announced += 1
 
     def frame(self, request: Message, version: int) -> bytes:

@@ -55,13 +55,13 @@ def sync(
         if not group.pending_sync:
             rebalance.cancel(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id))
         rebalance.reset_heartbeat(member)
-        return rebalance.answer(sync_response(group, member.assignment))
+        return rebalance.respond(sync_response(group, member.assignment))
     if member.sync_token != context.token:
         rebalance.complete(member.sync_token, SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS))
     member.sync_token = context.token
     if member.member_id == group.leader:
         rebalance.complete_generation({entry.member_id: entry.assignment for entry in request.assignments})
-    return rebalance.answer(cast("SyncGroupResponse", PENDING))
+    return rebalance.respond(cast("SyncGroupResponse", PENDING))
 
 
 def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
@@ -73,7 +73,7 @@ def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> CoordinatorRes
         raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
     rebalance.reset_heartbeat(member)
     preparing = group.state is GroupState.PREPARING_REBALANCE
-    return rebalance.answer(HeartbeatResponse(error_code=Errors.REBALANCE_IN_PROGRESS if preparing else Errors.NONE))
+    return rebalance.respond(HeartbeatResponse(error_code=Errors.REBALANCE_IN_PROGRESS if preparing else Errors.NONE))
 
 
 def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> CoordinatorResult[LeaveGroupResponse]:
@@ -90,7 +90,7 @@ def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> CoordinatorResult
         )
     if removed:
         rebalance.rebalance_after_removal()
-    return rebalance.answer(response)
+    return rebalance.respond(response)
 
 
 def _remove_identity(rebalance: Rebalance, identity: LeaveGroupRequest.MemberIdentity) -> Errors:

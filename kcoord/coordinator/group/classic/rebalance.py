@@ -98,7 +98,7 @@ class Rebalance:
     now_ms: int
     result: CoordinatorResult[object] = field(default_factory=lambda: CoordinatorResult[object](None))
 
-    def answer(self, response: T) -> CoordinatorResult[T]:
+    def respond(self, response: T) -> CoordinatorResult[T]:
         """Returns the result with the response of the operation."""
         self.result.response = response
         return cast("CoordinatorResult[T]", self.result)

@@ -103,7 +103,7 @@ def supported_feature_keys(
     ]
 
 
-def unsupported_version_answer(broker: Broker, correlation_id: int) -> bytes:
+def unsupported_version_response(broker: Broker, correlation_id: int) -> bytes:
     """Returns the framed response to an ApiVersions request in an unknown version, whose body cannot be decoded."""
     served = broker.apis.apis[API_KEY].versions
     own_range = ApiVersionsResponse.ApiVersion(api_key=API_KEY, min_version=served.start, max_version=served.stop - 1)

@@ -38,7 +38,7 @@ _TOPICS = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: TRANSACTION_STATE_TOPIC}
 NO_NODE_ID = -1
 
 
-def answer(
+def respond(
     context: RequestContext,
     request: FindCoordinatorRequest,
     group_coordinator: Callable[[str], tuple[int, str, int] | None],

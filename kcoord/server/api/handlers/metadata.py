@@ -145,7 +145,7 @@ def _respond(
     # The authorizer is not made for threads.
     may_use_thread = context.rights is None or not request.include_topic_authorized_operations
     if may_use_thread and _is_large(image, request, version):
-        return broker.large_metadata.answer(
+        return broker.large_metadata.respond(
             context, request, image, lambda: broker.spawn(broker.made_in_thread(complete, version))
         )
     return complete()

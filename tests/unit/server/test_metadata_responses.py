@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kcoord.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.api.api_table import build_api_table
-from kcoord.server.fast.metadata import MetadataAnswers
+from kcoord.server.fast.metadata import MetadataResponses
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.framing import encode_request
@@ -40,8 +40,8 @@ NAMES = st.sampled_from(["a", "b", "c", "__consumer_offsets", "wrong name"])
 class Client:
     """A connection, with the cache or without."""
 
-    def __init__(self, broker: object, answers: MetadataAnswers | None) -> None:
-        self.metadata_answers = answers
+    def __init__(self, broker: object, answers: MetadataResponses | None) -> None:
+        self.metadata_responses = answers
         settings = PathSettings(cast("Any", broker), "PLAINTEXT", 100_000, 100_000, False, answers)
         self.path = RequestPath(settings, lambda: None, "192.0.2.7", 4711)
 
@@ -59,12 +59,12 @@ class ClusterLife(RuleBasedStateMachine):
         self.cluster = Cluster({"auto.create.topics.enable": "true"})
         self.broker = broker_of(self.cluster)
         self.broker.apis = build_api_table(self.cluster.config)
-        self.cached = self.loop.run_until_complete(self._connect(MetadataAnswers(max_bytes=6000)))
+        self.cached = self.loop.run_until_complete(self._connect(MetadataResponses(max_bytes=6000)))
         self.plain = self.loop.run_until_complete(self._connect(None))
         self.asked: list[tuple[ApiKey, int, bytes]] = []
         self.correlation_id = 0
 
-    async def _connect(self, answers: MetadataAnswers | None) -> Client:
+    async def _connect(self, answers: MetadataResponses | None) -> Client:
         return Client(self.broker, answers)
 
     def teardown(self) -> None:
@@ -162,7 +162,7 @@ class ClusterLife(RuleBasedStateMachine):
         for key, version, body in self.asked[-8:]:
             self._ask(key, version, body)
             self._ask(key, version, body, client_id="other")
-        assert (answers := self.cached.metadata_answers) is not None
+        assert (answers := self.cached.metadata_responses) is not None
         assert answers.size_bytes <= 6000
 
 
@@ -183,34 +183,34 @@ REGULAR = MetadataResponse(brokers=[MetadataResponse.MetadataResponseBroker()])
 
 
 def test_an_answer_is_repeated_with_the_new_correlation_id_until_the_image_changes() -> None:
-    answers, image = MetadataAnswers(), cast("Any", SimpleNamespace())
+    answers, image = MetadataResponses(), cast("Any", SimpleNamespace())
     frame = frame_of(1)
-    assert answers.answer(frame, image) is None
+    assert answers.respond(frame, image) is None
     answers.remember(frame, image, REGULAR, answer_of(1))
     again = frame[:4] + (77).to_bytes(4, "big") + frame[8:]
-    assert answers.answer(again, image) == bytes(4) + (77).to_bytes(4, "big") + b"\x01" * 100
+    assert answers.respond(again, image) == bytes(4) + (77).to_bytes(4, "big") + b"\x01" * 100
     other_version = frame[:2] + b"\x00\x0c" + frame[4:]
-    assert answers.answer(other_version, image) is None
-    assert answers.answer(again, cast("Any", SimpleNamespace())) is None
-    assert answers.answer(again, image) is None
+    assert answers.respond(other_version, image) is None
+    assert answers.respond(again, cast("Any", SimpleNamespace())) is None
+    assert answers.respond(again, image) is None
     assert answers.size_bytes == 0
 
 
 def test_the_oldest_answers_make_room_and_giants_are_not_kept() -> None:
-    answers, image = MetadataAnswers(max_bytes=4000), cast("Any", SimpleNamespace())
+    answers, image = MetadataResponses(max_bytes=4000), cast("Any", SimpleNamespace())
     for number in range(100):
-        assert answers.answer(frame_of(number), image) is None
+        assert answers.respond(frame_of(number), image) is None
         answers.remember(frame_of(number), image, REGULAR, answer_of(number))
         assert answers.size_bytes <= 4000
-    assert answers.answer(frame_of(99), image) is not None
-    assert answers.answer(frame_of(0), image) is None
+    assert answers.respond(frame_of(99), image) is not None
+    assert answers.respond(frame_of(0), image) is None
     before = answers.size_bytes
     answers.remember(frame_of(1), image, REGULAR, answer_of(1, 1001))
     assert answers.size_bytes == before
 
 
 def test_the_answer_to_a_defect_is_not_kept() -> None:
-    answers, image = MetadataAnswers(), cast("Any", SimpleNamespace())
-    assert answers.answer(frame_of(1), image) is None
+    answers, image = MetadataResponses(), cast("Any", SimpleNamespace())
+    assert answers.respond(frame_of(1), image) is None
     answers.remember(frame_of(1), image, MetadataResponse(error_code=-1), answer_of(1))
-    assert answers.answer(frame_of(1), image) is None
+    assert answers.respond(frame_of(1), image) is None
