@@ -26,7 +26,8 @@ from kcoord.server.api.api_table import ApiTable, BoundApi
 from kcoord.server.broker import Broker
 from kcoord.server.net.connection import Connections, KafkaConnection
 from kcoord.server.net.listener import SocketListener
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord.testing.faults import FaultOutcome, RequestFault
 from kcoord.testing.monitor import CONTROL_CLIENT_ID, Monitor
 from kcoord_protocol.api_keys import ApiKey

@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 
 from kcoord.security.relayed_login import RelayedLogin
 from kcoord.server.net.muting import Mute
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.link import UpstreamLink
 from kcoord.upstream.rewriting import rewriting

@@ -59,7 +59,8 @@ from kcoord.security.relayed_login import RelayedLogin
 from kcoord.server.api.api_table import KEY_AND_VERSION
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.muting import Mute
-from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS
 from kcoord.upstream.gateway import Gateway
 from kcoord.upstream.link import UpstreamLink
 from kcoord.upstream.produce_acks import produce_acks

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord_protocol.api_keys import response_class
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from tests.transcripts.stage import Sent

@@ -21,7 +21,7 @@ from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, Operatio
 from kcoord.server.api.api_table import build_api_table
 from kcoord.server.broker import Broker
 from kcoord.server.environment import Environment
-from kcoord.server.net.request_path import PathSettings
+from kcoord.server.net.path_settings import PathSettings
 from kcoord_protocol.errors import KafkaError
 from tests.transcripts.core_transactions import CoreTopics, CoreTransactions
 from tests.transcripts.path_client import MOST_BYTES, PathClient

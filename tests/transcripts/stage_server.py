@@ -13,7 +13,7 @@ from kcoord.config import Listener, SecurityProtocol
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
-from kcoord.server.net.request_path import PathSettings
+from kcoord.server.net.path_settings import PathSettings
 from kcoord.server.process import BrokerProcess
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.messages import Message

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 from kcoord.config.key import ConfigError
 from kcoord.server.errors import StartError
 from kcoord.server.net.connection import Connections
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 
 if TYPE_CHECKING:
     from kcoord.config import Listener

@@ -46,14 +46,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kcoord.server.api.api_table import (
-    ANONYMOUS,
     ApiTable,
     BoundApi,
     Client,
@@ -66,20 +64,15 @@ from kcoord.server.api.api_table import (
 )
 from kcoord.server.api.pieces import Pieces, encode_in_pieces, read_pieces
 from kcoord.server.fast.fast_path import FastPath
-from kcoord.server.fast.guarded import GuardedFastPath
-from kcoord.server.fast.heartbeat import HeartbeatFastPath
-from kcoord.server.fast.metadata import MetadataFastPath, MetadataResponses
-from kcoord.server.fast.offset_commit import OffsetCommitFastPath
-from kcoord.server.fast.offset_fetch import OffsetFetchFastPath
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.muting import Mute
+from kcoord.server.net.path_settings import PathSettings
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import DecodeError, FramingError
 from kcoord_protocol.framing import FrameReader, decode_request_header
 
 if TYPE_CHECKING:
     from kcoord.security.login_states import LoginStates, SaslStep
-    from kcoord.server.broker import Broker
     from kcoord.server.request_quota import RequestUse
 
 MAX_IN_FLIGHT_REQUESTS = 64
@@ -102,41 +95,6 @@ MAX_READY_BYTES = 1 << 20
 """Number of bytes of responses in memory at which a turn ends. One response may be larger."""
 
 _REQUEST_START = struct.Struct(">hhi")
-
-
-@dataclass(slots=True)
-class PathSettings:
-    """The settings that all request paths of one listener share."""
-
-    broker: Broker
-    listener_name: str
-    max_frame_bytes: int
-    max_request_bytes: int
-    """The largest frame of an API that carries no records."""
-    has_fast_paths: bool
-    metadata_responses: MetadataResponses | None
-    """None if the handler makes every Metadata response."""
-    principal: str = ANONYMOUS
-    """The principal of a client that has not shown who it is."""
-    new_login: Callable[[], LoginStates] | None = None
-    """Makes the login of a connection. None if clients do not authenticate with SASL."""
-    logins: Counter[str] = field(default_factory=Counter)
-    """Numbers of authentications by the names of Kafka's metrics."""
-
-    @classmethod
-    def of(cls, broker: Broker, listener_name: str, new_login: Callable[[], LoginStates] | None = None) -> PathSettings:
-        """Returns the settings that the configuration of the broker asks for."""
-        config = broker.config
-        return cls(
-            broker,
-            listener_name,
-            config.socket_request_max_bytes,
-            min(config.kcoord_request_max_bytes, config.socket_request_max_bytes),
-            config.kcoord_fast_paths_enable,
-            MetadataResponses() if config.kcoord_metadata_cache_enable else None,
-            config.listener_principals.get(listener_name, ANONYMOUS),
-            new_login,
-        )
 
 
 class RequestPath:
@@ -183,30 +141,7 @@ class RequestPath:
     def _serve(self, apis: ApiTable) -> None:
         """Serves `apis` from now on. The fast paths forget what they learned, since it may not hold for these APIs."""
         self.apis = apis
-        self._fast_paths = self._new_fast_paths()
-
-    def _new_fast_paths(self) -> dict[int, FastPath]:
-        """Returns new fast paths by the low byte of their API keys."""
-        settings, broker, client, apis = self._settings, self._broker, self.client, self.apis
-        groups, responses, on_response = broker.groups, settings.metadata_responses, self._on_response
-        members_only = broker.audit is not None and broker.audit.has_commits
-        new_paths: list[Callable[[], FastPath]] = []
-        if settings.has_fast_paths:
-            new_paths += (
-                lambda: HeartbeatFastPath(groups),
-                lambda: OffsetCommitFastPath(
-                    groups, apis, on_response, broker.topics.topic_name, members_only=members_only
-                ),
-                lambda: OffsetFetchFastPath(groups, apis, on_response, broker.topics.topic_name),
-            )
-        if responses is not None:
-            new_paths.append(lambda: MetadataFastPath(responses, broker, apis, client))
-        fast_paths: dict[int, FastPath] = {}
-        for new_path in new_paths:
-            fast_path = new_path()
-            guarded = fast_path if broker.authorizer is None else GuardedFastPath(new_path, broker, client)
-            fast_paths.update(dict.fromkeys((key & 0xFF for key in fast_path.keys), guarded))
-        return fast_paths
+        self._fast_paths = self._settings.new_fast_paths(apis, self.client, self._on_response)
 
     # --- called by the driver -----------------------------------------------------------------------------------------
 

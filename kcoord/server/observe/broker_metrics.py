@@ -19,7 +19,8 @@ from kcoord.metrics.server import MetricsServer
 from kcoord.server.api.api_table import DeferredResponse, Exchange
 from kcoord.server.broker import Broker
 from kcoord.server.net.listener import SocketListener
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 
 if TYPE_CHECKING:
     from kcoord.server.api.pieces import Pieces

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 
 from kcoord.metrics.measures import RequestMeasures
-from kcoord.server.net.request_path import PathSettings
+from kcoord.server.net.path_settings import PathSettings
 from kcoord.server.observe.broker_metrics import MeasuredPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse

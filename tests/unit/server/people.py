@@ -20,7 +20,8 @@ from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment, RandomUuids
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord.server.process import BrokerProcess
 from kcoord.server.replies import internal_operation_context
 from kcoord.storage.memory_file_system import MemoryFileSystem

@@ -12,7 +12,7 @@ import pytest
 
 from kcoord.server.api.api_table import Api, BoundApi, Client, RequestContext
 from kcoord.server.api.authorization import MOST_LOGGED, TRACE
-from kcoord.server.net.request_path import PathSettings
+from kcoord.server.net.path_settings import PathSettings
 from kcoord_protocol.acls import AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors

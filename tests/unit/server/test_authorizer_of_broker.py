@@ -9,7 +9,8 @@ from kcoord.config.security import STANDARD_AUTHORIZER
 from kcoord.metadata import records
 from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder, MetadataImage
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from tests.unit.server.harness import Harness
 

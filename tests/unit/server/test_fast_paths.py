@@ -23,7 +23,8 @@ from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.waiting import ShardState
 from kcoord.server.environment import RandomUuids
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request

@@ -14,7 +14,8 @@ import pytest
 from kcoord.metadata.image import ImageBuilder
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.server.fast.metadata import MetadataResponses
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import ApiVersionsResponse, FeatureLevelRecord, Message, PartitionRecord, TopicRecord

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from kcoord.server.api.handlers import list_offsets
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord.topics import log_opening
 from kcoord.topics.log_opening import Opening
 from kcoord_protocol.api_keys import ApiKey

@@ -19,7 +19,8 @@ from kcoord.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.api.api_table import build_api_table
 from kcoord.server.fast.metadata import MetadataResponses
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (

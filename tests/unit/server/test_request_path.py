@@ -27,12 +27,12 @@ from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment, RandomUuids
 from kcoord.server.net.muting import Mute
+from kcoord.server.net.path_settings import PathSettings
 from kcoord.server.net.request_path import (
     FRAMES_PER_TURN,
     LARGE_REQUEST_BYTES,
     MAX_IN_FLIGHT_REQUESTS,
     MAX_READY_BYTES,
-    PathSettings,
     RequestPath,
 )
 from kcoord.server.process import BrokerProcess

@@ -10,7 +10,7 @@ import pytest
 
 from kcoord.metrics.measures import RequestMeasures
 from kcoord.server.net.muting import Mute
-from kcoord.server.net.request_path import PathSettings
+from kcoord.server.net.path_settings import PathSettings
 from kcoord.server.observe.broker_metrics import MeasuredPath
 from kcoord.server.quota_use import response_bytes
 from kcoord_protocol.acls import CLUSTER_NAME, AclOperation, PermissionType, ResourceType

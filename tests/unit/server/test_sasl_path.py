@@ -22,7 +22,8 @@ from kcoord.security.scram import Decoys
 from kcoord.server.api.api_table import ANONYMOUS, Api, ApiTable, RequestContext
 from kcoord.server.net.connection import Connections, KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
-from kcoord.server.net.request_path import PathSettings, RequestPath
+from kcoord.server.net.path_settings import PathSettings
+from kcoord.server.net.request_path import RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.framing import FrameReader, encode_request

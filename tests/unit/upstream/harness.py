@@ -25,7 +25,7 @@ from kcoord.server.broker import Broker
 from kcoord.server.composition import compose, local_metadata
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment, RandomUuids
-from kcoord.server.net.request_path import PathSettings
+from kcoord.server.net.path_settings import PathSettings
 from kcoord.server.process import BrokerProcess
 from kcoord.server.shards.shard_service import Clock
 from kcoord.storage.memory_file_system import MemoryFileSystem
