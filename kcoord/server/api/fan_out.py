@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to several shards of a coordinator: such a request names groups, or lists what all shards have."""
+"""Requests to several shards of a coordinator: such a request names ids, or lists what all shards have.
+
+The ids are those of groups, or transactional ids.
+"""
 
 from __future__ import annotations
 
@@ -7,74 +10,84 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.delta import CoordinatorMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord.server.shards.shard_service import ShardService
 from kcoord_protocol.errors import KafkaError
 
+C = TypeVar("C", bound=CoordinatorMachine)
 T = TypeVar("T")
 
-GROUPS_PER_TURN: Final = 50
-"""A request that names more groups takes several turns of the event loop, and several operations."""
+NAMED_PER_TURN: Final = 50
+"""A request that names more ids takes several turns of the event loop, and several operations."""
 LISTED_PER_TURN: Final = 2_000
+"""The number of ids that are listed, or assigned to their shards, in one turn."""
 
 
 def ask_each_shard(
     broker: Broker,
+    service: ShardService[C],
     context: RequestContext,
-    group_ids: list[str],
-    operation: Callable[[GroupCoordinatorShard, OperationContext, list[str]], CoordinatorResult[list[T]]],
-    group_id_of: Callable[[T], str],
+    ids: list[str],
+    operation: Callable[[C, OperationContext, list[str]], CoordinatorResult[list[T]]],
+    id_of: Callable[[T], str],
     failed: Callable[[str, KafkaError], T],
     *,
     repeats: bool = True,
 ) -> Reply[list[T]]:
-    """Returns one result per group id, in the order of the request.
+    """Returns one result per id, in the order of the request.
 
-    A shard that cannot answer fails only its own groups. With `repeats`, an id that the request names twice gets two
+    A shard that cannot answer fails only its own ids. With `repeats`, an id that the request names twice gets two
     results.
     """
     by_shard: dict[int, list[str]] = {}
-    distinct = list(dict.fromkeys(group_ids))
-    for group_id in distinct:
-        by_shard.setdefault(broker.groups.shard_of(group_id), []).append(group_id)
+    distinct = list(dict.fromkeys(ids))
 
-    def ask(shard_id: int, ids: list[str]) -> Reply[list[T]]:
-        return _ask(broker, context, shard_id, ids, operation, failed)
+    def assign(some: list[str]) -> None:
+        for key in some:
+            by_shard.setdefault(service.shard_of(key), []).append(key)
+
+    def ask(shard_id: int, some: list[str]) -> Reply[list[T]]:
+        return _ask(service, context, shard_id, some, operation, failed)
 
     async def ask_in_turns() -> list[list[T]]:
+        for start in range(0, len(distinct), LISTED_PER_TURN):
+            assign(distinct[start : start + LISTED_PER_TURN])
+            await asyncio.sleep(0)
         replies = []
-        for shard_id, ids in by_shard.items():
-            for start in range(0, len(ids), GROUPS_PER_TURN):
-                replies.append(ask(shard_id, ids[start : start + GROUPS_PER_TURN]))
+        for shard_id, of_shard in by_shard.items():
+            for start in range(0, len(of_shard), NAMED_PER_TURN):
+                replies.append(ask(shard_id, of_shard[start : start + NAMED_PER_TURN]))
                 await asyncio.sleep(0)
         answers = gather_replies(replies)
         return await answers if asyncio.isfuture(answers) else answers
 
     def merge(answers: list[list[T]]) -> list[T]:
-        answer_by_id = {group_id_of(answer): answer for part in answers for answer in part}
-        return [answer_by_id[group_id] for group_id in (group_ids if repeats else distinct) if group_id in answer_by_id]
+        answer_by_id = {id_of(answer): answer for part in answers for answer in part}
+        return [answer_by_id[key] for key in (ids if repeats else distinct) if key in answer_by_id]
 
-    if len(distinct) > GROUPS_PER_TURN:
+    if len(distinct) > NAMED_PER_TURN:
         return map_reply(broker.spawn(ask_in_turns()), merge)
-    return map_reply(gather_replies([ask(shard_id, ids) for shard_id, ids in by_shard.items()]), merge)
+    assign(distinct)
+    return map_reply(gather_replies([ask(shard_id, of_shard) for shard_id, of_shard in by_shard.items()]), merge)
 
 
 def _ask(
-    broker: Broker,
+    service: ShardService[C],
     context: RequestContext,
     shard_id: int,
-    group_ids: list[str],
-    operation: Callable[[GroupCoordinatorShard, OperationContext, list[str]], CoordinatorResult[list[T]]],
+    ids: list[str],
+    operation: Callable[[C, OperationContext, list[str]], CoordinatorResult[list[T]]],
     failed: Callable[[str, KafkaError], T],
 ) -> Reply[list[T]]:
     def on_error(error: KafkaError) -> list[T]:
-        return [failed(group_id, error) for group_id in group_ids]
+        return [failed(key, error) for key in ids]
 
     try:
-        reply = broker.groups.call_shard(shard_id, operation, group_ids, context.operation_context())
+        reply = service.call_shard(shard_id, operation, ids, context.operation_context())
     except KafkaError as error:
         return on_error(error)
     return map_reply(reply, lambda answers: answers, on_error)

@@ -12,13 +12,16 @@ from typing import cast
 
 import pytest
 
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.shard_set import REPLIES_AT_ONCE
 from kcoord.server import large_responses
 from kcoord.server.api import fan_out
 from kcoord.server.api.handlers import (
     consumer_group_describe,
     describe_groups,
+    describe_transactions,
     list_groups,
     list_transactions,
     metadata,
@@ -31,6 +34,8 @@ from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
     InitProducerIdRequest,
     JoinGroupRequest,
     JoinGroupResponse,
@@ -101,6 +106,7 @@ async def answer(harness: Harness, request: Message, version: int) -> tuple[byte
     [
         (consumer_group_describe, ConsumerGroupDescribeRequest(group_ids=["consumer", "g1", "none"])),
         (describe_groups, DescribeGroupsRequest(groups=["classic", "g1", "none"])),
+        (describe_transactions, DescribeTransactionsRequest(transactional_ids=["id1", "none", "id2", "id1", ""])),
         (list_groups, ListGroupsRequest()),
         (list_transactions, ListTransactionsRequest(state_filters=["Empty", "none"], producer_id_filters=[1, 4, 5, 9])),
         (metadata, MetadataRequest(topics=None)),
@@ -249,7 +255,7 @@ def test_a_response_is_freed_but_not_the_lists_of_others() -> None:
 
 async def test_a_request_with_many_groups_takes_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = await with_groups()
-    monkeypatch.setattr(fan_out, "GROUPS_PER_TURN", 4)
+    monkeypatch.setattr(fan_out, "NAMED_PER_TURN", 4)
     names = [f"g{number}" for number in range(20)]
     answered = harness.send(DeleteGroupsRequest(groups_names=[*names, "consumer", "none", "g1"]), 2)
     assert asyncio.isfuture(answered)
@@ -264,3 +270,31 @@ async def test_a_request_with_many_groups_takes_several_turns(monkeypatch: pytes
     assert [result.error_code for result in results] == codes
     listed = await harness.call(ListGroupsRequest(), 5)
     assert {group.group_id for group in listed.groups} == {"classic", "consumer"}
+
+
+async def test_a_request_with_many_transactional_ids_takes_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await with_groups()
+    monkeypatch.setattr(fan_out, "NAMED_PER_TURN", 4)
+    described: list[int] = []
+    describe = TransactionCoordinatorShard.describe_transactions
+
+    def noted(
+        shard: TransactionCoordinatorShard, context: OperationContext, ids: list[str]
+    ) -> CoordinatorResult[list[DescribeTransactionsResponse.TransactionState]]:
+        described.append(len(ids))
+        return describe(shard, context, ids)
+
+    monkeypatch.setattr(TransactionCoordinatorShard, "describe_transactions", noted)
+    ids = ["none", *(f"id{number}" for number in range(20)), "id1"]
+    answered = harness.send(DescribeTransactionsRequest(transactional_ids=ids), 0)
+    assert asyncio.isfuture(answered)
+    assert not described
+    asked = [0]
+    while not answered.done():
+        await asyncio.sleep(0)
+        asked.append(len(described))
+    assert max(after - before for before, after in pairwise(asked)) == 1
+    assert max(described) <= 4 and sum(described) == 21
+    states = answered.result().transaction_states
+    assert [state.transactional_id for state in states] == ids
+    assert [state.error_code for state in states] == [Errors.TRANSACTIONAL_ID_NOT_FOUND] + [Errors.NONE] * 21

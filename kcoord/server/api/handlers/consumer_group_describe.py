@@ -75,6 +75,7 @@ def handle(
 
     answers = ask_each_shard(
         broker,
+        broker.groups,
         context,
         group_ids,
         GroupCoordinatorShard.consumer_group_describe,

@@ -32,6 +32,7 @@ def handle(broker: Broker, context: RequestContext, request: DeleteGroupsRequest
         names = [name for name in names if name in allowed]
     answers = ask_each_shard(
         broker,
+        broker.groups,
         context,
         names,
         GroupCoordinatorShard.delete_groups,

@@ -53,6 +53,7 @@ def handle(broker: Broker, context: RequestContext, request: DescribeGroupsReque
 
     answers = ask_each_shard(
         broker,
+        broker.groups,
         context,
         group_ids,
         GroupCoordinatorShard.describe_groups,

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.authorization import Rights
-from kcoord.server.broker import Broker
-from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.authorization import Rights, denied
+from kcoord.server.api.fan_out import ask_each_shard
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
+from kcoord.server.replies import Reply, chain_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
@@ -22,39 +24,43 @@ VERSIONS = range(0, 1)
 def handle(
     broker: Broker, context: RequestContext, request: DescribeTransactionsRequest
 ) -> Reply[DescribeTransactionsResponse]:
-    replies = [_describe(broker, context, transactional_id) for transactional_id in request.transactional_ids]
-    return map_reply(
-        gather_replies(replies),
-        lambda states: DescribeTransactionsResponse(
-            transaction_states=_visible(context.rights, [state for part in states for state in part])
-        ),
-    )
-
-
-def _visible(rights: Rights | None, states: list[State]) -> list[State]:
-    """Removes the topics that the client may not describe."""
+    rights, ids = context.rights, request.transactional_ids
+    allowed = set(ids)
     if rights is not None:
-        for state in states:
-            visible = rights.allowed(
-                AclOperation.DESCRIBE, ResourceType.TOPIC, [topic.topic for topic in state.topics], logs_denial=False
+        allowed = rights.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, ids)
+
+    def describe(
+        shard: TransactionCoordinatorShard, operation_context: OperationContext, some: list[str]
+    ) -> CoordinatorResult[list[State]]:
+        result = shard.describe_transactions(operation_context, some)
+        if rights is not None:
+            _hide_topics(rights, result.response)
+        return result
+
+    def respond(states: list[State]) -> Reply[DescribeTransactionsResponse]:
+        def complete() -> DescribeTransactionsResponse:
+            described, refused = iter(states), denied(ResourceType.TRANSACTIONAL_ID)
+            return DescribeTransactionsResponse(
+                transaction_states=[next(described) if key in allowed else _failed(key, refused) for key in ids]
             )
-            state.topics = [topic for topic in state.topics if topic.topic in visible]
-    return states
+
+        if len(ids) <= LARGE_RESPONSE_ITEMS:
+            return complete()
+        return broker.spawn(broker.made_in_thread(complete, context.api_version))
+
+    named = [key for key in ids if key in allowed]
+    states = ask_each_shard(
+        broker, broker.transactions, context, named, describe, lambda state: state.transactional_id, _failed
+    )
+    return chain_reply(states, respond)
 
 
-def _describe(broker: Broker, context: RequestContext, transactional_id: str) -> Reply[list[State]]:
-    try:
-        if context.rights is not None:
-            context.rights.require(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id)
-        reply = broker.transactions.call(
-            transactional_id,
-            TransactionCoordinatorShard.describe_transactions,
-            [transactional_id],
-            context.operation_context(),
-        )
-    except KafkaError as error:
-        return [_failed(transactional_id, error)]
-    return map_reply(reply, lambda states: states, lambda error: [_failed(transactional_id, error)])
+def _hide_topics(rights: Rights, states: list[State]) -> None:
+    """Removes the topics that the client may not describe."""
+    for state in states:
+        names = [topic.topic for topic in state.topics]
+        visible = rights.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, names, logs_denial=False)
+        state.topics = [topic for topic in state.topics if topic.topic in visible]
 
 
 def _failed(transactional_id: str, error: KafkaError) -> State:
