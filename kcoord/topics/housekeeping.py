@@ -2,7 +2,7 @@
 """The periodic work on partitions: retention, time-based flushes, checkpoints, expired producers, removal of files.
 
 It runs in the event loop in small steps: retention looks at no more than PARTITIONS_PER_TICK partitions per tick, and
-waits for the next tick if another thread has to open a log.
+waits for the next tick if another thread has to open a log. Expiration looks at PRODUCERS_PER_TICK producers.
 Checkpoints wait for the disk, so a background thread writes them; the offsets in them are noted in the event loop.
 
 A deleted segment or topic goes in two steps. Its files are renamed at once (`.deleted`, `-delete`), so that no request
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from heapq import heappop, heappush
 
@@ -26,11 +26,13 @@ from kcoord.storage.segment import DELETED_SUFFIX
 from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
+from kcoord.topics.producer_state import ProducerState
 from kcoord.topics.retention import delete_below_start, delete_expired
 from kcoord.topics.schedule import Every
 from kcoord_protocol.errors import KafkaError
 
 PARTITIONS_PER_TICK = 50
+PRODUCERS_PER_TICK = 5_000
 REMOVALS_PER_TICK = 50
 """The number of old segments and folders of deleted partitions that one tick removes. The others follow later."""
 
@@ -51,6 +53,7 @@ class Housekeeping:
         "_partitions",
         "_retention",
         "_to_check",
+        "_to_expire",
     )
 
     def __init__(
@@ -71,6 +74,8 @@ class Housekeeping:
         )
         self._expiration = Every(config.producer_id_expiration_check_interval_ms)
         self._to_check: deque[tuple[str, int]] = deque()
+        self._to_expire: Iterator[tuple[ProducerState, int]] | None = None
+        """The producers that this round of expiration has still to look at. None between two rounds."""
         self._doomed: list[tuple[int, str]] = []
         """Files of old segments and folders of deleted topics: a heap of (time of removal, path)."""
 
@@ -87,8 +92,10 @@ class Housekeeping:
                 break
         if self._flush.is_due(now_ms):
             self._flush_old(now_ms)
-        if self._expiration.is_due(now_ms):
-            self._expire_producers(now_ms)
+        if self._to_expire is None and self._expiration.is_due(now_ms):
+            self._to_expire = self._producers()
+        if self._to_expire is not None:
+            self._expire_some(self._to_expire, now_ms)
         if self._checkpoint.is_due(now_ms):
             self._write_checkpoints()
         for _ in range(REMOVALS_PER_TICK):
@@ -165,9 +172,19 @@ class Housekeeping:
 
     # --- producers ----------------------------------------------------------------------------------------------------
 
-    def _expire_producers(self, now_ms: int) -> None:
+    def _producers(self) -> Iterator[tuple[ProducerState, int]]:
         for _, opened in self._opened():
-            opened.producers.expire(now_ms, self._config.producer_id_expiration_ms)
+            for producer_id in list(opened.producers.entries):
+                yield opened.producers, producer_id
+
+    def _expire_some(self, left: Iterator[tuple[ProducerState, int]], now_ms: int) -> None:
+        for _ in range(PRODUCERS_PER_TICK):
+            producer = next(left, None)
+            if producer is None:
+                self._to_expire = None
+                return
+            producers, producer_id = producer
+            producers.expire(producer_id, now_ms, self._config.producer_id_expiration_ms)
 
     # --- deleted topics and segments ----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -86,10 +87,6 @@ class OpenLog:
         """Returns the aborted transactions that the transaction index does not have yet."""
         return self.producers.aborted_from(max(self.snapshot_offset, self.first_offset))
 
-    def segment_base_of(self, offset: int) -> int:
-        """Returns the base offset of the segment that holds `offset`."""
-        return max(segment.base_offset for segment in self.log.segments if segment.base_offset <= offset)
-
 
 def open_and_load(
     log_dir: LogDir,
@@ -149,19 +146,14 @@ def snapshot_at(opened: OpenLog, files: PartitionFiles, offset: int) -> Callable
 
     The function may run in another thread. It returns `offset`, or raises OSError.
     """
-    by_segment = [
-        (base_offset, list(aborted))
-        for base_offset, aborted in groupby(
-            opened.not_indexed(), lambda aborted: opened.segment_base_of(aborted.last_offset)
-        )
-    ]
-    snapshot = encode_snapshot(list(opened.producers.entries.values()))
+    not_indexed, bases = opened.not_indexed(), [segment.base_offset for segment in opened.log.segments]
+    entries, changed = opened.producers.begin_snapshot()
 
     def store(check: Check) -> int:
-        for base_offset, aborted in by_segment:
+        for base, aborted in groupby(not_indexed, lambda aborted: bisect_right(bases, aborted.last_offset)):
             check(0)
-            files.store_aborted(base_offset, aborted)
-        files.store_snapshot(offset, snapshot)
+            files.store_aborted(bases[base - 1], list(aborted))
+        files.store_snapshot(offset, encode_snapshot(entries, changed, check))
         return offset
 
     return store

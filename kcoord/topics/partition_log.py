@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import Final
 
 from kcoord.config import TopicConfig
 from kcoord.metadata.image import PartitionImage, TopicImage
@@ -35,6 +36,9 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.uuid import ZERO_UUID
 
 _logger = logging.getLogger(__name__)
+
+STORED_AT_ONCE: Final = 1_000
+"""The largest number of producers whose snapshot the event loop makes itself. It takes 1 to 2 ms."""
 
 
 class PartitionLog:
@@ -247,17 +251,18 @@ class PartitionLog:
     def _take_snapshot(self, opened: OpenLog, offset: int, *, at_once: bool) -> None:
         """Stores the producer state as of `offset`, which bounds what a restart must read.
 
-        Unless `at_once`, another thread does it if that has to wait for the disk. A failure is only logged: the state
-        can always be read from the log.
+        Unless `at_once`, another thread does it if that has to wait for the disk, or if there are many producers. A
+        failure is only logged: the state can always be read from the log.
         """
         self._end_snapshot(opened)
         if not opened.are_epochs_stored:
             self._store_epochs(opened)
         if opened.snapshot_offset >= offset or not opened.are_epochs_stored:
             return
-        in_background = bool(opened.not_indexed()) and not at_once
+        is_long = bool(opened.not_indexed()) or len(opened.producers.entries) > STORED_AT_ONCE
         store = snapshot_at(opened, self.files, offset)
-        self._snapshot = self._openings.run(f"{self.topic}-{self.index}", store, in_background=in_background)
+        name, in_background = f"{self.topic}-{self.index}", is_long and not at_once
+        self._snapshot = self._openings.run(name, store, in_background=in_background)
         if self._snapshot.has_ended:
             self._end_snapshot(opened)
         else:
@@ -273,6 +278,7 @@ class PartitionLog:
             return
         self._snapshot = None
         snapshot.cancel()
+        opened.producers.end_snapshot()
         try:
             if snapshot.has_ended:
                 opened.snapshot_offset = snapshot.result()

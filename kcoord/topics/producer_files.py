@@ -10,8 +10,11 @@ OUT_OF_ORDER_SEQUENCE_NUMBER instead of being recognised.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
+from kcoord.storage.recovery import Check, go_on
 from kcoord.topics.producer_state import AbortedTransaction, CachedBatch, ProducerEntry
 from kcoord_protocol.batch_header import crc32c
 
@@ -22,6 +25,7 @@ _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEADER = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+_ROWS_PER_CHECK = 1_000
 _INDEX_VERSION = 0
 _INDEX_ENTRY = struct.Struct(">hqqqq")
 
@@ -35,25 +39,40 @@ def file_name(offset: int, suffix: str) -> str:
     return f"{offset:020d}{suffix}"
 
 
-def encode_snapshot(entries: list[ProducerEntry]) -> bytes:
+def encode_snapshot(
+    entries: Sequence[ProducerEntry],
+    changed: Mapping[int, ProducerEntry] = MappingProxyType({}),
+    check: Check = go_on,
+) -> bytes:
+    """Returns the snapshot of these producers. Those in `changed` (by id) are written as they are there.
+
+    The event loop may change the producers meanwhile, if it copies each to `changed` before (`ProducerState.changed`).
+    """
     rows = [_COUNT.pack(len(entries))]
-    for entry in entries:
-        batch = entry.batches[-1] if entry.batches else CachedBatch(-1, -1, 0, entry.last_timestamp_ms)
-        first_offset = entry.current_transaction_first_offset
-        rows.append(
-            _SNAPSHOT_ENTRY.pack(
-                entry.producer_id,
-                entry.producer_epoch,
-                batch.last_sequence,
-                batch.last_offset,
-                batch.offset_delta,
-                entry.last_timestamp_ms,
-                entry.coordinator_epoch,
-                -1 if first_offset is None else first_offset,
-            )
-        )
+    for number, entry in enumerate(entries):
+        if number % _ROWS_PER_CHECK == 0:
+            check(0)
+        # In this order: if the producer changes while its row is made, the copy is there afterwards.
+        row = _row_of(entry)
+        before = changed.get(entry.producer_id)
+        rows.append(row if before is None else _row_of(before))
     body = b"".join(rows)
     return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
+
+
+def _row_of(entry: ProducerEntry) -> bytes:
+    batch = next(reversed(entry.batches), None) or CachedBatch(-1, -1, 0, entry.last_timestamp_ms)
+    first_offset = entry.current_transaction_first_offset
+    return _SNAPSHOT_ENTRY.pack(
+        entry.producer_id,
+        entry.producer_epoch,
+        batch.last_sequence,
+        batch.last_offset,
+        batch.offset_delta,
+        entry.last_timestamp_ms,
+        entry.coordinator_epoch,
+        -1 if first_offset is None else first_offset,
+    )
 
 
 def decode_snapshot(data: bytes) -> list[ProducerEntry]:

@@ -7,6 +7,9 @@ The state follows the log:
 * `replay_data` and `replay_marker` add a batch that is in the log. They check nothing, and nothing else adds state.
 
 A restart replays the same batches and therefore rebuilds the same state. `restore` shortens this by a snapshot.
+Another thread may encode a snapshot (`begin_snapshot`). Until `end_snapshot`, the event loop copies each producer to
+`changed` before its first change, and the thread then uses the copy.
+
 A producer's transaction is open from its first transactional batch until its marker. The last stable offset is the
 first offset of the oldest open transaction.
 """
@@ -14,7 +17,7 @@ first offset of the oldest open transaction.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -94,6 +97,11 @@ class ProducerEntry:
             self.batches.clear()
 
 
+def _note_change(changed: dict[int, ProducerEntry], entry: ProducerEntry) -> None:
+    if entry.producer_id not in changed:
+        changed[entry.producer_id] = replace(entry, batches=entry.batches[-1:])
+
+
 def _in_sequence(last_sequence: int, next_sequence: int) -> bool:
     return next_sequence == last_sequence + 1 or (next_sequence == 0 and last_sequence == _MAX_SEQUENCE)
 
@@ -101,7 +109,7 @@ def _in_sequence(last_sequence: int, next_sequence: int) -> bool:
 class ProducerState:
     """The producers of one partition. `end_offset` is the offset up to which batches were replayed."""
 
-    __slots__ = ("aborted", "end_offset", "entries", "open_transactions")
+    __slots__ = ("aborted", "changed", "end_offset", "entries", "open_transactions")
 
     def __init__(self, end_offset: int = 0) -> None:
         self.entries: dict[int, ProducerEntry] = {}
@@ -109,6 +117,8 @@ class ProducerState:
         self.end_offset = end_offset
         self.open_transactions: dict[int, int] = {}
         """First offsets by producer id. Offsets only grow, so insertion order is the order of first offsets."""
+        self.changed: dict[int, ProducerEntry] | None = None
+        """The producers that have changed since `begin_snapshot`, as they were then. None if no snapshot is stored."""
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -217,6 +227,8 @@ class ProducerState:
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(producer_id)
+        if self.changed is not None:
+            _note_change(self.changed, entry)
         entry.enter_epoch(header.producer_epoch)
         entry.batches.append(
             CachedBatch(header.last_sequence, last_offset, header.last_offset_delta, header.max_timestamp)
@@ -232,6 +244,8 @@ class ProducerState:
         """Adds a transaction marker that is in the log."""
         self.end_offset = header.last_offset + 1
         entry = self.entries.setdefault(header.producer_id, ProducerEntry(header.producer_id))
+        if self.changed is not None:
+            _note_change(self.changed, entry)
         entry.enter_epoch(header.producer_epoch)
         entry.coordinator_epoch = coordinator_epoch
         entry.last_timestamp_ms = header.max_timestamp
@@ -243,6 +257,15 @@ class ProducerState:
         unstable = self.first_unstable_offset
         stable = header.last_offset + 1 if unstable is None else min(unstable, header.last_offset + 1)
         self.aborted.append(AbortedTransaction(header.producer_id, first_offset, header.last_offset, stable))
+
+    def begin_snapshot(self) -> tuple[list[ProducerEntry], dict[int, ProducerEntry]]:
+        """Returns the present producers, and a mapping that gets a copy of each before it changes."""
+        self.changed = {}
+        return list(self.entries.values()), self.changed
+
+    def end_snapshot(self) -> None:
+        """Ends the copies for a snapshot."""
+        self.changed = None
 
     def restore(self, entries: list[ProducerEntry], end_offset: int) -> None:
         """Replaces the producers by those of a snapshot that was taken at `end_offset`."""
@@ -261,16 +284,15 @@ class ProducerState:
         """
         self.aborted = [transaction for transaction in self.aborted if transaction.last_offset not in marker_offsets]
 
-    def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Drops producers that have no open transaction and were silent for `expiration_ms`; returns their number."""
-        expired = [
-            entry.producer_id
-            for entry in self.entries.values()
-            if entry.current_transaction_first_offset is None and now_ms - entry.last_timestamp_ms >= expiration_ms
-        ]
-        for producer_id in expired:
+    def expire(self, producer_id: int, now_ms: int, expiration_ms: int) -> None:
+        """Drops a producer if it has no open transaction and was silent for `expiration_ms`."""
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.current_transaction_first_offset is not None:
+            return
+        if now_ms - entry.last_timestamp_ms >= expiration_ms:
+            if self.changed is not None:
+                _note_change(self.changed, entry)
             del self.entries[producer_id]
-        return len(expired)
 
     def advance_start(self, start_offset: int) -> None:
         """Drops aborted transactions that ended before the start of the log."""

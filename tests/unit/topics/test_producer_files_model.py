@@ -15,6 +15,7 @@ import pytest
 
 from kcoord.runtime.result import Producer
 from kcoord.storage.memory_file_system import Operation, keep_everything, keep_nothing, no_fault
+from kcoord.topics import partition_log
 from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.open_log import OpenLog, replay
 from kcoord.topics.producer_state import ProducerState
@@ -143,6 +144,9 @@ class Model(Restarted):
         for producer_id in producers.open_transactions.keys() | expected.open_transactions.keys():
             first_offset = producers.open_transactions[producer_id]
             assert first_offset < opened.first_offset or first_offset == expected.open_transactions[producer_id]
+        for producer_id, entry in expected.entries.items():
+            own = producers.entries[producer_id]
+            assert (own.producer_epoch, own.last_offset) == (entry.producer_epoch, entry.last_offset)
         for header, _ in log.batches(log.start_offset):
             assert opened.epochs.epoch_for_offset(header.last_offset) in (-1, header.partition_leader_epoch)
 
@@ -157,7 +161,8 @@ def _no_space(operation: Operation) -> OSError | None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_producer_state_is_the_one_of_the_log(seed: int) -> None:
+def test_the_producer_state_is_the_one_of_the_log(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "STORED_AT_ONCE", seed % 2)
     model = Model(seed)
     steps = [
         *[model.write] * 6,

@@ -110,11 +110,13 @@ def test_a_duplicate_of_an_older_epoch_is_fenced() -> None:
 
 def test_silent_producers_without_an_open_transaction_expire() -> None:
     state = state_after(header(0, timestamp_ms=1000))
-    assert state.expire(1999, 1000) == 0
-    assert state.expire(2000, 1000) == 1
+    state.expire(PRODUCER, 1999, 1000)
+    assert PRODUCER in state.entries
+    state.expire(PRODUCER, 2000, 1000)
     assert state.check(header(77)) is None
     open_one = state_after(header(0, transactional=True, timestamp_ms=1000))
-    assert open_one.expire(10**9, 1000) == 0
+    open_one.expire(PRODUCER, 10**9, 1000)
+    assert PRODUCER in open_one.entries
 
 
 def test_a_transaction_holds_the_stable_offset_until_its_marker() -> None:
@@ -159,6 +161,25 @@ def test_snapshot_round_trip() -> None:
     restored = ProducerState()
     restored.restore(decode_snapshot(data), 80)
     assert (restored.first_unstable_offset, restored.end_offset) == (77, 80)
+
+
+@pytest.mark.parametrize("first", ["data", "new epoch", "marker", "expired"])
+def test_a_snapshot_has_the_producers_as_they_were_when_it_began(first: str) -> None:
+    state = state_after(header(0), header(1, offset=1, transactional=True))
+    if first == "expired":
+        state.replay_marker(header(-1, offset=2), 0, committed=True)
+    at_once = encode_snapshot(list(state.entries.values()))
+    entries, changed = state.begin_snapshot()
+    if first == "marker":
+        state.replay_marker(header(-1, offset=2), 3, committed=False)
+    elif first == "expired":
+        state.expire(PRODUCER, 10**9, 1000)
+    for number in range(3):
+        state.replay_data(header(number, offset=3 + number, epoch=int(first == "new epoch"), timestamp_ms=9))
+    state.replay_data(replace(header(0, offset=6), producer_id=PRODUCER + 1))
+    assert encode_snapshot(entries, changed) == at_once
+    state.end_snapshot()
+    assert encode_snapshot(list(state.entries.values())) != at_once
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import Operation
 from kcoord.storage.segment import LogConfig
+from kcoord.topics import housekeeping
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
@@ -395,6 +396,23 @@ def test_silent_producers_expire() -> None:
     cluster.append(batch_of("a", producer=(9, 3, 0)))
     cluster.tick(600_000)
     assert cluster.append(batch_of("b", producer=(9, 0, 55))).base_offset == 1
+
+
+def test_many_silent_producers_expire_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "PRODUCERS_PER_TICK", 3)
+    cluster = Cluster(image_of({TOPIC: 2}), properties={"producer.id.expiration.ms": "1000"})
+    cluster.tick(0)
+    for producer_id in range(8):
+        cluster.append(batch_of("a", producer=(producer_id, 3, 0)), partition=producer_id % 2)
+    opened = [cluster.store.partition(TOPIC, index).open(cluster.now_ms) for index in range(2)]
+    left = []
+    for elapsed_ms in (600_000, 1, 1, 1):
+        cluster.tick(elapsed_ms)
+        left.append(sum(len(log.producers.entries) for log in opened))
+    assert left == [5, 2, 0, 0]
+    cluster.append(batch_of("b", producer=(9, 0, 0)))
+    cluster.tick(600_000)
+    assert not any(log.producers.entries for log in opened)
 
 
 def test_retention_works_in_steps_and_survives_a_clock_that_is_set_back() -> None:

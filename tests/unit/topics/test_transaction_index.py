@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from kcoord.server.disk import cleanable_logs
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 from kcoord.storage.replacement import ReplacementAbandoned
+from kcoord.topics import open_log, partition_log
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_files import encode_snapshot
-from kcoord.topics.producer_state import AbortedTransaction, ProducerState
+from kcoord.topics.producer_state import AbortedTransaction, ProducerEntry, ProducerState
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
 from tests.unit.topics.test_log_opening import Restarted
 from tests.unit.topics.test_transactions import P, Q, aborted, after, end, write
@@ -211,6 +212,31 @@ def test_a_snapshot_that_fails_in_the_thread_is_logged(caplog: pytest.LogCapture
     cluster.append(batch_of("c" * 100))
     cluster.thread.run()
     assert snapshots(cluster) == [1, 3]
+
+
+def test_another_thread_makes_a_snapshot_of_many_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "STORED_AT_ONCE", 2)
+    cluster = Restarted([])
+    cluster.restart()
+    cluster.update(image_of({TOPIC: 1}, configs={TOPIC: {"internal.segment.bytes": "300"}}))
+    encoded: list[int] = []
+
+    def noted(entries: Sequence[ProducerEntry], *arguments: object) -> bytes:
+        encoded.append(len(entries))
+        return encode_snapshot(entries, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(open_log, "encode_snapshot", noted)
+    for producer_id in range(3):
+        cluster.append(batch_of("a" * 80, producer=(producer_id, 0, 0)))
+    assert (encoded, snapshots(cluster)) == ([1, 2], [1, 2])
+    cluster.append(batch_of("a" * 80, producer=(1, 0, 1)))
+    # The snapshot at 3 waits for the thread, which does not see this batch.
+    assert (encoded, snapshots(cluster), len(cluster.thread.work)) == ([1, 2], [1, 2], 1)
+    cluster.thread.run()
+    assert (encoded, snapshots(cluster)) == ([1, 2, 3], [1, 2, 3])
+    stored = cluster.store.partition(TOPIC, 0).files.load_snapshot(0, 3)
+    assert stored is not None
+    assert [(entry.producer_id, entry.last_offset) for entry in stored[1]] == [(0, 0), (1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize("ending", ["restart", "delete", "fail", "forget"])
