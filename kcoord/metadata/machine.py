@@ -114,6 +114,14 @@ class MetadataMachine:
             self._builder = ImageBuilder(self._image)
         self._builder.replay(record)
 
+    def copy(self) -> MetadataMachine:
+        """Returns a machine with the same image, on which another thread may run operations."""
+        return MetadataMachine(self._config, self.image)
+
+    def adopt(self, builder: ImageBuilder) -> None:
+        """Changes the image as replaying the records does that were replayed in `builder`, which began with it."""
+        self._builder = builder
+
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
         return CoordinatorResult(None, timers=self._expiry_timers(context.now_ms))
 

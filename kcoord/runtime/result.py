@@ -57,8 +57,6 @@ class CoordinatorRecord:
     principal: str = ""
     ticket: int = 0
     """The ticket of a provisional record (`Provisional`), otherwise 0."""
-    serialized: tuple[bytes | None, bytes | None] | None = field(default=None, compare=False, repr=False)
-    """Key and value in bytes, if a background task has already serialized the record."""
 
     @property
     def is_control(self) -> bool:
@@ -175,7 +173,7 @@ class Provisional(NamedTuple):
 
 @dataclass(slots=True)
 class EncodedRecords:
-    """Records of a task's outcome that are already encoded for the log."""
+    """Records that a thread has already encoded for the log."""
 
     count: int
     """The number of records."""
@@ -200,9 +198,7 @@ class CoordinatorResult(Generic[T]):
     tasks: list[Task] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
     encoded: EncodedRecords | None = None
-    """Records that precede `records` in the same batch. Only the result of a task has them, and `records` is not empty
-    then.
-    """
+    """Records that precede `records` in the same batch. The result is atomic and `records` is not empty then."""
     provisional: Provisional | None = None
     is_refusable: bool = False
     """True if the result can be dropped when its records cannot be written, because only replay and the effects above

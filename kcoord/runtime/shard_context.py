@@ -299,7 +299,7 @@ class ShardContext(Generic[M]):
                     return self._refuse_write(is_refusable=result.is_refusable)
                 whole = [slice(None)]
                 for run in whole if result.is_atomic else runs_of(records, self._max_batch_bytes):
-                    self._append_and_replay(machine, result.records[run], records[run], context.now_ms)
+                    self._append_and_replay(machine, result.records[run], records[run], context.now_ms, result.encoded)
             response = result.response
             if response is PENDING:
                 reply = self._add_pending(context.token)
@@ -449,7 +449,7 @@ class ShardContext(Generic[M]):
     def _serialize(self, records: list[CoordinatorRecord], max_bytes: int = 0) -> list[SerializedRecord]:
         is_control = type(records[0].key) is ControlRecordTypeSchema
         serialize = serialize_control if is_control else self._serde.serialize
-        serialized = [record.serialized or serialize(record) for record in records]
+        serialized = [serialize(record) for record in records]
         check_size(records, serialized, max_bytes or self._max_batch_bytes)
         return serialized
 

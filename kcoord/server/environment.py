@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from kcoord_protocol.errors import KafkaError
-from kcoord_protocol.uuid import uuid_from_string
 
 if TYPE_CHECKING:
     # Most brokers have no work for a pool of threads, so their start does not import this.
@@ -34,6 +33,8 @@ SWITCH_SECONDS: Final = 0.001
 """The longest time that the event loop waits for the GIL while another thread computes. Python's default is 5 ms."""
 
 _UUID_BYTES: Final = 16
+_DASH: Final = 62
+"""The six bits that base64 writes as '-'."""
 _POOL_BYTES: Final = 256 * _UUID_BYTES
 
 
@@ -64,16 +65,19 @@ class RandomUuids:
         value[8] = value[8] & 0x3F | 0x80
         return bytes(value)
 
+    def _take_for_text(self) -> bytes:
+        """Returns a UUID whose text never starts with '-', which command lines take for an option."""
+        while (value := self.take())[0] >> 2 == _DASH:
+            pass
+        return value
+
     def take_text(self) -> str:
-        """Returns a UUID in Kafka's text form. It never starts with '-', which command lines take for an option."""
-        while True:
-            text = urlsafe_b64encode(self.take())[:22].decode("ascii")
-            if text[0] != "-":
-                return text
+        """Returns a UUID in Kafka's text form."""
+        return urlsafe_b64encode(self._take_for_text())[:22].decode("ascii")
 
     def take_topic_ids(self, count: int) -> list[bytes]:
         """Returns ids for new topics."""
-        return [uuid_from_string(self.take_text()) for _ in range(count)]
+        return [self._take_for_text() for _ in range(count)]
 
     def take_session_id(self) -> int:
         """Returns a positive 31-bit id for a fetch session."""

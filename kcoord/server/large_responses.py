@@ -46,6 +46,7 @@ def make_encoded(make: Callable[[], Message], version: int) -> EncodedResponse:
     first = response.schema.fields[0]
     assert first.attribute == "throttle_time_ms", f"the first field of {response.message_name} is {first.name}"
     encoded = EncodedResponse(encode_in_parts(response, version), has_throttle_time=version in first.versions)
+    encoded.throttle_time_ms = getattr(response, first.attribute)
     free(response)
     return encoded
 
@@ -59,7 +60,8 @@ def encode_in_parts(message: Message, version: int) -> bytes:
     lists = {field: items for field in fields if type(items := getattr(message, field)) is list}
     name = max(lists, key=lambda name: len(lists[name]))
     items = lists[name]
-    if len(items) <= _ENCODED_AT_ONCE:
+    at_once = max(_ENCODED_AT_ONCE // _size_of(items), 1)
+    if len(items) <= at_once:
         return message.encode(version)
 
     def encode(part: list[object]) -> bytes:
@@ -77,12 +79,19 @@ def encode_in_parts(message: Message, version: int) -> bytes:
 
     tail = empty[at + len(count(0)) :]
     parts = [empty[:at], count(len(items))]
-    for start in range(0, len(items), _ENCODED_AT_ONCE):
-        part = items[start : start + _ENCODED_AT_ONCE]
+    for start in range(0, len(items), at_once):
+        part = items[start : start + at_once]
         encoded = encode(part)
         parts.append(encoded[at + len(count(len(part))) : len(encoded) - len(tail)])
     setattr(message, name, items)
     return b"".join([*parts, tail])
+
+
+def _size_of(items: list[object]) -> int:
+    """Returns about how many structs an item has in its own lists, at least 1. All items have about as many."""
+    first = items[0] if items else None
+    fields = [getattr(first, name) for name in first.__slots__] if isinstance(first, Struct) else []
+    return max([len(field) for field in fields if type(field) is list], default=0) or 1
 
 
 def free(message: Struct) -> None:

@@ -209,7 +209,8 @@ class Partition(PartitionLog):
 
         min.insync.replicas is capped by the number of replicas (observed in Kafka 4.3.1).
         """
-        self._needed_replicas = min(self.config.min_insync_replicas, len(self.image.replicas))
+        needed, replicas = self.config.min_insync_replicas, len(self.image.replicas)
+        self._needed_replicas = needed if needed < replicas else replicas
         self._has_enough_replicas = len(self.image.isr) >= self._needed_replicas
 
     def _not_enough_replicas(self) -> KafkaError:

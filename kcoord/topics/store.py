@@ -156,10 +156,11 @@ class TopicStore:
     def _update_topic(
         self, topic: TopicImage, config: TopicConfig, configs_changed: bool, old: MetadataImage | None
     ) -> None:
+        node_id, partitions = self.config.node_id, self._partitions
         for partition_image in topic.partitions:
-            partition = self._partitions.get((topic.name, partition_image.partition_id))
-            if partition_image.leader != self.config.node_id:
+            if partition_image.leader != node_id:
                 continue
+            partition = partitions.get((topic.name, partition_image.partition_id))
             if partition is not None and not configs_changed:
                 partition.update(partition_image)
                 continue

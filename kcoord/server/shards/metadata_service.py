@@ -14,12 +14,13 @@ process of the controller has the log itself (`LocalMetadataService`); other wor
 * The creation of topics and partitions also waits, up to ORDER_SECONDS: until the groups of this process are loaded,
   and the creation times of the groups of all workers are known (`kcoord.metadata.creation_order`). After a start, this
   includes workers that have not connected yet. Such operations may overtake each other while they wait.
+* A thread makes the result of an operation that creates many partitions, on the image that the operation found.
 * If an append fails, the log is closed and read again after RELOAD_MS. Operations fail with NOT_CONTROLLER until then,
   which clients retry. Everything that needs only the published image continues.
 * If the disk was full, later operations that write are refused for a while, so that the log does not fail again.
 * A crash loses no acknowledged change. An operation without a response may be in the log or not.
 
-Everything runs in the event loop.
+Everything else runs in the event loop.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.creation_order import CreationOrder
-from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.metadata.machine import MetadataMachine
-from kcoord.runtime.result import MAX_GROUP_BYTES, CoordinatorResult, OperationContext
+from kcoord.runtime.result import MAX_GROUP_BYTES, CoordinatorResult, EncodedRecords, OperationContext
 from kcoord.runtime.serde import MetadataSerde
 from kcoord.runtime.shard_log import Append, Load
 from kcoord.runtime.shard_set import ShardSet
@@ -44,6 +46,7 @@ from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.shard_service import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreatePartitionsRequest, CreateTopicsRequest, Message
+from kcoord_protocol.record_batch import encode_records
 
 _logger = logging.getLogger(__name__)
 
@@ -64,17 +67,16 @@ ORDER_SECONDS: Final = 5.0
 """Upper bound of the time that new partitions wait for the creation times of groups."""
 
 
-RECORDS_PER_TURN: Final = 1_000
-"""A request that creates more partitions takes several turns of the event loop."""
+LARGE_RECORDS: Final = 1_000
 
 
 def is_large(request: object) -> bool:
-    """Returns whether a request may create more than RECORDS_PER_TURN topics and partitions."""
+    """Returns whether a request may create more than LARGE_RECORDS topics and partitions."""
     if isinstance(request, CreatePartitionsRequest):
-        return sum(topic.count for topic in request.topics) > RECORDS_PER_TURN
+        return sum(topic.count for topic in request.topics) > LARGE_RECORDS
     if isinstance(request, CreateTopicsRequest):
         counts = [1 + max(topic.num_partitions, len(topic.assignments)) for topic in request.topics]
-        return sum(counts) > RECORDS_PER_TURN
+        return sum(counts) > LARGE_RECORDS
     return False
 
 
@@ -224,19 +226,22 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
     async def _prepared(
         self, operation: MetadataOperation[R, T], request: R, context: OperationContext
     ) -> MetadataOperation[R, T]:
-        """Returns the operation, or its result if that has many records.
+        """Returns the operation, or its result if the request is large, which a thread makes.
 
-        The records are serialized in several turns of the event loop. The result holds as long as no other operation
-        changes the image meanwhile. Otherwise the operation runs again.
+        The result holds as long as no other operation changes the image meanwhile. Otherwise the operation runs again.
         """
         machine = self.shards.machine(METADATA_SHARD)
         if machine is None or not is_large(request):
             return operation
-        image, result = machine.image, operation(machine, context, request)
-        for start in range(0, len(result.records), RECORDS_PER_TURN):
-            await asyncio.sleep(0)
-            for record in result.records[start : start + RECORDS_PER_TURN]:
-                record.serialized = self._serde.serialize(record)
+        image, former = machine.image, machine.copy()
+        # The quota on partitions belongs to the event loop.
+        decided = operation(former, context, request) if context.count_partitions is not None else None
+
+        def prepare() -> CoordinatorResult[T]:
+            result = decided or operation(former, context, request)
+            return _with_encoded_records(result, machine, ImageBuilder(image), self._serde)
+
+        result = await asyncio.get_running_loop().run_in_executor(None, prepare)
 
         def use(machine: MetadataMachine, context: OperationContext, request: R) -> CoordinatorResult[T]:
             return result if machine.image is image else operation(machine, context, request)
@@ -294,6 +299,20 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
     def close(self) -> None:
         self.shards.close()
         self.log.stop()
+
+
+def _with_encoded_records(
+    result: CoordinatorResult[T], machine: MetadataMachine, builder: ImageBuilder, serde: MetadataSerde
+) -> CoordinatorResult[T]:
+    """Encodes the records of a result but the last, and replays them in the builder of the next image."""
+    if result.records:
+        *first, last = result.records
+        for record in first:
+            builder.replay(record)
+        body = encode_records([serde.serialize(record) for record in first])
+        result.records = [last]
+        result.encoded = EncodedRecords(len(first), body, partial(machine.adopt, builder))
+    return result
 
 
 def _as_controller_error(error: KafkaError) -> KafkaError:

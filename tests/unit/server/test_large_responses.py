@@ -26,12 +26,13 @@ from kcoord.server.api.handlers import (
     list_transactions,
     metadata,
 )
-from kcoord.server.large_responses import EncodedResponse, free
+from kcoord.server.large_responses import EncodedResponse, encode_in_parts, free
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.message import Struct
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
+    CreateTopicsResponse,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     DescribeTransactionsRequest,
@@ -153,6 +154,24 @@ async def test_the_members_of_a_large_classic_group_are_answered_in_several_turn
     assert max(after - before for before, after in pairwise(answered)) == REPLIES_AT_ONCE
     leaders = [future.result() for future in waiting if future.result().members]
     assert [len(leader.members) for leader in leaders] == [len(waiting)]
+
+
+def test_long_lists_of_items_are_encoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CreateTopicsResponse.CreatableTopicConfigs(name="c", value="v")
+    topics = [
+        CreateTopicsResponse.CreatableTopicResult(name=f"t{number}", configs=[config] * 30) for number in range(20)
+    ]
+    response, sizes = CreateTopicsResponse(topics=topics), []
+    whole, encode = response.encode(7), CreateTopicsResponse.encode
+
+    def noted(message: CreateTopicsResponse, version: int) -> bytes:
+        sizes.append(len(message.topics))
+        return encode(message, version)
+
+    monkeypatch.setattr(CreateTopicsResponse, "encode", noted)
+    monkeypatch.setattr(large_responses, "_ENCODED_AT_ONCE", 100)
+    assert encode_in_parts(response, 7) == whole
+    assert max(sizes) == 3
 
 
 async def test_a_thread_makes_a_large_response() -> None:

@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
+from collections import Counter
 
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import MAX_NEW_PARTITIONS, auto_create_request
 from kcoord.metrics.measures import WriteMeasures
+from kcoord.runtime.result import CoordinatorRecord
 from kcoord.server.disk.log_writer import WriteJob, write
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.environment import RandomUuids
@@ -130,22 +133,33 @@ async def test_a_new_partition_is_newer_than_every_group() -> None:
     assert {partition.creation_time_ms for partition in after.partitions} == {owner.latest_group_ms + 1}
 
 
-async def test_a_request_that_creates_many_partitions_takes_several_turns() -> None:
+async def test_a_thread_makes_the_records_of_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owner()
-    turns = 0
+    threads: Counter[int] = Counter()
+    replay = ImageBuilder.replay
 
-    def count() -> None:
-        nonlocal turns
-        turns += 1
-        if not created.done():
-            asyncio.get_running_loop().call_soon(count)
+    def noted(builder: ImageBuilder, record: CoordinatorRecord) -> None:
+        threads[threading.get_ident()] += 1
+        replay(builder, record)
 
-    created = owner.create("large", 3_500)
-    count()
-    response = await created
+    monkeypatch.setattr(ImageBuilder, "replay", noted)
+    response = await owner.create("large", 3_500)
     assert response.topics[0].num_partitions == 3_500
-    assert turns >= 4
-    assert len(owner.service.image.topics["large"].partitions) == 3_500
+    assert threads.pop(threading.get_ident()) == 1
+    assert threads.total() == 3_500
+    image = owner.service.image
+    assert len(image.topics["large"].partitions) == 3_500
+    log = owner.service.log
+    assert isinstance(log, LocalShardLog)
+    opened = log.logs.opened(METADATA_SHARD)
+    assert opened is not None
+    batches = list(opened.batches(0))
+    assert len(batches) == 1
+    rebuilt = new_metadata_shards(BrokerConfig.from_properties({}))
+    rebuilt.load(METADATA_SHARD, batches, owner.now_ms())
+    machine = rebuilt.machine(METADATA_SHARD)
+    assert machine is not None
+    assert machine.image == image
 
 
 async def test_a_large_request_is_decided_again_if_the_image_changes_meanwhile() -> None:

@@ -162,3 +162,11 @@ async def test_a_topic_that_the_broker_needs_counts_for_nobody() -> None:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
         await Person(cluster.broker, ALICE).ask(request, 4, FindCoordinatorResponse)
         assert "__consumer_offsets" in cluster.broker.image.topics
+
+
+async def test_a_response_that_a_thread_encodes_has_the_throttle_time(cluster: Cluster) -> None:
+    await overdraw(cluster)
+    names = [f"t{number}" for number in range(50)]
+    throttle_ms, codes = await create(Person(cluster.broker, ALICE), dict.fromkeys(names, 1), version=5)
+    assert throttle_ms > 5_000
+    assert codes == dict.fromkeys(names, 0)

@@ -6,6 +6,7 @@ The response leaves when every worker has the new topics.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from kcoord.metadata.collect import once
@@ -14,9 +15,9 @@ from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.timeouts import check_timeout
-from kcoord.server.broker import Broker
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
 from kcoord.server.mutation_quota import MutationQuota, operation_context, throttled
-from kcoord.server.replies import Reply, map_reply
+from kcoord.server.replies import Reply, chain_reply, map_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -51,13 +52,16 @@ def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest
     ) -> CoordinatorResult[CreateTopicsResponse]:
         return machine.create_topics(context, request, topic_ids)
 
-    def complete(response: CreateTopicsResponse) -> CreateTopicsResponse:
+    def complete(response: CreateTopicsResponse) -> Reply[CreateTopicsResponse]:
         if context.rights is not None:
             _hide_configs(context.rights, response)
             response.topics += refused
-        return throttled(context, quota, response)
+        reply: Reply[CreateTopicsResponse] = response
+        if sum(len(topic.configs or ()) for topic in response.topics) > LARGE_RESPONSE_ITEMS:
+            reply = broker.spawn(broker.made_in_thread(lambda: response, context.api_version))
+        return map_reply(reply, partial(throttled, context, quota))
 
-    return map_reply(broker.metadata.call(create, request, operation_context(context, quota)), complete)
+    return chain_reply(broker.metadata.call(create, request, operation_context(context, quota)), complete)
 
 
 def _creatable(rights: Rights, names: set[str]) -> set[str]:
