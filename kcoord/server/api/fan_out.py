@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to several shards of a coordinator: such a request names ids, or lists what all shards have.
+"""Requests that take several turns of the event loop, because they name or list many things.
 
-The ids are those of groups, or transactional ids.
+Most are requests to several shards of a coordinator: they name ids, or list what all shards have. The ids are those of
+groups, or transactional ids.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 from kcoord.metadata.delta import CoordinatorMachine
@@ -91,6 +92,17 @@ def _ask(
     except KafkaError as error:
         return on_error(error)
     return map_reply(reply, lambda answers: answers, on_error)
+
+
+def filled(broker: Broker, response: T, steps: Iterator[object]) -> Reply[T]:
+    """Returns the response when all steps have filled it. Each step but the first has a turn of its own."""
+
+    async def fill_in_turns() -> T:
+        for _ in steps:
+            await asyncio.sleep(0)
+        return response
+
+    return broker.spawn(fill_in_turns()) if next(steps, None) is not None else response
 
 
 async def list_in_turns(

@@ -64,12 +64,14 @@ from kcoord.server.api.api_table import (
 )
 from kcoord.server.api.pieces import Pieces, encode_in_pieces, read_pieces
 from kcoord.server.fast.fast_path import FastPath
+from kcoord.server.large_responses import free
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.muting import Mute
 from kcoord.server.net.path_settings import PathSettings
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import DecodeError, FramingError
 from kcoord_protocol.framing import FrameReader, decode_request_header
+from kcoord_protocol.message import Message
 
 if TYPE_CHECKING:
     from kcoord.security.login_states import LoginStates, SaslStep
@@ -80,9 +82,20 @@ MAX_IN_FLIGHT_REQUESTS = 64
 than five.
 """
 
-LARGE_REQUEST_BYTES = 256 * 1024
-"""Requests of `_DECODED_IN_A_THREAD` that are larger are decoded in a thread. A megabyte takes about 20 ms."""
-_DECODED_IN_A_THREAD = frozenset({ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT})
+LARGE_REQUEST_BYTES = 64 * 1024
+"""Larger requests of some APIs are decoded in a thread. A megabyte takes 20 to 100 ms."""
+_HANDLED_IN_ORDER = frozenset(
+    {
+        *(ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.CREATE_TOPICS, ApiKey.DESCRIBE_TRANSACTIONS),
+        *(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.ELECT_LEADERS, ApiKey.OFFSET_FOR_LEADER_EPOCH),
+        *(ApiKey.UPDATE_FEATURES, ApiKey.WRITE_TXN_MARKERS),
+    }
+)
+"""If a thread decodes such a request, a thread encodes its response and frees it, and later requests wait for that.
+
+The handlers keep no list of structs of a request after the response.
+"""
+_DECODED_IN_A_THREAD = _HANDLED_IN_ORDER | {ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT}
 
 BULK_KEYS = frozenset({int(ApiKey.PRODUCE)})
 """APIs whose requests carry records, so that only `socket.request.max.bytes` bounds them."""
@@ -412,7 +425,12 @@ class RequestPath:
             frame_bytes=len(frame),
             use=use,
         )
-        response = self._respond(exchange, context, is_large=is_large)
+        response: object
+        if is_large:
+            self.client.keeps_order = bound.key in _HANDLED_IN_ORDER
+            response = asyncio.ensure_future(self._decode_and_respond(exchange, frame, context))
+        else:
+            response = self._respond(exchange, context)
         if asyncio.isfuture(response):
             self._await_response(exchange, response, use)
         elif data := self._complete(exchange, response, use):
@@ -425,16 +443,12 @@ class RequestPath:
         if self.client.form is not self.apis.form:
             self._serve(self.apis.in_form(self.client.form))
 
-    def _respond(self, exchange: Exchange, context: RequestContext, *, is_large: bool) -> object:
+    def _respond(self, exchange: Exchange, context: RequestContext) -> object:
         """Calls the handler. The audit log, if there is one, gets the request and the response."""
         audit = self._broker.audit
-        # The handler may change its request. A large one is not decoded yet, and is none that an audit log has.
+        # The handler may change its request.
         change = audit.change_of(context, exchange.request) if audit is not None else None
-        response: object
-        if is_large:
-            response = asyncio.ensure_future(self._decode_and_respond(exchange, exchange.frame, context))
-        else:
-            response = exchange.bound.respond(self._broker, context, exchange.request)
+        response = exchange.bound.respond(self._broker, context, exchange.request)
         if audit is not None:
             audit.answered(context, change, response)
         return response
@@ -446,9 +460,16 @@ class RequestPath:
             decoded = await loop.run_in_executor(None, bound.decode_prefix, frame, exchange.body_at, bound.version)
         except DecodeError as error:
             return CloseConnection(_malformed(bound, error))
-        exchange.request = decoded[0]
-        response = bound.respond(self._broker, context, exchange.request)
-        return await response if asyncio.isfuture(response) else response
+        request = exchange.request = decoded[0]
+        answer = self._respond(exchange, context)
+        response = await answer if asyncio.isfuture(answer) else answer
+
+        if bound.key in _HANDLED_IN_ORDER:
+            await loop.run_in_executor(None, free, request)
+            if isinstance(response, Message):
+                message = response
+                return await self._broker.made_in_thread(lambda: message, bound.version)
+        return response
 
     def _await_response(self, exchange: Exchange, response: asyncio.Future[object], use: RequestUse | None) -> None:
         """Queues a request whose response has to wait."""

@@ -14,7 +14,8 @@ process of the controller has the log itself (`LocalMetadataService`); other wor
 * The creation of topics and partitions also waits, up to ORDER_SECONDS: until the groups of this process are loaded,
   and the creation times of the groups of all workers are known (`kcoord.metadata.creation_order`). After a start, this
   includes workers that have not connected yet. Such operations may overtake each other while they wait.
-* A thread makes the result of an operation that creates many partitions, on the image that the operation found.
+* A thread makes the result of an operation on thousands of partitions, on the image that the operation found. So later
+  operations may overtake it.
 * If an append fails, the log is closed and read again after RELOAD_MS. Operations fail with NOT_CONTROLLER until then,
   which clients retry. Everything that needs only the published image continues.
 * If the disk was full, later operations that write are refused for a while, so that the log does not fail again.
@@ -45,7 +46,14 @@ from kcoord.server.disk.shard_logs import LocalShardLog
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.shard_service import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import CreatePartitionsRequest, CreateTopicsRequest, Message
+from kcoord_protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    ElectLeadersRequest,
+    Message,
+    UpdateFeaturesRequest,
+)
 from kcoord_protocol.record_batch import encode_records
 
 _logger = logging.getLogger(__name__)
@@ -71,13 +79,21 @@ LARGE_RECORDS: Final = 1_000
 
 
 def is_large(request: object) -> bool:
-    """Returns whether a request may create more than LARGE_RECORDS topics and partitions."""
-    if isinstance(request, CreatePartitionsRequest):
-        return sum(topic.count for topic in request.topics) > LARGE_RECORDS
-    if isinstance(request, CreateTopicsRequest):
-        counts = [1 + max(topic.num_partitions, len(topic.assignments)) for topic in request.topics]
-        return sum(counts) > LARGE_RECORDS
-    return False
+    """Returns whether a request may create more than LARGE_RECORDS records, or names as many things."""
+    match request:
+        case CreatePartitionsRequest():
+            size = sum(topic.count for topic in request.topics)
+        case CreateTopicsRequest():
+            size = sum(1 + max(topic.num_partitions, len(topic.assignments)) for topic in request.topics)
+        case ElectLeadersRequest(topic_partitions=None):
+            return True
+        case ElectLeadersRequest(topic_partitions=list(topics)) | AlterPartitionReassignmentsRequest(topics=topics):
+            size = len(topics) + sum(len(topic.partitions) for topic in topics)
+        case UpdateFeaturesRequest():
+            size = len(request.feature_updates)
+        case _:
+            return False
+    return size > LARGE_RECORDS
 
 
 def monotonic_ms() -> int:
@@ -190,6 +206,8 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         if isinstance(request, CreateTopicsRequest | CreatePartitionsRequest):
             return asyncio.ensure_future(self._run_in_order(operation, request, context))
         context.now_ms = self._least_creation_time_ms(context.now_ms)
+        if is_large(request):
+            return asyncio.ensure_future(self._run_prepared(operation, request, context))
         return self._run(operation, request, context)
 
     def _least_creation_time_ms(self, now_ms: int) -> int:
@@ -216,23 +234,20 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
                 monotonic_ms(),
             )
             self._group_times.limits.hold(ticket, context.now_ms - 1)
-            operation = await self._prepared(operation, request, context)
-            return await self._run(operation, request, context)
+            return await self._run_prepared(operation, request, context)
         finally:
             self._group_times.limits.release(ticket)
             self._order.end(ticket)
             self._release(ticket)
 
-    async def _prepared(
-        self, operation: MetadataOperation[R, T], request: R, context: OperationContext
-    ) -> MetadataOperation[R, T]:
-        """Returns the operation, or its result if the request is large, which a thread makes.
+    async def _run_prepared(self, operation: MetadataOperation[R, T], request: R, context: OperationContext) -> T:
+        """Runs an operation. If the request is large, a thread makes its result.
 
         The result holds as long as no other operation changes the image meanwhile. Otherwise the operation runs again.
         """
         machine = self.shards.machine(METADATA_SHARD)
         if machine is None or not is_large(request):
-            return operation
+            return await self._run(operation, request, context)
         image, former = machine.image, machine.copy()
         # The quota on partitions belongs to the event loop.
         decided = operation(former, context, request) if context.count_partitions is not None else None
@@ -246,7 +261,7 @@ class LocalMetadataService(ShardDriver[MetadataMachine]):
         def use(machine: MetadataMachine, context: OperationContext, request: R) -> CoordinatorResult[T]:
             return result if machine.image is image else operation(machine, context, request)
 
-        return use
+        return await self._run(use, request, context)
 
     async def _await_group_times(self, ticket: int) -> None:
         """Waits until the creation times of all groups are known. Here there are no other workers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from struct import pack
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -25,6 +26,7 @@ from kcoord.server.api.handlers import (
     list_offsets,
     offset_for_leader_epoch,
     produce,
+    write_txn_markers,
 )
 from kcoord.server.broker import Broker
 from kcoord.server.environment import RandomUuids
@@ -41,7 +43,9 @@ from kcoord_protocol.messages import (
     ListOffsetsRequest,
     Message,
     OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
     ProduceRequest,
+    WriteTxnMarkersRequest,
 )
 from kcoord_protocol.record_batch import frame_batch
 from kcoord_protocol.uuid import ZERO_UUID
@@ -66,6 +70,9 @@ class Metadata:
         if self.error is not None:
             raise self.error
         return operation(self, context, request).response
+
+
+RequestMarker = WriteTxnMarkersRequest.WritableTxnMarker
 
 
 class Server:
@@ -390,6 +397,61 @@ async def test_only_delete_records_waits_for_the_disk(server: Server) -> None:
     assert (await deleting).topics[0].partitions[0].low_watermark == 1
     server.cluster.fs.crash(lambda kind, path, pending: 0)
     assert read_offset_checkpoint(server.cluster.fs, f"data/{LOG_START_OFFSET_FILE}") == {(TOPIC, 0): 1}
+
+
+async def test_offset_for_leader_epoch_of_many_partitions_takes_several_turns(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_for_leader_epoch, "PARTITIONS_PER_TURN", 3)
+    looked_up: list[str] = []
+
+    def look_up(broker: object, context: object, topic: str, partition: object) -> object:
+        looked_up.append(topic)
+        return OffsetForLeaderEpochResponse.EpochEndOffset()
+
+    monkeypatch.setattr(offset_for_leader_epoch, "_look_up", look_up)
+    partitions = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=index) for index in range(4)]
+    topics = [OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=name, partitions=partitions) for name in "ab"]
+    answered = asyncio.ensure_future(
+        server.call(offset_for_leader_epoch, OffsetForLeaderEpochRequest(topics=topics), 4)
+    )
+    counts = [0]
+    while not answered.done():
+        await asyncio.sleep(0)
+        counts.append(len(looked_up))
+    assert counts[-1] == 8
+    assert max(after - before for before, after in pairwise(counts)) == 3
+    assert [(topic.topic, len(topic.partitions)) for topic in answered.result().topics] == [("a", 4), ("b", 4)]
+
+
+async def test_many_transaction_markers_take_several_turns(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_txn_markers, "MARKERS_AT_A_TIME", 3)
+    written: list[tuple[int, str, int]] = []
+    later: asyncio.Future[Errors] = asyncio.get_running_loop().create_future()
+
+    def write(broker: object, context: object, marker: RequestMarker, topic: str, index: int) -> object:
+        written.append((marker.producer_id, topic, index))
+        return later if index == 2 else Errors.NONE
+
+    monkeypatch.setattr(write_txn_markers, "_write", write)
+    topics = [
+        WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=name, partition_indexes=indexes)
+        for name, indexes in (("a", [0, 1]), ("b", [2, 3]), ("none", []), ("a", [4]))
+    ]
+    markers = [RequestMarker(producer_id=producer_id, topics=topics) for producer_id in (7, 8)]
+    request = WriteTxnMarkersRequest(markers=markers)
+    answered = asyncio.ensure_future(server.call(write_txn_markers, request, 1))
+    counts = [0]
+    for _ in range(10):
+        await asyncio.sleep(0)
+        counts.append(len(written))
+    assert counts[-1] == 10 and not answered.done()
+    assert max(after - before for before, after in pairwise(counts)) == 3
+    later.set_result(Errors.INVALID_PRODUCER_EPOCH)
+    for producer_id, result in zip((7, 8), (await answered).markers, strict=True):
+        assert result.producer_id == producer_id
+        codes = {topic.name: [(p.partition_index, p.error_code) for p in topic.partitions] for topic in result.topics}
+        assert codes == {"a": [(0, 0), (1, 0), (4, 0)], "b": [(2, Errors.INVALID_PRODUCER_EPOCH), (3, 0)]}
 
 
 @pytest.mark.parametrize("version", range(2, 5))

@@ -22,6 +22,7 @@ from kcoord.server.api.handlers import (
     consumer_group_describe,
     describe_groups,
     describe_transactions,
+    describe_user_scram_credentials,
     list_groups,
     list_transactions,
     metadata,
@@ -37,6 +38,7 @@ from kcoord_protocol.messages import (
     DescribeGroupsRequest,
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
+    DescribeUserScramCredentialsRequest,
     InitProducerIdRequest,
     JoinGroupRequest,
     JoinGroupResponse,
@@ -108,6 +110,12 @@ async def answer(harness: Harness, request: Message, version: int) -> tuple[byte
         (consumer_group_describe, ConsumerGroupDescribeRequest(group_ids=["consumer", "g1", "none"])),
         (describe_groups, DescribeGroupsRequest(groups=["classic", "g1", "none"])),
         (describe_transactions, DescribeTransactionsRequest(transactional_ids=["id1", "none", "id2", "id1", ""])),
+        (
+            describe_user_scram_credentials,
+            DescribeUserScramCredentialsRequest(
+                users=[DescribeUserScramCredentialsRequest.UserName(name=name) for name in "aba"]
+            ),
+        ),
         (list_groups, ListGroupsRequest()),
         (list_transactions, ListTransactionsRequest(state_filters=["Empty", "none"], producer_id_filters=[1, 4, 5, 9])),
         (metadata, MetadataRequest(topics=None)),

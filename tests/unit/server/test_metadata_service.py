@@ -16,20 +16,25 @@ from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import MAX_NEW_PARTITIONS, auto_create_request
 from kcoord.metrics.measures import WriteMeasures
-from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.server.disk.log_writer import WriteJob, write
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.environment import RandomUuids
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards import shard_service
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, new_metadata_shards
+from kcoord.server.shards.metadata_service import (
+    LARGE_RECORDS,
+    METADATA_SHARD,
+    LocalMetadataService,
+    new_metadata_shards,
+)
 from kcoord.server.shards.shard_service import Pump
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import CreateTopicsResponse
+from kcoord_protocol.messages import CreateTopicsResponse, ElectLeadersRequest, ElectLeadersResponse
 from tests.unit.metadata.cluster import registration
 
 
@@ -160,6 +165,27 @@ async def test_a_thread_makes_the_records_of_many_partitions(monkeypatch: pytest
     machine = rebuilt.machine(METADATA_SHARD)
     assert machine is not None
     assert machine.image == image
+
+
+@pytest.mark.parametrize(("count", "is_large"), [(LARGE_RECORDS - 1, False), (LARGE_RECORDS, True), (None, True)])
+async def test_a_thread_decides_about_an_election_of_many_partitions(count: int | None, is_large: bool) -> None:
+    owner, threads = Owner(), []
+    await owner.create("t", 2)
+    topics = [ElectLeadersRequest.TopicPartitions(topic="t", partitions=list(range(count or 0)))]
+    request = ElectLeadersRequest(topic_partitions=None if count is None else topics)
+
+    def elect(
+        machine: MetadataMachine, context: OperationContext, request: ElectLeadersRequest
+    ) -> CoordinatorResult[ElectLeadersResponse]:
+        threads.append(threading.get_ident())
+        return machine.elect_leaders(context, request)
+
+    response = await owner.service.call(elect, request, internal_operation_context(owner.now_ms()))
+    assert len(threads) == 1
+    assert (threads[0] != threading.get_ident()) is is_large
+    results = response.replica_election_results[0].partition_result if count else []
+    errors = [Errors.ELECTION_NOT_NEEDED] * 2 + [Errors.UNKNOWN_TOPIC_OR_PARTITION] * ((count or 2) - 2)
+    assert [result.error_code for result in results] == (errors if count else [])
 
 
 async def test_a_large_request_is_decided_again_if_the_image_changes_meanwhile() -> None:

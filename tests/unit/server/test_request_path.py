@@ -10,6 +10,7 @@ byte of every response has to be equal.
 from __future__ import annotations
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -77,6 +78,8 @@ from kcoord_protocol.messages import (
     ProduceRequest,
     SyncGroupRequest,
     TxnOffsetCommitRequest,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
 )
 from kcoord_protocol.record_batch import Record, encode_batch
 
@@ -464,7 +467,7 @@ async def test_a_path_answers_as_a_connection_does(expected: list[bytes], has_fa
 
 
 class Bare:
-    """A path whose APIs are ListGroups and InstallAssignment, answered by `handle`."""
+    """A path whose APIs are ListGroups, InstallAssignment and UpdateFeatures, answered by `handle`."""
 
     def __init__(self, handle: Callable[[], object] = ListGroupsResponse, max_request_bytes: int = 1000) -> None:
         def handler(broker: object, context: object, request: Message) -> object:
@@ -479,6 +482,7 @@ class Bare:
             [
                 Api(ApiKey.LIST_GROUPS, range(3, 6), handler, error_response),
                 Api(ApiKey.CONSUMER_GROUP_INSTALL_ASSIGNMENT, range(1), handler, error_response),
+                Api(ApiKey.UPDATE_FEATURES, range(1, 2), handler, error_response),
             ]
         )
         broker = cast(
@@ -491,8 +495,10 @@ class Bare:
                 authorizer=None,
                 request_quota=None,
                 audit=None,
+                made_in_thread=self._made_in_thread,
             ),
         )
+        self.made: list[Message] = []
         self.handled = self.answered = 0
         self.requests: list[Message] = []
         self.path = RequestPath(
@@ -501,6 +507,10 @@ class Bare:
 
     def _on_response(self) -> None:
         self.answered += 1
+
+    async def _made_in_thread(self, make: Callable[[], Message], version: int) -> Message:
+        self.made.append(make())
+        return self.made[-1]
 
     def receive(self, *correlation_ids: int) -> None:
         frames = [encode_request(ApiKey.LIST_GROUPS, 3, number, "c", b"\0") for number in correlation_ids]
@@ -695,6 +705,44 @@ async def test_a_large_assignment_is_decoded_in_a_thread_and_requests_behind_it_
     await until_answered(bare)
     assert bare.requests[-1] == request
     assert bare.take() == [1, 2]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_threads_decode_a_large_request_and_encode_its_response_and_requests_behind_it_wait(
+    monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    response, threads = UpdateFeaturesResponse(error_message=None), []
+    decode = UpdateFeaturesRequest.decode_prefix
+
+    def noted(data: bytes, offset: int, version: int) -> tuple[UpdateFeaturesRequest, int]:
+        threads.append(threading.get_ident())
+        return decode(data, offset, version)
+
+    def handle() -> object:
+        if not isinstance(bare.requests[-1], UpdateFeaturesRequest):
+            return ListGroupsResponse()
+        sizes.append(len(bare.requests[-1].feature_updates))
+        return future if waits else response
+
+    monkeypatch.setattr(UpdateFeaturesRequest, "decode_prefix", noted)
+    future, sizes = asyncio.get_running_loop().create_future(), list[int]()
+    bare = Bare(handle, 1 << 20)
+    update = UpdateFeaturesRequest.FeatureUpdateKey(feature="f" * 100)
+    request = UpdateFeaturesRequest(feature_updates=[update] * (LARGE_REQUEST_BYTES // 100))
+    bare.path.receive(encode_request(ApiKey.UPDATE_FEATURES, 1, 1, "c", request.encode(1)))
+    bare.receive(2)
+    assert (bare.handled, bare.path.is_muted) == (0, True)
+    future.set_result(response)
+    await until_answered(bare)
+    assert (sizes, bare.made, bare.handled, bare.path.is_muted) == (
+        [len(request.feature_updates)],
+        [response],
+        1,
+        False,
+    )
+    bare.path.process()
+    assert bare.take() == [1, 2]
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
 
 
 async def test_a_large_assignment_that_is_malformed_closes_the_connection() -> None:

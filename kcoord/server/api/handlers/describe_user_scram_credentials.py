@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from kcoord.metadata.scram import describe_user_scram_credentials
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.broker import Broker
+from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
+from kcoord.server.replies import Reply
 from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
@@ -17,11 +18,18 @@ VERSIONS = range(0, 1)
 
 def handle(
     broker: Broker, context: RequestContext, request: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+) -> Reply[DescribeUserScramCredentialsResponse]:
     if context.rights is not None:
         context.rights.require_cluster(AclOperation.DESCRIBE)
-    users = [user.name for user in request.users or ()]
-    return DescribeUserScramCredentialsResponse(results=describe_user_scram_credentials(broker.image, users))
+    image = broker.image
+
+    def describe() -> DescribeUserScramCredentialsResponse:
+        users = [user.name for user in request.users or ()]
+        return DescribeUserScramCredentialsResponse(results=describe_user_scram_credentials(image, users))
+
+    if len(request.users or image.scram_credentials) > LARGE_RESPONSE_ITEMS:
+        return broker.spawn(broker.made_in_thread(describe, context.api_version))
+    return describe()
 
 
 def error_response(

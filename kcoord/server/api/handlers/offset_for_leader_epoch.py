@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
+from kcoord.server.api.fan_out import filled
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -14,27 +19,41 @@ from kcoord_protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeade
 API_KEY = ApiKey.OFFSET_FOR_LEADER_EPOCH
 VERSIONS = range(2, 5)
 
+PARTITIONS_PER_TURN: Final = 1_000
+"""A request for more partitions takes several turns of the event loop."""
+
 
 def handle(
     broker: Broker, context: RequestContext, request: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
+) -> Reply[OffsetForLeaderEpochResponse]:
     allowed = _describable_topics(context.rights, request) if context.rights is not None else None
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[
-                    _look_up(broker, context, topic.topic, partition)
-                    if allowed is None or topic.topic in allowed
-                    else OffsetForLeaderEpochResponse.EpochEndOffset(
-                        error_code=Errors.TOPIC_AUTHORIZATION_FAILED, partition=partition.partition
-                    )
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+    response = OffsetForLeaderEpochResponse()
+    return filled(broker, response, _fill(broker, context, request, allowed, response))
+
+
+def _fill(
+    broker: Broker,
+    context: RequestContext,
+    request: OffsetForLeaderEpochRequest,
+    allowed: set[str] | None,
+    response: OffsetForLeaderEpochResponse,
+) -> Iterator[int]:
+    """Fills the response, and yields the number of partitions so far after each PARTITIONS_PER_TURN."""
+    count = 0
+    for topic in request.topics:
+        result = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic)
+        response.topics.append(result)
+        for partition in topic.partitions:
+            if allowed is None or topic.topic in allowed:
+                end = _look_up(broker, context, topic.topic, partition)
+            else:
+                end = OffsetForLeaderEpochResponse.EpochEndOffset(
+                    error_code=Errors.TOPIC_AUTHORIZATION_FAILED, partition=partition.partition
+                )
+            result.partitions.append(end)
+            count += 1
+            if count % PARTITIONS_PER_TURN == 0:
+                yield count
 
 
 def _describable_topics(rights: Rights, request: OffsetForLeaderEpochRequest) -> set[str]:

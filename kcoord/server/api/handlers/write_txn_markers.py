@@ -6,14 +6,18 @@ Coordinators on other workers send it, and administrators that abort a transacti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.fan_out import filled
 from kcoord.server.broker import Broker
-from kcoord.server.replies import Reply, gather_replies, map_reply
+from kcoord.server.replies import Reply, chain_reply, gather_replies, map_reply
+from kcoord.server.shards.transaction_service import MARKERS_AT_A_TIME
 from kcoord.topics.partition import Marker
 from kcoord_protocol.acls import AclOperation
 from kcoord_protocol.api_keys import ApiKey
@@ -24,6 +28,7 @@ from kcoord_protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResp
 RequestMarker = WriteTxnMarkersRequest.WritableTxnMarker
 Result = WriteTxnMarkersResponse.WritableTxnMarkerResult
 TopicResult = WriteTxnMarkersResponse.WritableTxnMarkerTopicResult
+PartitionResult = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
 API_KEY = ApiKey.WRITE_TXN_MARKERS
 VERSIONS = range(1, 3)
@@ -38,26 +43,47 @@ def handle(broker: Broker, context: RequestContext, request: WriteTxnMarkersRequ
     if context.use is not None:
         # As in Kafka, the quota on time does not count what brokers may send each other.
         context.use.is_exempt = True
-    replies = [_write_all(broker, context, marker) for marker in request.markers]
-    return map_reply(gather_replies(replies), lambda results: WriteTxnMarkersResponse(markers=results))
+    response = WriteTxnMarkersResponse()
+    waiting: list[Reply[None]] = []
+
+    def wait(response: WriteTxnMarkersResponse) -> Reply[WriteTxnMarkersResponse]:
+        return map_reply(gather_replies(waiting), lambda _: response)
+
+    return chain_reply(filled(broker, response, _write_all(broker, context, request, response, waiting)), wait)
 
 
-def _write_all(broker: Broker, context: RequestContext, request_marker: RequestMarker) -> Reply[Result]:
-    partitions = [(topic.name, index) for topic in request_marker.topics for index in topic.partition_indexes]
-    replies = [_write(broker, context, request_marker, topic, index) for topic, index in partitions]
+def _write_all(
+    broker: Broker,
+    context: RequestContext,
+    request: WriteTxnMarkersRequest,
+    response: WriteTxnMarkersResponse,
+    waiting: list[Reply[None]],
+) -> Iterator[int]:
+    """Fills the response, and yields the number of markers so far after each MARKERS_AT_A_TIME.
 
-    def result(errors: list[Errors]) -> Result:
+    `waiting` gets the results that are not in the response yet.
+    """
+    count = 0
+    for marker in request.markers:
+        result = Result(producer_id=marker.producer_id)
+        response.markers.append(result)
         by_topic: dict[str, TopicResult] = {}
-        for (topic, index), error in zip(partitions, errors, strict=True):
-            topic_result = by_topic.setdefault(topic, WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic))
-            topic_result.partitions.append(
-                WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult(partition_index=index, error_code=error)
-            )
-        return WriteTxnMarkersResponse.WritableTxnMarkerResult(
-            producer_id=request_marker.producer_id, topics=list(by_topic.values())
-        )
+        for name, index in ((topic.name, index) for topic in marker.topics for index in topic.partition_indexes):
+            if name not in by_topic:
+                by_topic[name] = TopicResult(name=name)
+                result.topics.append(by_topic[name])
+            partition = PartitionResult(partition_index=index)
+            by_topic[name].partitions.append(partition)
+            noted = map_reply(_write(broker, context, marker, name, index), partial(_note, partition))
+            if noted is not None:
+                waiting.append(noted)
+            count += 1
+            if count % MARKERS_AT_A_TIME == 0:
+                yield count
 
-    return map_reply(gather_replies(replies), result)
+
+def _note(partition: PartitionResult, error: Errors) -> None:
+    partition.error_code = error
 
 
 def _write(
