@@ -33,7 +33,7 @@ class EncodedResponse:
         """Returns the body. It has the version in which the thread has encoded it."""
         if not self._has_throttle_time:
             return self._body
-        return _INT32.pack(self.throttle_time_ms) + self._body[_INT32.size :]
+        return b"".join((_INT32.pack(self.throttle_time_ms), memoryview(self._body)[_INT32.size :]))
 
     def copy(self) -> EncodedResponse:
         """Returns the same response for another client."""
