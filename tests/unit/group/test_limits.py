@@ -11,7 +11,12 @@ from collections.abc import Callable
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.classic.rebalance import group_metadata_record, is_too_large
+from kcoord.coordinator.group.classic.rebalance import (
+    GROUP_METADATA_VALUE_VERSION,
+    group_metadata_record,
+    is_too_large,
+    size_bytes,
+)
 from kcoord.runtime.result import MAX_BATCH_BYTES
 from kcoord.runtime.serde import PackedBatch
 from kcoord_protocol.errors import Errors, KafkaError
@@ -126,6 +131,19 @@ def batch_bytes(value: GroupMetadataValue) -> int:
 def test_a_group_that_fits_into_no_batch_is_too_large(value: GroupMetadataValue) -> None:
     assert batch_bytes(value) > MAX_BATCH_BYTES
     assert is_too_large(value)
+
+
+@pytest.mark.parametrize("instance_id", [None, "", "i-ü"])
+@pytest.mark.parametrize(("protocol", "leader"), [(None, None), ("range", "m0"), ("😀", "")])
+def test_the_size_of_a_group_is_computed_exactly(
+    instance_id: str | None, protocol: str | None, leader: str | None
+) -> None:
+    for members in (0, 1, 3):
+        value = value_of(members, subscription=7, assignment=5, client_id="ü")
+        value.protocol_type, value.protocol, value.leader = "consumer", protocol, leader
+        for member in value.members:
+            member.group_instance_id = instance_id
+        assert size_bytes(value) == len(value.encode(GROUP_METADATA_VALUE_VERSION))
 
 
 def test_the_largest_group_leaves_a_kilobyte_for_the_rest_of_its_batch() -> None:
