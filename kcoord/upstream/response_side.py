@@ -107,11 +107,14 @@ class ResponseSide(RequestPath):
         self._on_response()
 
     def link_lost(self, link: UpstreamLink, reason: str) -> None:
-        """Closes the client connection. On kcoord's own port, a link that nothing waits for is opened again later."""
+        """Closes the client connection. On kcoord's own port, a link that nothing waits for is opened again later.
+
+        A client that has a part of a response waits for its rest, and would take the next response for that.
+        """
         is_logging_in = isinstance(self._sasl, RelayedLogin) and not self._sasl.is_complete
         if self._expected or self._left or not link.was_open or is_logging_in:
             self._fail_responses(reason)
-        elif self._node_id is None:
+        elif self._node_id is None and not self._response_left:
             self._link = None
             self.link_changed()
         else:

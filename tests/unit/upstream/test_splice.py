@@ -302,6 +302,15 @@ async def test_an_upstream_that_breaks_off_closes_a_client_that_waits() -> None:
         assert dialogue.path.close_reason == "the upstream closed the connection: reset"
 
 
+async def test_a_link_of_kcoords_own_port_that_breaks_off_in_a_response_is_not_replaced() -> None:
+    async with stage() as on_stage:
+        dialogue = on_stage.connect(None)
+        await dialogue.send(dialogue.frame(FETCH, FETCH_VERSION))
+        dialogue.link.data_received(response(1, 100)[:50])
+        dialogue.link.connection_lost(None)
+        assert dialogue.client.is_closed
+
+
 async def test_an_idle_link_of_kcoords_own_port_is_replaced() -> None:
     async with stage() as on_stage:
         dialogue = on_stage.connect(None)
