@@ -402,7 +402,8 @@ async def open_connection(
             )
     except TimeoutError:
         raise TimeoutException(f"no connection to {address} within {connect_timeout_ms} ms") from None
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:
+        # The last two are the errors of a port and of a name of a host that cannot exist.
         rejection = handshake_failure(address, error)
         if rejection is not None:
             raise rejection from error

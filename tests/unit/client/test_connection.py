@@ -298,6 +298,16 @@ class TestConnection:
         with pytest.raises(DisconnectException, match=str(broker.port)):
             await connect(broker)
 
+    @pytest.mark.parametrize("error", [UnicodeError("label too long"), OverflowError("port must be 0-65535")])
+    async def test_an_address_that_cannot_exist(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def refuse(*_: object, **__: object) -> None:
+            raise error
+
+        async with FakeBroker() as broker:
+            monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+            with pytest.raises(DisconnectException, match=f"no connection to .*: {error}"):
+                await connect(broker)
+
     async def test_a_broker_without_tls_fails_with_a_reason(self) -> None:
         class Encrypted:
             def ssl_context(self) -> ssl.SSLContext | None:
