@@ -54,6 +54,8 @@ async def repeat(
         latest = await _attempt(cluster, deadline, pending, attempt)
         outcomes.update(latest)
         pending = [key for key in pending if _is_repeated(outcomes[key])]
+        if Errors.NOT_CONTROLLER in {outcome.error for outcome in latest.values() if isinstance(outcome, KafkaError)}:
+            cluster.forget_controller()
         if pending:
             failures += 1
             await cluster.sleep_backoff(failures, deadline)

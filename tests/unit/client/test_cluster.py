@@ -11,6 +11,7 @@ from typing import Unpack
 
 import pytest
 
+from kcoord.client.admin.topics import delete_topics
 from kcoord.client.backoff import Backoff
 from kcoord.client.cluster import Cluster, CoordinatorType, Deadline, Purpose
 from kcoord.client.config import AdminConfig, CommonOptions
@@ -470,6 +471,19 @@ class TestController:
                 await cluster.call_controller(self.REQUEST, DeleteTopicsResponse)
             await cluster.call_controller(self.REQUEST, DeleteTopicsResponse)
             assert len(second.requests_of(ApiKey.DELETE_TOPICS)) == 1
+
+    async def test_the_controller_is_looked_up_again_if_a_result_says_so(self) -> None:
+        """Brokers with ZooKeeper return NOT_CONTROLLER for each topic, and not for the whole request."""
+        async with two_brokers() as (first, second), cluster_of(first) as cluster:
+            for broker, error in ((first, Errors.NOT_CONTROLLER), (second, Errors.NONE)):
+                result = DeleteTopicsResponse.DeletableTopicResult(name="t", error_code=error)
+                broker.handlers[ApiKey.DELETE_TOPICS] = lambda *_, result=result: DeleteTopicsResponse(  # type: ignore[misc]
+                    responses=[result]
+                )
+            await cluster.refresh_metadata(())
+            first.handlers[ApiKey.METADATA] = second.handlers[ApiKey.METADATA]
+            assert await delete_topics(cluster, cluster.deadline(1000), ["t"]) == {"t": None}
+            assert len(first.requests_of(ApiKey.DELETE_TOPICS)) == 1
 
     async def test_a_call_without_a_controller_fails(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
