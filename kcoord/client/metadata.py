@@ -133,6 +133,7 @@ class ClusterMetadata:
 
         -1 means that the broker does not know the time; None means that the metadata does not have the partition.
         """
-        name = self.names_by_id.get(partition.topic_id)
-        metadata = self.topics[name].partitions.get(partition.partition) if name is not None else None
+        # The topic is absent if an error has dropped its metadata. Its id is known all the same.
+        topic = self.topics.get(self.names_by_id.get(partition.topic_id, ""))
+        metadata = topic.partitions.get(partition.partition) if topic is not None else None
         return metadata.creation_time_ms if metadata is not None else None

@@ -688,6 +688,11 @@ class TestMetadata:
         assert [metadata.creation_time_ms(TopicIdPartition(*key)) for key in times] == [77, -1, None, None]
         assert metadata.names_by_id == {TOPIC_ID: "t"}, "a topic without an id has none"
 
+        # An error drops the metadata of a topic until the next response.
+        dropped = metadata.topics.pop("t")
+        assert metadata.creation_time_ms(TopicIdPartition(TOPIC_ID, 1)) is None
+        metadata.topics["t"] = dropped
+
         # A response without brokers keeps the brokers. A topic that was deleted and created again has another id.
         metadata.merge(
             MetadataResponse(cluster_id="c", topics=[topic(name="t", topic_id=OTHER_ID, partitions=[first])])
