@@ -174,7 +174,7 @@ class Cluster:
             return connection
 
     async def _connect_node(self, node_id: int) -> Connection:
-        node = self.metadata.brokers.get(node_id) or self._coordinator_node(node_id)
+        node = self.metadata.brokers.get(node_id)
         if node is None:
             raise DisconnectException(f"broker {node_id} is not in the metadata")
         failures = self._connect_failures.get(node_id, 0)
@@ -211,9 +211,6 @@ class Cluster:
         """Closes all connections. They stay in the table, where a closed connection counts as none."""
         connections = [connection for connection in (*self._connections.values(), self._bootstrap) if connection]
         await asyncio.gather(*(connection.close() for connection in connections))
-
-    def _coordinator_node(self, node_id: int) -> Node | None:
-        return next((node for node in self._coordinators.values() if node.node_id == node_id), None)
 
     async def _open(self, host: str, port: int, expected: ExpectedBroker | None = None) -> Connection:
         config = self.config
@@ -376,7 +373,9 @@ class Cluster:
                 if answer.error_code:
                     failed[answer.key] = KafkaError(error_of(answer.error_code), answer.error_message)
                 else:
-                    self._coordinators[kind, answer.key] = Node(answer.node_id, answer.host, answer.port)
+                    self._coordinators[kind, answer.key] = self.metadata.move_broker(
+                        answer.node_id, answer.host, answer.port
+                    )
         absent = KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)
         coordinators = {key: self._coordinators.get((kind, key)) or failed.get(key, absent) for key in keys}
         while len(self._coordinators) > MOST_COORDINATORS:

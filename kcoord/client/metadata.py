@@ -69,6 +69,15 @@ class ClusterMetadata:
         for topic in response.topics:
             self._merge_topic(topic)
 
+    def move_broker(self, node_id: int, host: str, port: int) -> Node:
+        """Sets the address of a broker that FindCoordinator returned. It may be newer than the last Metadata response.
+
+        Returns the broker.
+        """
+        before = self.brokers.get(node_id)
+        node = self.brokers[node_id] = Node(node_id, host, port, before.rack if before is not None else None)
+        return node
+
     def forget_cluster(self) -> None:
         """Drops the cluster id and the brokers. Topics stay, because the client still needs their metadata."""
         self.cluster_id = None

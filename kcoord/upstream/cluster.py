@@ -132,7 +132,8 @@ class UpstreamCluster:
 
     def _take_brokers(self, response: MetadataResponse) -> None:
         self.connections.metadata.merge(response)
-        self.nodes = self.connections.metadata.brokers
+        # The client also learns of brokers as coordinators, which may be out of service already.
+        self.nodes = dict(self.connections.metadata.brokers)
 
     async def look(self, topic_ids: Mapping[str, bytes]) -> UpstreamSnapshot:
         """Asks the upstream. Raises KafkaError if no broker answers. `topic_ids`: the ids of the image's topics."""

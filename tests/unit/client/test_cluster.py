@@ -558,6 +558,15 @@ class TestCoordinators:
                 await cluster.coordinator(CoordinatorType.GROUP, "g")
                 assert second.requests_of(ApiKey.API_VERSIONS)
 
+    async def test_a_coordinator_that_has_moved_is_reached_before_the_next_metadata(self) -> None:
+        async with two_brokers() as (first, second), cluster_of(first) as cluster, FakeBroker() as moved:
+            cluster.metadata.brokers[2] = Node(2, "127.0.0.1", second.port, "rack")
+            moved.node_id = 2
+            first.handlers[ApiKey.FIND_COORDINATOR] = moved.handlers[ApiKey.FIND_COORDINATOR]
+            await cluster.coordinator(CoordinatorType.GROUP, "g")
+            assert moved.requests_of(ApiKey.API_VERSIONS)
+            assert cluster.metadata.brokers[2] == Node(2, "127.0.0.1", moved.port, "rack")
+
     @pytest.mark.parametrize(
         ("answer", "lookups"),
         [
