@@ -172,15 +172,21 @@ class UpstreamCluster:
 
     async def _ask_node(self, node_id: int, names: Collection[str]) -> MetadataResponse | None:
         """Asks one broker for its versions and for topics. Returns None if it does not answer."""
+        connection: Connection | None = None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._questions(node_id, names)
-        except (KafkaError, TimeoutError) as error:
+                connection = await self.connections.connection(node_id)
+                return await self._questions(connection, node_id, names)
+        except TimeoutError:
+            _logger.debug("Broker %d of the upstream does not answer", node_id)
+            if connection is not None:
+                # The broker may be at another address now. At the old one, nobody may ever end the connection.
+                connection.end("no answer to a look at the upstream")
+        except KafkaError as error:
             _logger.debug("Broker %d of the upstream does not answer: %s", node_id, error)
-            return None
+        return None
 
-    async def _questions(self, node_id: int, names: Collection[str]) -> MetadataResponse | None:
-        connection = await self.connections.connection(node_id)
+    async def _questions(self, connection: Connection, node_id: int, names: Collection[str]) -> MetadataResponse | None:
         versions = await connection.call(
             ApiVersionsRequest(client_software_name="kcoord", client_software_version="1"),
             ApiVersionsResponse,

@@ -101,6 +101,20 @@ async def test_a_broker_that_is_away_does_not_decide(
     await second.open()
 
 
+async def test_a_broker_that_hangs_is_asked_at_its_next_address(
+    upstream: UpstreamCluster, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    first, second = brokers
+    await upstream.look({})
+    second.handlers[ApiKey.API_VERSIONS] = lambda *_: None
+    await upstream.look({})
+    async with FakeBroker(metadata=(10, 12)) as moved:
+        moved.node_id = 2
+        first.peers = [moved]
+        await upstream.look({})
+        assert upstream.versions[2].ranges[ApiKey.METADATA] == range(10, 13)
+
+
 async def test_another_cluster_at_the_same_address_is_noticed(
     upstream: UpstreamCluster, brokers: tuple[FakeBroker, FakeBroker]
 ) -> None:
