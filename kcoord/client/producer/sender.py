@@ -178,6 +178,9 @@ class Sender:
     ) -> dict[TopicPartition, ProduceResponse.PartitionProduceResponse] | None:
         connection = await self._cluster.connection(leader)
         if self._config.enable_idempotence:
+            if not self._sequences.is_ready:
+                # Another batch has dropped the producer id since `_prepare`.
+                await self._get_producer_id()
             for batch in batches:
                 self._sequences.assign(batch)
         version = self._version(connection.versions, batches)

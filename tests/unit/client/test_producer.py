@@ -586,6 +586,30 @@ class TestLeaders:
             broker.handlers[ApiKey.METADATA] = unwilling
             assert (await producer.send_and_wait(TOPIC, "b", partition=0)).offset == 1
 
+    async def test_a_producer_id_that_is_dropped_while_a_connection_opens_is_replaced(self) -> None:
+        """Without an id the broker would not recognize a repetition of the batch."""
+        first, second = LogBroker(), LogBroker()
+        second.node_id = 2
+        accepts, versions = asyncio.Event(), second.handlers[ApiKey.API_VERSIONS]
+
+        async def slow(request: Message, version: int) -> Answer:
+            await accepts.wait()
+            return versions(request, version)  # type: ignore[return-value]
+
+        second.handlers[ApiKey.API_VERSIONS] = slow
+        async with first, second:
+            first.peers, second.peers = [second], [first]
+            first.topics[0].partitions[1].leader_id = 2
+            async with producer_of(first) as producer:
+                waiting = await producer.send(TOPIC, "b", partition=1)
+                first.fates.append("OUT_OF_ORDER_SEQUENCE_NUMBER")
+                with pytest.raises(KafkaError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
+                    await producer.send_and_wait(TOPIC, "a", partition=0)
+                accepts.set()
+                await waiting
+                ((header, _),) = second.logs[ONE].batches
+                assert (header.producer_id, header.base_sequence) == (102, 0)
+
     async def test_each_leader_gets_a_request(self) -> None:
         first, second = LogBroker(), LogBroker()
         second.node_id = 2
