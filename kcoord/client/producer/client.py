@@ -269,7 +269,7 @@ class Producer:
         transaction = self._transaction()
         transaction.check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ENDING)
         deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
-        await self._flush(deadline)
+        await self._drain(deadline)
         transaction.check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ENDING)
         transaction.state = ProducerTransactionState.ENDING
         try:
@@ -286,10 +286,26 @@ class Producer:
         self._transaction().check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ABORTABLE_ERROR)
         await self._abort(deadline)
 
+    async def _drain(self, deadline: Deadline) -> None:
+        """Waits until no batch is left, since one that arrives after the end is part of the next transaction.
+
+        So records count that another task sends meanwhile, and those whose future was cancelled.
+        """
+        self._accumulator.flushing += 1
+        self._sender.wake()
+        try:
+            async with asyncio.timeout(max(deadline.left_ms(), 0) / 1000):
+                while self._accumulator.pending():
+                    await self._sender.progressed()
+        except TimeoutError:
+            raise TimeoutException(f"records of the transaction not sent within {deadline.timeout_ms:g} ms") from None
+        finally:
+            self._accumulator.flushing -= 1
+
     async def _abort(self, deadline: Deadline) -> None:
         assert self._transactions is not None
         self._sender.fail_unsent(TransactionAbortedException("the transaction was aborted"))
-        await self._flush(deadline)
+        await self._drain(deadline)
         await self._transactions.end(deadline, committed=False)
 
 

@@ -362,6 +362,25 @@ class TestDialogues:
             assert future.result().offset == 0
             assert broker.dialogue == ["add [('t', 0)]", "produce [('t', 0)]", "abort"]
 
+    @pytest.mark.parametrize("end", ["commit", "abort"])
+    async def test_no_batch_is_left_after_the_end(self, end: str) -> None:
+        """It would belong to the next transaction: of a future that was cancelled, or sent while the other waits."""
+        async with begun() as (broker, producer):
+            write = broker.handlers[ApiKey.PRODUCE]
+
+            async def slow(request: Message, version: int) -> Answer:
+                await asyncio.sleep(0.3)
+                return write(request, version)  # type: ignore[return-value]
+
+            broker.handlers[ApiKey.PRODUCE] = slow
+            (await producer.send(TOPIC, "a", partition=0)).cancel()
+            await asyncio.sleep(0.1)
+            ending = asyncio.create_task(producer.commit_transaction() if end == "commit" else _abort(producer))
+            await asyncio.sleep(0.1)
+            await producer.send(TOPIC, "b", partition=0)
+            await ending
+            assert broker.dialogue == ["add [('t', 0)]", "produce [('t', 0)]", "produce [('t', 0)]", end]
+
     async def test_a_commit_sends_buffered_records(self) -> None:
         async with begun(linger_ms=10_000) as (broker, producer):
             future = await producer.send(TOPIC, "a", partition=0)
