@@ -12,7 +12,12 @@ from typing import Final
 
 from kcoord.client.cluster import Cluster, CoordinatorType, Deadline
 from kcoord.client.consumer.membership import Membership
-from kcoord.client.errors import CommitFailedException, StaleMemberEpochException, UnknownTopicException
+from kcoord.client.errors import (
+    CommitFailedException,
+    StaleMemberEpochException,
+    TimeoutException,
+    UnknownTopicException,
+)
 from kcoord.client.offset_messages import (
     LAST_VERSION_WITH_NAMES,
     GroupOffsets,
@@ -65,8 +70,15 @@ class GroupOffsetsClient:
         """
         if not offsets:
             return
-        async with self._order:
+        try:
+            async with asyncio.timeout(max(deadline.left_ms(), 0) / 1000):
+                await self._order.acquire()
+        except TimeoutError:
+            raise TimeoutException("commit offsets: an earlier commit has no outcome yet") from None
+        try:
             await self._cluster.retry("commit offsets", deadline, lambda: self._commit(offsets, as_member))
+        finally:
+            self._order.release()
 
     async def _commit(self, offsets: Offsets, as_member: bool) -> None:
         member = self.group_metadata()

@@ -593,6 +593,15 @@ class TestLeaving:
             broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
             assert await took_ms(consumer.close(timeout_ms=300)) == 300
 
+    async def test_a_commit_behind_another_one_ends_at_its_timeout(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True) as consumer:
+            await consumer.position(ZERO)
+            broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
+            consumer.commit_async({ZERO: 1})
+            assert await took_ms(consumer.commit({ZERO: 2}, timeout_ms=200), TimeoutException) == 200
+            assert await took_ms(consumer.close(timeout_ms=300)) == 300
+
     async def test_close_ends_at_its_timeout(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
