@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from kcoord.client.admin.model import (
     AlterConfigOp,
@@ -27,7 +28,10 @@ from kcoord_protocol.messages import (
     ListConfigResourcesResponse,
 )
 
+V = TypeVar("V")
 Config = dict[str, ConfigEntry]
+AskBroker = Callable[[int | None, list[ConfigResource]], Awaitable[Mapping[ConfigResource, V | KafkaError]]]
+"""Asks a broker by its node id, or any broker (None)."""
 
 _BROKER_TYPES = (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER)
 
@@ -39,26 +43,29 @@ async def describe_configs(
     include_synonyms: bool,
     include_documentation: bool,
 ) -> dict[ConfigResource, Config | KafkaError]:
-    async def attempt(pending: list[ConfigResource]) -> Mapping[ConfigResource, Config | KafkaError]:
-        outcomes: dict[ConfigResource, Config | KafkaError] = {}
-        for node_id, resources in _by_broker(pending).items():
-            request = DescribeConfigsRequest(
-                resources=[
-                    DescribeConfigsRequest.DescribeConfigsResource(
-                        resource_type=resource.type,
-                        resource_name=resource.name,
-                        configuration_keys=_key_list(keys_by_resource[resource]),
-                    )
-                    for resource in resources
-                ],
-                include_synonyms=include_synonyms,
-                include_documentation=include_documentation,
+    async def ask(node_id: int | None, resources: list[ConfigResource]) -> Mapping[ConfigResource, Config | KafkaError]:
+        request = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsRequest.DescribeConfigsResource(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    configuration_keys=_key_list(keys_by_resource[resource]),
+                )
+                for resource in resources
+            ],
+            include_synonyms=include_synonyms,
+            include_documentation=include_documentation,
+        )
+        response = await (await _connection(cluster, node_id)).call(request, DescribeConfigsResponse)
+        return {
+            _resource(result.resource_type, result.resource_name): outcome_of(
+                result.error_code, result.error_message, _config(result)
             )
-            response = await (await _connection(cluster, node_id)).call(request, DescribeConfigsResponse)
-            for result in response.results:
-                resource = ConfigResource(ConfigResourceType(result.resource_type), result.resource_name)
-                outcomes[resource] = outcome_of(result.error_code, result.error_message, _config(result))
-        return outcomes
+            for result in response.results
+        }
+
+    async def attempt(pending: list[ConfigResource]) -> Mapping[ConfigResource, Config | KafkaError]:
+        return await _ask_brokers(pending, ask)
 
     return await repeat(cluster, deadline, keys_by_resource, attempt)
 
@@ -67,16 +74,26 @@ def _key_list(keys: Sequence[str] | None) -> list[str] | None:
     return None if keys is None else list(keys)
 
 
-def _by_broker(resources: Iterable[ConfigResource]) -> dict[int | None, list[ConfigResource]]:
-    """Groups resources by the broker to ask. Configs of a named broker come from that broker, all others from any.
+def _resource(resource_type: int, name: str) -> ConfigResource:
+    return ConfigResource(ConfigResourceType(resource_type), name)
 
-    The key None stands for any broker.
+
+async def _ask_brokers(resources: Iterable[ConfigResource], ask: AskBroker[V]) -> dict[ConfigResource, V | KafkaError]:
+    """Sends one request to each broker: a named broker has its own configs, and any broker has all others.
+
+    The failure of a broker is that of its own resources, so that changes at other brokers are not repeated.
     """
     resources_by_broker: dict[int | None, list[ConfigResource]] = {}
     for resource in resources:
         owner = int(resource.name) if resource.type in _BROKER_TYPES and resource.name.isdecimal() else None
         resources_by_broker.setdefault(owner, []).append(resource)
-    return resources_by_broker
+    outcomes: dict[ConfigResource, V | KafkaError] = {}
+    for node_id, asked in resources_by_broker.items():
+        try:
+            outcomes.update(await ask(node_id, asked))
+        except KafkaError as error:
+            outcomes.update(dict.fromkeys(asked, error))
+    return outcomes
 
 
 async def _connection(cluster: Cluster, node_id: int | None) -> Connection:
@@ -84,7 +101,12 @@ async def _connection(cluster: Cluster, node_id: int | None) -> Connection:
         return await cluster.any_connection()
     if node_id not in cluster.metadata.brokers:
         await cluster.refresh_metadata(())
-    return await cluster.connection(node_id)
+    try:
+        return await cluster.connection(node_id)
+    except KafkaError:
+        # The next attempt looks the broker up, since it may be at another address now.
+        cluster.metadata.brokers.pop(node_id, None)
+        raise
 
 
 def _config(result: DescribeConfigsResponse.DescribeConfigsResult) -> Config:
@@ -114,22 +136,24 @@ async def incremental_alter_configs(
 ) -> dict[ConfigResource, KafkaError | None]:
     operations = {resource: list(resource_changes) for resource, resource_changes in changes.items()}
 
-    async def attempt(pending: list[ConfigResource]) -> Mapping[ConfigResource, KafkaError | None]:
-        outcomes: dict[ConfigResource, KafkaError | None] = {}
-        for node_id, resources in _by_broker(pending).items():
-            request = IncrementalAlterConfigsRequest(
-                resources=[_altered(resource, operations[resource]) for resource in resources],
-                validate_only=validate_only,
+    async def ask(node_id: int | None, resources: list[ConfigResource]) -> Mapping[ConfigResource, KafkaError | None]:
+        request = IncrementalAlterConfigsRequest(
+            resources=[_altered(resource, operations[resource]) for resource in resources],
+            validate_only=validate_only,
+        )
+        if node_id is None:
+            response = await cluster.call_controller(request, IncrementalAlterConfigsResponse)
+        else:
+            response = await (await _connection(cluster, node_id)).call(request, IncrementalAlterConfigsResponse)
+        return {
+            _resource(result.resource_type, result.resource_name): outcome_of(
+                result.error_code, result.error_message, None
             )
-            if node_id is None:
-                response = await cluster.call_controller(request, IncrementalAlterConfigsResponse)
-            else:
-                connection = await _connection(cluster, node_id)
-                response = await connection.call(request, IncrementalAlterConfigsResponse)
-            for result in response.responses:
-                resource = ConfigResource(ConfigResourceType(result.resource_type), result.resource_name)
-                outcomes[resource] = outcome_of(result.error_code, result.error_message, None)
-        return outcomes
+            for result in response.responses
+        }
+
+    async def attempt(pending: list[ConfigResource]) -> Mapping[ConfigResource, KafkaError | None]:
+        return await _ask_brokers(pending, ask)
 
     return await repeat(cluster, deadline, operations, attempt)
 
@@ -161,7 +185,4 @@ async def list_config_resources(cluster: Cluster, types: Iterable[ConfigResource
     response = await connection.call_version(request, ListConfigResourcesResponse, version)
     if response.error_code:
         raise KafkaError(error_of(response.error_code))
-    return [
-        ConfigResource(ConfigResourceType(resource.resource_type), resource.resource_name)
-        for resource in response.config_resources
-    ]
+    return [_resource(resource.resource_type, resource.resource_name) for resource in response.config_resources]

@@ -1070,6 +1070,29 @@ class TestConfigs:
             ) == (0, 2)
             assert len(first.requests_of(ApiKey.METADATA) + second.requests_of(ApiKey.METADATA)) == 2
 
+    @pytest.mark.parametrize("returns", [True, False], ids=["at another address", "not at all"])
+    async def test_a_broker_that_is_away_fails_only_its_own_configs(self, returns: bool) -> None:
+        def describe(request: Message, version: int) -> Answer:
+            assert isinstance(request, DescribeConfigsRequest)
+            result = DescribeConfigsResponse.DescribeConfigsResult
+            return DescribeConfigsResponse(
+                results=[
+                    result(resource_type=resource.resource_type, resource_name=resource.resource_name)
+                    for resource in request.resources
+                ]
+            )
+
+        resource = ConfigResource(ConfigResourceType.BROKER, "2")
+        async with grown_cluster(ApiKey.DESCRIBE_CONFIGS, describe, describe) as (admin, _, second):
+            (await admin.describe_configs([resource])).all()
+            await second.__aexit__()
+            if returns:
+                second.port = 0
+                await second.open()
+            results = await admin.describe_configs([resource, BROKER], timeout_ms=2000)
+            assert results.errors.keys() == (set() if returns else {resource})
+            assert results[BROKER] == {}
+
     async def test_brokers_alter_their_own_configs_and_the_controller_all_others(self) -> None:
         def alter(request: Message, version: int) -> Answer:
             assert isinstance(request, IncrementalAlterConfigsRequest)
