@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kcoord.client.errors import ConfigException
+from kcoord.client.results import error_of
 from kcoord.client.scram import ScramExchange
 from kcoord.client.security import RequestSender, Security
 from kcoord.security.jaas import JaasError, parse_login_module
@@ -131,7 +132,8 @@ class PropertiesSecurity:
         shake = await sender.call(SaslHandshakeRequest(mechanism=login.mechanism), SaslHandshakeResponse)
         if shake.error_code:
             offered = ", ".join(shake.mechanisms)
-            raise KafkaError(Errors(shake.error_code), f"sasl.mechanism={login.mechanism}: the broker offers {offered}")
+            text = f"sasl.mechanism={login.mechanism}: the broker offers {offered}"
+            raise KafkaError(error_of(shake.error_code), text)
         await login.log_in(partial(_exchange, sender))
 
 
@@ -139,7 +141,7 @@ async def _exchange(sender: RequestSender, message: bytes) -> bytes:
     """Sends one message of the mechanism. Returns the broker's message."""
     answer = await sender.call(SaslAuthenticateRequest(auth_bytes=message), SaslAuthenticateResponse)
     if answer.error_code:
-        raise KafkaError(Errors(answer.error_code), answer.error_message)
+        raise KafkaError(error_of(answer.error_code), answer.error_message)
     return answer.auth_bytes
 
 

@@ -56,6 +56,7 @@ from kcoord.client.consumer.member_state import (
 )
 from kcoord.client.creation_time import UNKNOWN_TIME_MS, group_creation_time_ms
 from kcoord.client.errors import is_retriable
+from kcoord.client.results import error_of
 from kcoord.client.types import TopicIdPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
@@ -281,7 +282,8 @@ class Membership:
         if self._finish_leave():
             return
         if response.error_code:
-            self._on_error(_error(response), now_ms, retry_after_ms)
+            error = KafkaError(error_of(response.error_code), response.error_message)
+            self._on_error(error, now_ms, retry_after_ms)
             return
         if self.state not in IN_GROUP and self.state is not MembershipState.PREPARE_LEAVING:
             return
@@ -472,13 +474,6 @@ class Membership:
     def _move(self, state: MembershipState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state
-
-
-def _error(response: HeartbeatResponse) -> KafkaError:
-    try:
-        return KafkaError(Errors(response.error_code), response.error_message)
-    except ValueError:
-        return KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"unknown error code {response.error_code}")
 
 
 def _by_topic(partitions: Iterable[TopicIdPartition]) -> list[ConsumerGroupHeartbeatRequest.TopicPartitions]:
