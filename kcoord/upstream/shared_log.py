@@ -32,7 +32,7 @@ from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.server.errors import StartError
 from kcoord.upstream.own_topics import SHARED_TOPIC, prepare_topic
 from kcoord.upstream.requests import PartitionRequests, PendingBatch
-from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, encode_batch_from_parts, walk_batches
 
 CONNECT_SECONDS: Final = 20.0
@@ -133,13 +133,16 @@ class SharedLog:
         data = await self._requests.fetch(0, self._position)
         before = self._position
         announced: list[int] = []
-        for position, batch in walk_batches(data, verify=True):
-            header = BatchHeader(*batch)
-            if header.next_offset <= self._position:
-                continue
-            self._position = header.next_offset
-            if not header.is_control and not header.is_transactional:
-                announced += self._replay(data, position)
+        try:
+            for position, batch in walk_batches(data, verify=True):
+                header = BatchHeader(*batch)
+                if header.next_offset <= self._position:
+                    continue
+                if not header.is_control and not header.is_transactional:
+                    announced += self._replay(data, position)
+                self._position = header.next_offset
+        except DecodeError as error:
+            raise KafkaError(Errors.CORRUPT_MESSAGE, str(error)) from error
         if self._position == before:
             return None
         self._moved.set()
