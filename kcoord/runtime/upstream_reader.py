@@ -234,7 +234,8 @@ class UpstreamReader:
 
     def _check_gap(self, header: BatchHeader, now_ms: int) -> None:
         is_whole = header.base_offset <= self.position and header.records_count > header.last_offset_delta
-        if not is_whole and now_ms - self.complete_ms >= self._stale_after_ms:
+        # A time far in the future is from before a start after which the clock was set back.
+        if not is_whole and abs(now_ms - self.complete_ms) >= self._stale_after_ms:
             raise self._diverged(
                 f"the log was compacted at offset {self.position}, and was last read to its end "
                 f"{now_ms - self.complete_ms} ms ago, so deletions may be missing"

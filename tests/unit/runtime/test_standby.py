@@ -198,6 +198,19 @@ def test_a_standby_that_was_away_for_long_does_not_take_a_compacted_log(desk: De
         desk.fetch()
 
 
+def test_a_copy_from_the_future_does_not_take_a_compacted_log(desk: Desk) -> None:
+    """The clock of the machine is wrong after a start, so nobody knows for how long the instance was away."""
+    desk.now_ms = KEPT_MS
+    desk.put(b"b", 4)
+    desk.fetch()
+    desk.now_ms = 0
+    for value in (5, 6):
+        desk.put(b"b", value)
+    del desk.partition.batches[-2]
+    with pytest.raises(DivergedError, match="deletions may be missing"):
+        desk.fetch()
+
+
 def test_a_standby_that_was_away_for_long_takes_a_log_that_has_all_offsets(desk: Desk) -> None:
     desk.now_ms = 100 * KEPT_MS
     desk.put(b"b", 4)
