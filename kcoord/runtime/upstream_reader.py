@@ -206,7 +206,8 @@ class UpstreamReader:
             if self._check is not None and header.next_offset >= self._check.next_offset:
                 self._compare(self._check, header)
                 self._check = None
-                self._leader_epoch = header.partition_leader_epoch
+                # The check counts for the epoch that caused it, whose batches may not be in the same response.
+                self._leader_epoch = max(self._leader_epoch, header.partition_leader_epoch)
             if header.next_offset <= self.position:
                 continue
             if header.partition_leader_epoch != self._leader_epoch:

@@ -198,6 +198,27 @@ def test_a_standby_that_was_away_for_long_does_not_take_a_compacted_log(desk: De
         desk.fetch()
 
 
+def test_a_new_leader_epoch_is_checked_once_if_each_fetch_returns_one_batch() -> None:
+    """A fetch ends with a segment of the upstream, or after a batch that is as large as its limit."""
+    batches = []
+    for offset, epoch in ((0, 1), (1, 2)):
+        data = bytearray(
+            encode_batch_from_parts(
+                [(b"a", b"1")], 1, base_offset=offset, producer_id=FIRST, producer_epoch=0, base_sequence=offset
+            )
+        )
+        data[12:16] = epoch.to_bytes(4, "big")
+        batches.append(bytes(data))
+    reader = UpstreamReader(0)
+    reader.take(batches[0], 0)
+    reader.take(batches[1], 0)
+    assert (reader.position, reader.fetch_offset) == (1, 0)
+    reader.take(batches[0], 0)
+    assert (reader.position, reader.fetch_offset) == (1, 1)
+    reader.take(batches[1], 0)
+    assert (reader.position, reader.fetch_offset) == (2, 2)
+
+
 def test_a_copy_from_the_future_does_not_take_a_compacted_log(desk: Desk) -> None:
     """The clock of the machine is wrong after a start, so nobody knows for how long the instance was away."""
     desk.now_ms = KEPT_MS
