@@ -387,7 +387,16 @@ class Clock:
     correction does not make it early either. Tests may replace the two sources.
     """
 
-    __slots__ = ("_last_monotonic_ns", "_lead_ns", "_least_lead_ns", "_monotonic_ns", "_now_ns", "_wall_ns")
+    __slots__ = (
+        "_last_monotonic_ns",
+        "_lead_ns",
+        "_least_lead_ns",
+        "_monotonic_ns",
+        "_now_ms",
+        "_now_ns",
+        "_unchanged_until_ns",
+        "_wall_ns",
+    )
 
     def __init__(
         self, *, wall_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = time.monotonic_ns
@@ -395,11 +404,15 @@ class Clock:
         self._wall_ns = wall_ns
         self._monotonic_ns = monotonic_ns
         self._now_ns = wall_ns()
-        self._last_monotonic_ns = monotonic_ns()
+        self._now_ms = self._now_ns // _NS_PER_MS
+        # Until the second of these times the millisecond stays the same, with any correction. Most calls are before it.
+        self._last_monotonic_ns = self._unchanged_until_ns = monotonic_ns()
         self._lead_ns = self._least_lead_ns = 0
 
     def now_ms(self) -> int:
         monotonic_ns = self._monotonic_ns()
+        if monotonic_ns < self._unchanged_until_ns:
+            return self._now_ms
         elapsed_ns = monotonic_ns - self._last_monotonic_ns
         if elapsed_ns > 0:
             self._last_monotonic_ns = monotonic_ns
@@ -414,7 +427,10 @@ class Clock:
             self._lead_ns += lean_ns
             if self._lead_ns < self._least_lead_ns:
                 self._least_lead_ns = self._lead_ns
-        return self._now_ns // _NS_PER_MS
+            self._now_ms, passed_ns = divmod(self._now_ns, _NS_PER_MS)
+            left_ns = _NS_PER_MS - passed_ns
+            self._unchanged_until_ns = monotonic_ns + left_ns - left_ns // _LARGEST_LEAN
+        return self._now_ms
 
     def gain_ms(self) -> int:
         """Returns an upper bound of how much the clock ran too fast between any earlier moment and now."""

@@ -31,6 +31,16 @@ def test_the_clock_equals_the_wall_clock_while_both_sources_agree() -> None:
     assert clock.now_ms() == 1_002_500
 
 
+@given(st.lists(st.integers(0, 3_000_000), max_size=40))
+def test_the_clock_shows_each_millisecond_on_time(steps_ns: list[int]) -> None:
+    sources = Sources()
+    clock = sources.clock()
+    for step_ns in steps_ns:
+        sources.wall += step_ns
+        sources.monotonic += step_ns
+        assert clock.now_ms() == sources.wall // 1_000_000
+
+
 def test_the_clock_approaches_a_wall_clock_that_was_set_forward_without_a_jump() -> None:
     sources = Sources()
     clock = sources.clock()
