@@ -18,8 +18,8 @@ people, before the ready line:
 
 The log cleaner starts `CLEANER_DELAY_SECONDS` later.
 
-SIGTERM, SIGINT or SIGHUP requests a shutdown. A signal during the steps 2 to 6 of a start ends that step: one that waits
-for another process may never end by itself. A shutdown has these steps:
+SIGTERM, SIGINT or SIGHUP requests a shutdown. A signal during the steps 2 to 6 of a start ends that step, since it may
+wait for another process for ever. A shutdown has these steps:
 
 1. Listeners close their sockets, and connections read no further requests.
 2. Parked fetches fail with NOT_LEADER_OR_FOLLOWER. Other responses in flight have `answer_seconds` to leave. Each

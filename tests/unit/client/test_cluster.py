@@ -477,7 +477,7 @@ class TestController:
         async with two_brokers() as (first, second), cluster_of(first) as cluster:
             for broker, error in ((first, Errors.NOT_CONTROLLER), (second, Errors.NONE)):
                 result = DeleteTopicsResponse.DeletableTopicResult(name="t", error_code=error)
-                broker.handlers[ApiKey.DELETE_TOPICS] = lambda *_, result=result: DeleteTopicsResponse(  # type: ignore[misc]
+                broker.handlers[ApiKey.DELETE_TOPICS] = lambda *_, result=result: DeleteTopicsResponse(
                     responses=[result]
                 )
             await cluster.refresh_metadata(())
