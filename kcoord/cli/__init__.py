@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -50,11 +51,26 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    if argv and argv[0] in COMMANDS:
+    try:
         try:
-            code = _command(argv[0]).main(argv[1:])
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        # Standard output cannot be written, so the final flush of the interpreter would fail too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            # The reader of the pipe has closed it, such as `head`.
+            return 0
+        print(f"kcoord: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    if argv and argv[0] in COMMANDS:
+        code = _command(argv[0]).main(argv[1:])
         assert isinstance(code, int)
         return code
     _parser().parse_args(argv)

@@ -62,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         code = options.run(options)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        raise
     except (LakeError, CommandError, ClientException, KafkaError, OSError, ValueError, PySparkException) as error:
         print(f"kcoord lake: {_reason(str(error))}", file=sys.stderr)
         return EXIT_FAILED

@@ -44,11 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_args(arguments)
     try:
         code = options.run(options)
+    except BrokenPipeError:
+        raise
     except (StorageError, ConfigError, OSError, ValueError) as error:
-        if isinstance(error, BrokenPipeError):
-            # The reader of the pipe has closed it, such as `head`.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         print(f"kcoord log: {error}", file=sys.stderr)
         return 1
     assert isinstance(code, int)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 import threading
@@ -126,9 +125,7 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
     except asyncio.CancelledError:
         return EXIT_TERMINATED
     except BrokenPipeError:
-        # The reader of the pipe has closed it, such as `head`. Without this the interpreter's final flush fails.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except KafkaError as error:
         print(f"{program}: {error_text(error)}", file=sys.stderr)
     except (CommandError, ClientException, ConfigError, EncodeError, OSError, UnicodeDecodeError) as error:

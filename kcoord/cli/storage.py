@@ -66,6 +66,8 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         return _format(options)
+    except BrokenPipeError:
+        raise
     except (StorageError, ConfigError, OSError, ValueError) as error:
         print(f"kcoord storage: {error}", file=sys.stderr)
     return 1
