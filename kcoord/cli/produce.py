@@ -187,14 +187,16 @@ async def _send(producer: Producer, options: argparse.Namespace, record: InputRe
 async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
     """Yields lines as they arrive. A thread reads them in chunks, at most a few ahead of the event loop.
 
-    The thread is a daemon, since a pending read must not keep the process alive.
+    The thread is a daemon, since a pending read must not keep the process alive. It reads without a buffer: the lock of
+    a buffer that a read holds would crash the interpreter at its end.
     """
+    unbuffered = getattr(source, "raw", source)
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
 
     def read() -> None:
         while True:
-            chunk = source.read1(_CHUNK_BYTES) if hasattr(source, "read1") else source.read(_CHUNK_BYTES)
+            chunk = unbuffered.read(_CHUNK_BYTES)
             asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
             if not chunk:
                 return

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,19 @@ def test_a_line_that_is_not_a_record_fails(broker: KcoordProcess, kcoord: Comman
     assert failed.code == 1
     assert "line 2: not valid JSON" in failed.err
     assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
+
+
+def test_ctrl_c_ends_a_producer_that_waits_for_lines(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    command = [sys.executable, "-m", "kcoord", "produce", name, "--bootstrap-server", broker.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as producer:
+        assert producer.stdin is not None
+        assert producer.stderr is not None
+        producer.stdin.write("v\n")
+        producer.stdin.flush()
+        assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
+        producer.send_signal(signal.SIGINT)
+        assert (producer.wait(30), producer.stderr.read()) == (130, "")
 
 
 def test_a_line_that_is_too_large_is_named(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
