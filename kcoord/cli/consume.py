@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from kcoord.cli.options import add_topics, parse_options, whole_number
+from kcoord.cli.options import MOST_LONG, add_topics, parse_options, whole_number
 from kcoord.cli.session import CommandError, add_connection_options, client_config, run_safely
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.client import Consumer
@@ -72,8 +72,8 @@ def find_problem(options: argparse.Namespace) -> str | None:
     if options.offset is not None:
         if options.partition is None or options.from_beginning:
             return "--offset goes with --partition, without --from-beginning"
-        if options.offset not in _POSITIONS and not options.offset.isdecimal():
-            return f"--offset: {options.offset!r} is not {', '.join(_POSITIONS)} or a number"
+        if options.offset not in _POSITIONS and not (options.offset.isdecimal() and int(options.offset) <= MOST_LONG):
+            return f"--offset: {options.offset!r} is not {', '.join(_POSITIONS)} or a number from 0 to {MOST_LONG}"
     return None
 
 

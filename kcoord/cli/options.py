@@ -13,6 +13,8 @@ from kcoord.cli.table import current_time_ms, parse_time
 
 MOST_INT: Final = 2**31 - 1
 """The greatest int of Java, which Kafka's settings and Spark's methods have."""
+MOST_LONG: Final = 2**63 - 1
+"""The greatest offset and the greatest time of a record."""
 
 
 def parse_options(

@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import BinaryIO, NamedTuple
 
-from kcoord.cli.options import add_topics, parse_options, whole_number
+from kcoord.cli.options import MOST_INT, MOST_LONG, add_topics, parse_options, whole_number
 from kcoord.cli.session import EXIT_FAILED, add_connection_options, client_config, report_failure, run_safely
 from kcoord.client.config import ProducerConfig
 from kcoord.client.errors import RecordTooLargeException
@@ -112,12 +112,14 @@ def _from_json(line: bytes) -> InputRecord:
     headers = fields.get("headers") or {}
     if not isinstance(headers, dict):
         raise NotARecord("headers: not an object")
+    for name in headers:
+        _bytes("headers", name)
     return InputRecord(
         _bytes("value", fields.get("value")),
         _bytes("key", fields.get("key")),
         tuple((name, _bytes(name, value)) for name, value in headers.items()),
-        _integer("partition", fields.get("partition")),
-        _integer("timestamp_ms", fields.get("timestamp_ms")),
+        _integer("partition", fields.get("partition"), MOST_INT),
+        _integer("timestamp_ms", fields.get("timestamp_ms"), MOST_LONG),
     )
 
 
@@ -125,13 +127,16 @@ def _bytes(name: str, value: object) -> bytes | None:
     """Returns a string as UTF-8, and any other JSON value as JSON."""
     if value is None:
         return None
-    return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
+    try:
+        return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise NotARecord(f"{name}: a surrogate without its other half") from None
 
 
-def _integer(name: str, value: object) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+def _integer(name: str, value: object, most: int) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
         return value
-    raise NotARecord(f"{name}: not an integer of 0 or more")
+    raise NotARecord(f"{name}: not an integer from 0 to {most}")
 
 
 async def _produce(options: argparse.Namespace) -> int:

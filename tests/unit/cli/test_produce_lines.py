@@ -36,8 +36,12 @@ def test_lines(arguments: list[str], line: bytes, record: InputRecord) -> None:
         (["--json"], b"[1]", "not a JSON object"),
         (["--json"], b'{"x": 1}', "x: unknown field"),
         (["--json"], b'{"headers": 1}', "headers: not an object"),
-        (["--json"], b'{"partition": "1"}', "partition: not an integer of 0 or more"),
-        (["--json"], b'{"partition": true}', "partition: not an integer of 0 or more"),
+        (["--json"], b'{"partition": "1"}', "partition: not an integer from 0 to 2147483647"),
+        (["--json"], b'{"partition": true}', "partition: not an integer from 0 to"),
+        (["--json"], b'{"partition": 2147483648}', "partition: not an integer from 0 to 2147483647"),
+        (["--json"], b'{"timestamp_ms": 9223372036854775808}', f"timestamp_ms: not an integer from 0 to {2**63 - 1}"),
+        (["--json"], b'{"value": "\\ud800"}', "value: a surrogate without its other half"),
+        (["--json"], b'{"headers": {"\\ud800": "v"}}', "headers: a surrogate without its other half"),
     ],
 )
 def test_malformed_lines(arguments: list[str], line: bytes, problem: str) -> None:
