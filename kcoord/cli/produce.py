@@ -139,7 +139,8 @@ def _integer(name: str, value: object, most: int) -> int | None:
     raise NotARecord(f"{name}: not an integer from 0 to {most}")
 
 
-async def _produce(options: argparse.Namespace) -> int:
+def config_of(options: argparse.Namespace) -> ProducerConfig:
+    """Returns the settings of the producer. It waits for the metadata of a topic for --timeout at most."""
     settings = {
         "acks": options.acks,
         "compression.type": options.compression,
@@ -147,6 +148,12 @@ async def _produce(options: argparse.Namespace) -> int:
     }
     given = {key: value for key, value in settings.items() if value is not None}
     config = client_config(ProducerConfig, options, **given)
+    config.max_block_ms = min(config.max_block_ms, config.default_api_timeout_ms)
+    return config
+
+
+async def _produce(options: argparse.Namespace) -> int:
+    config = config_of(options)
     failures: list[str] = []
     unsent = asyncio.Semaphore(_MAX_UNSENT)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.cli import main
-from kcoord.cli.produce import InputRecord, NotARecord, find_problem, make_parser, parse_line
+from kcoord.cli.produce import InputRecord, NotARecord, config_of, find_problem, make_parser, parse_line
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,8 @@ def test_json_lines_do_not_go_with_separator_and_marker() -> None:
 def test_options(arguments: list[str], problem: str | None) -> None:
     error = find_problem(make_parser().parse_args(arguments))
     assert (error is None) if problem is None else (problem in (error or ""))
+
+
+@pytest.mark.parametrize(("arguments", "most_ms"), [([], 30_000), (["--timeout", "90000"], 90_000)])
+def test_the_timeout_bounds_the_wait_for_metadata(arguments: list[str], most_ms: int) -> None:
+    assert config_of(make_parser().parse_args(["t", *arguments])).max_block_ms == most_ms
