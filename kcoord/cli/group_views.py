@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 from kcoord.cli.group_insight import GroupInsight, InsightSettings, changes, explain
 from kcoord.cli.old_forms import add_old_positional, require_group
+from kcoord.cli.options import seconds
 from kcoord.cli.output import print_json
 from kcoord.cli.session import AdminWork, add_connection_options, add_json_option, run_with_admin
 from kcoord.cli.table import current_time_ms, format_time
@@ -43,9 +44,15 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add_connection_options(parser)
         add_json_option(parser)
     watching.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between two requests (default 1)"
+        "--interval",
+        type=seconds(may_be_0=False),
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two requests (default 1)",
     )
-    watching.add_argument("--duration", type=float, metavar="SECONDS", help="end after this time (default: Ctrl-C)")
+    watching.add_argument(
+        "--duration", type=seconds(may_be_0=True), metavar="SECONDS", help="end after this time (default: Ctrl-C)"
+    )
     explaining.set_defaults(run=lambda options: _run(explaining, options, _explain))
     watching.set_defaults(run=lambda options: _run(watching, options, _watch))
 

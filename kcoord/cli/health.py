@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from kcoord.cli.old_forms import add_old_positional
+from kcoord.cli.options import seconds
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import DecodeError, Errors, FramingError, KafkaError
 from kcoord_protocol.framing import FrameReader
@@ -28,6 +29,7 @@ _MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 _RECEIVE_BYTES = 65536
 _LENGTH_BYTES = 4
 _CORRELATION_ID_BYTES = 4
+_LARGEST_PORT = 65535
 _CLIENT_ID: Final = "kcoord-health"
 
 
@@ -165,7 +167,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="SECONDS", help="timeout of each request (default 5)"
+        "--timeout",
+        type=seconds(may_be_0=False),
+        default=5.0,
+        metavar="SECONDS",
+        help="timeout of each request (default 5)",
     )
     return parser
 
@@ -175,7 +181,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     addresses = [address.strip() for address in options.bootstrap_server.split(",")]
     for address in addresses:
-        if not address.rpartition(":")[2].isdigit():
+        port = address.rpartition(":")[2]
+        if not (port.isascii() and port.isdecimal() and int(port) <= _LARGEST_PORT):
             parser.error(f"{address} is not HOST:PORT")
     try:
         security = None if options.command_config is None else _security_of(options.command_config)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
+from kcoord.cli.options import whole_number
 from kcoord.simulation.model_check.model import Budget, ModelAssignor
 from kcoord.simulation.model_check.search import Configuration, Report, Search
 from kcoord.simulation.model_check.takeover import TakeoverBudget
@@ -67,9 +68,15 @@ def make_parser() -> argparse.ArgumentParser:
         prog="kcoord model-check", description="Explores all states of small groups, and checks KIP-848's properties."
     )
     parser.add_argument(
-        "--states", type=int, default=1_000_000, metavar="N", help="the maximum number of states, over all groups"
+        "--states",
+        type=whole_number(1),
+        default=1_000_000,
+        metavar="N",
+        help="the maximum number of states, over all groups",
     )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="number of groups to search in parallel")
+    parser.add_argument(
+        "--processes", type=whole_number(1), default=1, metavar="N", help="number of groups to search in parallel"
+    )
     parser.add_argument(
         "--client-assignors", action="store_true", help="search groups whose members compute target assignments"
     )

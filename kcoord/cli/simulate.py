@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import nullcontext
 from itertools import count, islice
 
+from kcoord.cli.options import whole_number
 from kcoord.config import BrokerConfig, ConfigError
 from kcoord.server.errors import StartError
 from kcoord.server.shards.own_assignors import start_own_assignors
@@ -56,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     which.add_argument("--forever", type=int, metavar="A", help="run the seeds from A on until Ctrl-C")
     parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, metavar="N", help="number of steps until the faults end"
+        "--steps", type=whole_number(0), default=DEFAULT_STEPS, metavar="N", help="number of steps until the faults end"
     )
     parser.add_argument(
         "--scenario", choices=sorted(filter(None, SCENARIOS)), default="", help="fix a part of the random options"
@@ -71,7 +72,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plant", choices=sorted(PLANTS), help="plant a fault that the simulation has to find")
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="number of seeds to run in parallel (0: one per core)"
+        "--processes",
+        type=whole_number(0),
+        default=1,
+        metavar="N",
+        help="number of seeds to run in parallel (0: one per core)",
     )
     parser.add_argument(
         "--reached", action="store_true", help="report how often each error branch of the coordinator was reached"

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from kcoord.cli.options import seconds
 from kcoord_protocol.errors import DecodeError, Errors, FramingError
 from kcoord_protocol.framing import FrameReader
 
@@ -35,7 +36,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("broker", type=int, metavar="BROKER", help="the id of the broker")
     parser.add_argument("--data", required=True, metavar="DIR", help="the data folder (log.dirs)")
     parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="timeout of the request (default 10)"
+        "--timeout",
+        type=seconds(may_be_0=False),
+        default=10.0,
+        metavar="SECONDS",
+        help="timeout of the request (default 10)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser

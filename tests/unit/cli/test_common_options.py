@@ -103,6 +103,38 @@ def test_a_wrong_value_names_its_option(
     assert f"argument {option}: {reason}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "health --timeout -1",
+        "health --timeout nan",
+        "health --timeout 0",
+        "workers fence 1 --data d --timeout -1",
+        "groups watch --group g --interval 0",
+        "groups watch --group g --interval nan",
+        "groups watch --group g --duration -1",
+        "simulate --steps -1",
+        "simulate --processes -1",
+        "model-check --states 0",
+        "model-check --processes 0",
+    ],
+)
+def test_a_number_out_of_range_names_its_option(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    *_, option, value = line.split()
+    with pytest.raises(SystemExit) as ended:
+        parsed(line)
+    assert ended.value.code == 2
+    assert f"argument {option}: '{value}' is not a " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["h:65536", "h:\u00b2", "h", "h:-1"])
+def test_health_rejects_an_address_that_is_none(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["health", "--bootstrap-server", address])
+    assert ended.value.code == 2
+    assert f"{address} is not HOST:PORT" in capsys.readouterr().err
+
+
 def test_the_help_of_groups_describes_all_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["groups", "--help"])
