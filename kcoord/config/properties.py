@@ -6,6 +6,7 @@ A later source wins: defaults < file < environment < overrides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from kcoord.config.key import ConfigError
@@ -72,10 +73,9 @@ def _unescape(text: str) -> str:
         position += 1
         if char == "u":
             digits = text[position : position + 4]
-            try:
-                out.append(chr(int(digits, 16)))
-            except ValueError:
-                raise ConfigError(f"Malformed \\uxxxx escape in a properties file: \\u{digits}") from None
+            if not re.fullmatch("[0-9a-fA-F]{4}", digits):
+                raise ConfigError(f"Malformed \\uxxxx escape in a properties file: \\u{digits}")
+            out.append(chr(int(digits, 16)))
             position += 4
         else:
             out.append(_ESCAPES.get(char, char))

@@ -40,9 +40,10 @@ def test_syntax(text: str, expected: dict[str, str]) -> None:
     assert parse_properties(text) == expected
 
 
-def test_bad_unicode_escape() -> None:
+@pytest.mark.parametrize("text", ["a=\\u12x4", "a=\\u12", "a=\\u 12b", "a=\\u1_23"])
+def test_bad_unicode_escape(text: str) -> None:
     with pytest.raises(ConfigError, match="uxxxx"):
-        parse_properties("a=\\u12x4")
+        parse_properties(text)
 
 
 def test_environment() -> None:
