@@ -35,7 +35,7 @@ from kcoord.client.admin.model import (
     ConfigResourceType,
     ConfigSource,
 )
-from kcoord.config.properties import parse_properties
+from kcoord.config.properties import parse_properties, read_text
 
 ENTITY_TYPES = {
     "topics": ConfigResourceType.TOPIC,
@@ -208,7 +208,7 @@ def parse_assignments(text: str) -> dict[str, str]:
 async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
     settings = parse_assignments(options.add_config or "")
     if options.add_config_file is not None:
-        settings = parse_properties(options.add_config_file.read_text(encoding="utf-8"))
+        settings = parse_properties(read_text(options.add_config_file))
     removed = split_list(options.delete_config or "")
     both = sorted(settings.keys() & set(removed))
     if both:

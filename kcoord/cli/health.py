@@ -196,9 +196,9 @@ def main(arguments: Sequence[str]) -> int:
 def _security_of(file: Path) -> Security | None:
     """Returns the security that a properties file asks for. Raises ValueError if it is not usable."""
     from kcoord.client.security_properties import security_of
-    from kcoord.config.properties import parse_properties
+    from kcoord.config.properties import parse_properties, read_text
 
-    return security_of(parse_properties(file.read_text(encoding="utf-8")))
+    return security_of(parse_properties(read_text(file)))
 
 
 def _check_and_print(address: str, security: Security | None, options: argparse.Namespace) -> int:

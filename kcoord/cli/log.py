@@ -327,10 +327,11 @@ def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _import(options: argparse.Namespace) -> int:
     from kcoord.config import BROKER_KEYS, BrokerConfig, merge_properties
+    from kcoord.config.properties import read_text
     from kcoord.logtools.import_logs import LogImport
     from kcoord.storage.file_system import RealFileSystem
 
-    text = options.properties.read_text(encoding="utf-8") if options.properties is not None else None
+    text = read_text(options.properties) if options.properties is not None else None
     config = BrokerConfig.from_properties(merge_properties(text, {}, options.override, BROKER_KEYS))
     work = LogImport(RealFileSystem(), config, options.into, current_time_ms(), new_uuid)
     report = work.run(options.sources)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, merge_properties
+from kcoord.config.properties import read_text
 from kcoord.config.security import foreign_principal_builders, ineffective_settings
 
 if TYPE_CHECKING:
@@ -147,10 +148,7 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
 
 def broker_settings(properties: Path | None, overrides: list[str]) -> Mapping[str, str]:
     """Returns the settings of the file, the environment and the overrides."""
-    try:
-        text = properties.read_text(encoding="utf-8") if properties is not None else None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{properties}: the file is not UTF-8 text: {error}") from None
+    text = read_text(properties) if properties is not None else None
     return merge_properties(text, _environment(), overrides, BROKER_KEYS)
 
 

@@ -24,7 +24,7 @@ from kcoord.client.admin.client import AdminClient
 from kcoord.client.config import AdminConfig, CommonConfig, parse_addresses
 from kcoord.client.errors import ClientException, ConfigException, DisconnectException, TimeoutException
 from kcoord.config import ConfigError
-from kcoord.config.properties import parse_properties
+from kcoord.config.properties import parse_properties, read_text
 from kcoord_protocol.errors import EncodeError, KafkaError
 
 EXIT_FAILED = 1
@@ -92,7 +92,7 @@ def client_properties(
         "default.api.timeout.ms": str(timeout_ms),
     }
     if options.command_config is not None:
-        properties |= parse_properties(options.command_config.read_text(encoding="utf-8"))
+        properties |= parse_properties(read_text(options.command_config))
     if options.bootstrap_server is not None:
         properties["bootstrap.servers"] = options.bootstrap_server
     if options.timeout is not None:

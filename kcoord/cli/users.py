@@ -30,6 +30,7 @@ from kcoord.client.admin.scram_credentials import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
+from kcoord.config.properties import read_text
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.scram_mechanisms import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism
 
@@ -154,7 +155,7 @@ def _read_password(file: Path | None, user: str) -> str:
     elif file == _STANDARD_INPUT:
         password = sys.stdin.readline().rstrip("\r\n")
     else:
-        password = file.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+        password = read_text(file).partition("\n")[0].rstrip("\r")
     if not password:
         raise CommandError("The password is empty")
     return password

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
+from pathlib import Path
 
 from kcoord.config.key import ConfigError
 
 ENVIRONMENT_PREFIX = "KCOORD_"
 _WHITESPACE = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file. Raises ConfigError that names the file if it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: the file is not UTF-8 text: {error}") from None
 
 
 def parse_properties(text: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_a_number_out_of_range_names_its_option(line: str, capsys: pytest.Captur
         parsed(line)
     assert ended.value.code == 2
     assert f"argument {option}: '{value}' is not a " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topics --list --command-config FILE",
+        "health --command-config FILE",
+        "log import d --into new --properties FILE",
+        "storage format --config FILE",
+    ],
+)
+def test_a_file_that_is_not_text_is_named(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "client.properties"
+    file.write_bytes(b"a=\xff")
+    assert main(line.replace("FILE", str(file)).split()) == 1
+    assert f"{file}: the file is not UTF-8 text: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["h:65536", "h:\u00b2", "h", "h:-1"])
