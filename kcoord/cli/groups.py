@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.cli.log_reader import LogReader, instance_in_front, offsets_topic
 from kcoord.cli.old_forms import add_old_format
+from kcoord.cli.options import moment
 from kcoord.cli.session import CommandError, add_connection_options, error_text, report_failure, run_with_admin
-from kcoord.cli.table import current_time_ms, format_time, parse_time
+from kcoord.cli.table import format_time
 from kcoord.cli.terminal import print_table
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
@@ -61,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     restore.add_argument(
         "--to",
         required=True,
+        type=moment,
         metavar="TIME",
         help="ISO 8601 (UTC by default), ms since 1970, or an age such as 15m, 2h",
     )
@@ -81,10 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
 async def _restore(admin: AdminClient, options: argparse.Namespace) -> int:
     from kcoord.logtools.restore import COMMITTING, plan_restore
 
-    try:
-        time_ms = parse_time(options.to, current_time_ms())
-    except ValueError as error:
-        raise CommandError(f"--to: {error}") from None
+    time_ms = round(options.to.timestamp() * 1000)
     state = await _state(admin, options.group)
     if state not in _WITHOUT_MEMBERS:
         raise CommandError(f"group {options.group} is {state}: stop its members first")

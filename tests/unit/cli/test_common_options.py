@@ -67,7 +67,7 @@ def parsed(line: str) -> argparse.Namespace:
         ("migrate --check g", "migrate --check --group g"),
         ("log verify d --format json", "log verify d --json"),
         ("log dump d --format table", "log dump d"),
-        ("groups restore --group g --to 1m --format json", "groups restore --group g --to 1m --json"),
+        ("groups restore --group g --to 5 --format json", "groups restore --group g --to 5 --json"),
     ],
 )
 def test_old_forms_are_accepted_with_a_warning(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +142,14 @@ def test_a_file_that_is_not_text_is_named(line: str, tmp_path: Path, capsys: pyt
     file.write_bytes(b"a=\xff")
     assert main(line.replace("FILE", str(file)).split()) == 1
     assert f"{file}: the file is not UTF-8 text: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("time", ["yesterday", "99999999999d", "99999999999999999", "-1"])
+def test_restore_rejects_a_time_that_is_none(time: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["groups", "restore", "--group", "g", f"--to={time}"])
+    assert ended.value.code == 2
+    assert f"argument --to: '{time}' is no time: give an age such as 2h" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["h:65536", "h:\u00b2", "h", "h:-1"])
