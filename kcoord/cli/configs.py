@@ -219,6 +219,8 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
         title = f"config for {kind.removesuffix('s')} {name}" if name else f"default config for {kind} in the cluster"
     else:
         resource = ConfigResource(ENTITY_TYPES[kind], name)
+        if kind == "brokers":
+            await _require_existing(admin, resource)
         changes = [AlterConfigOp(key, value) for key, value in settings.items()]
         changes += (AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in removed)
         (await admin.incremental_alter_configs({resource: changes})).all()
@@ -234,7 +236,7 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
 async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
     """Deletes all settings of a subscription, and with them the subscription itself."""
     (resource,) = await _resources(admin, options)
-    await _require_subscription(admin, resource)
+    await _require_existing(admin, resource)
     entries = (await admin.describe_configs([resource]))[resource]
     keys = [key for key, entry in entries.items() if _is_dynamic(resource, entry)]
     changes = [AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in keys]
@@ -246,12 +248,18 @@ async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
     return 0
 
 
-async def _require_subscription(admin: AdminClient, resource: ConfigResource) -> None:
-    """Raises CommandError with Kafka's text if the subscription does not exist.
+async def _require_existing(admin: AdminClient, resource: ConfigResource) -> None:
+    """Raises CommandError with Kafka's text if the resource is a subscription or a broker that does not exist.
 
-    The check is needed because a broker describes a missing subscription as an empty one.
+    The check is needed because a broker describes a missing subscription as an empty one, and because a request to a
+    missing broker waits for it until the timeout.
     """
-    if resource not in await admin.list_config_resources([resource.type]):
+    exists = True
+    if resource.type is ConfigResourceType.CLIENT_METRICS:
+        exists = resource in await admin.list_config_resources([resource.type])
+    elif resource.type is ConfigResourceType.BROKER and resource.name:
+        exists = resource.name in [str(node.node_id) for node in (await admin.describe_cluster()).nodes]
+    if not exists:
         raise CommandError(f"The {_kind(resource)} '{resource.name}' doesn't exist and doesn't have dynamic config.")
 
 
@@ -264,8 +272,8 @@ async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
     if options.entity_types[0] in QUOTA_TYPES:
         return await describe_entities(admin, options.entity_types, options.entity_names, json=options.json)
     resources = await _resources(admin, options)
-    if options.entity_types == ["client-metrics"] and options.entity_names:
-        await _require_subscription(admin, resources[0])
+    if options.entity_names:
+        await _require_existing(admin, resources[0])
     results = await admin.describe_configs(resources, include_synonyms=True)
     shown = {
         resource: {key: entry for key, entry in config.items() if options.all or _is_dynamic(resource, entry)}

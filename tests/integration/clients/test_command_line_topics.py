@@ -174,6 +174,13 @@ def test_an_error_of_configs_names_the_resource(kcoord: CommandLine) -> None:
     assert failed.err.startswith("error: configs for topic absent: UNKNOWN_TOPIC_OR_PARTITION: ")
 
 
+def test_configs_of_a_broker_that_does_not_exist(kcoord: CommandLine) -> None:
+    for action in (["--describe"], ["--alter", "--add-config", "log.cleaner.threads=2"]):
+        failed = kcoord.run("configs", "--broker", "9", *action, "--timeout", "5000")
+        assert failed.code == 1
+        assert failed.err == "kcoord configs: The broker '9' doesn't exist and doesn't have dynamic config.\n"
+
+
 def test_a_number_that_does_not_fit_in_a_request(kcoord: CommandLine, name: str) -> None:
     failed = kcoord.run("topics", "--create", "--topic", name, "--partitions", str(1 << 31))
     assert failed.code == 1
