@@ -143,10 +143,13 @@ def find_problem(options: argparse.Namespace) -> str | None:
     try:
         parse_configs(options.config)
         parse_replica_assignment(options.replica_assignment or "")
-        for pattern in options.topic if action != "create" else ():
-            re.compile(pattern)
-    except (ValueError, re.error) as error:
+    except ValueError as error:
         return str(error)
+    for pattern in options.topic if action != "create" else ():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            return f"--topic: {pattern!r} is not a regular expression: {error}"
     return None
 
 

@@ -42,7 +42,7 @@ GROUP = ["--entity-type", "groups", "--entity-name", "g"]
             ["--create", *TOPIC, "--replica-assignment", "1", "--partitions", "1"],
             "--replica-assignment does not go with",
         ),
-        (["--list", "--topic", "a("], "unterminated"),
+        (["--list", "--topic", "a("], "--topic: 'a(' is not a regular expression: missing ), unterminated"),
         (["--describe", "--topic-id", "x"], None),
         (["--describe", "--topic-id", "x", *TOPIC], "--topic-id does not go with --topic"),
         (["--list", "--topic-id", "x"], "--topic-id does not go with --list"),
