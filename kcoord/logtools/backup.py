@@ -71,7 +71,7 @@ class Backup:
     def run(self) -> BackupReport:
         if not self._fs.exists(join(self._source, META_PROPERTIES_FILE)):
             raise StorageError(f"{self._source}: not a data folder: it has no {META_PROPERTIES_FILE}")
-        with new_folder(self._fs, self._target, "a backup") as self._building:
+        with new_folder(self._fs, self._target, "a backup", [self._source]) as self._building:
             self._build()
         return self.report
 

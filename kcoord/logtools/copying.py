@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,13 +15,17 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 @contextmanager
-def new_folder(fs: FileSystem, target: str, what: str) -> Iterator[str]:
+def new_folder(fs: FileSystem, target: str, what: str, sources: Iterable[str] = ()) -> Iterator[str]:
     """Yields a folder to build in, which is renamed to `target` at the end of the block.
 
-    If the block raises, the folder is removed. Raises StorageError if `target` is not empty, or if the incomplete
-    folder of an earlier run that was killed is still there. `what` names the result in the error text.
+    If the block raises, the folder is removed. Raises StorageError if `target` is not empty or is inside one of the
+    `sources`, or if the incomplete folder of an earlier run that was killed is still there. `what` names the result in
+    the error text.
     """
     building = target + INCOMPLETE_SUFFIX
+    for source in sources:
+        if target.startswith(f"{source}/"):
+            raise StorageError(f"{target}: is inside {source}; {what} does not change its source")
     for path in (target, building):
         if fs.exists(path) and (path == building or fs.list_dir(path)):
             raise StorageError(f"{path}: already exists; {what} needs a new folder")

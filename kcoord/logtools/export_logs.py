@@ -84,10 +84,9 @@ class LogExport:
         """
         source = self._identity()
         identity = replace(source, node_id=self._node_id)
-        if self._target.startswith(f"{self._source}/"):
-            raise StorageError(f"{self._target}: is inside {self._source}; an export does not change its source")
         folders = (self._source, *worker_folders(self._fs, self._source))
-        with locked(self._fs, folders), new_folder(self._fs, self._target, "an export") as building:
+        target = new_folder(self._fs, self._target, "an export", [self._source])
+        with locked(self._fs, folders), target as building:
             try:
                 self._build(building, source.node_id, identity)
             except StorageError as error:

@@ -100,7 +100,7 @@ class LogImport:
             metadata = self._source_metadata(partitions)
             prepared = self._prepared_producers(partitions)
             identity = Identity(self._cluster_id(sources), self._config.node_id, uuid_to_string(self._new_uuid()))
-            with new_folder(self._fs, self._target, "an import") as building:
+            with new_folder(self._fs, self._target, "an import", sources) as building:
                 self._build(building, identity, partitions, metadata, prepared, sources)
         return self.report
 

@@ -215,3 +215,5 @@ def test_a_backup_needs_a_data_folder_and_a_new_target(folder: Path, backup: Pat
         back_up(folder)
     with pytest.raises(StorageError, match="not a data folder"):
         back_up(folder / "orders-0")
+    with pytest.raises(StorageError, match=f"^{folder}/x: is inside {folder}; a backup does not change its source"):
+        Backup(RealFileSystem(), str(folder), str(folder / "x"), lambda: None).run()

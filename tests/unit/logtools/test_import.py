@@ -336,6 +336,8 @@ def test_an_import_needs_a_new_target(tmp_path: Path) -> None:
     run(source, target)
     with pytest.raises(StorageError, match="already exists"):
         run(source, target)
+    with pytest.raises(StorageError, match=f"^{source}/new: is inside {source}; an import does not change"):
+        run(source, source / "new")
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoLogsError):
         run(tmp_path / "empty", tmp_path / "other")
