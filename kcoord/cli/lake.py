@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from kcoord.cli import EXIT_INTERRUPTED
 from kcoord.cli.lake_output import own_error, print_frame
 from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
 from kcoord.cli.options import MOST_INT, key_value, moment, seconds, whole_number
-from kcoord.cli.session import EXIT_FAILED, error_text, warn
+from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, warn
 from kcoord.cli.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         print(f"kcoord lake: {error.name} is missing: pip install '.[spark]' in a checkout of kcoord", file=sys.stderr)
         return EXIT_FAILED
-    from kcoord.cli.session import CommandError
     from kcoord.client.errors import ClientException
     from kcoord_protocol.errors import KafkaError
 
@@ -310,6 +310,9 @@ def _compact(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from kcoord.cli.lake_run import LakeRun
 
+    folder = os.path.dirname(os.path.abspath(options.output))
+    if not os.access(folder, os.W_OK):
+        raise CommandError(f"--output: {folder} is no folder that can be written")
     run = LakeRun(options)
     run.copy_new_records()
     # Spark starts meanwhile.

@@ -102,6 +102,14 @@ def test_a_lake_is_made_from_the_records_alone(tmp_path: Path, capsys: pytest.Ca
         assert capsys.readouterr().err == "kcoord lake: --option table: a lake is made from the records alone\n"
 
 
+def test_a_report_needs_a_folder_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = tmp_path / "absent"
+    lake = tmp_path / "lake"
+    assert main(["report", "--lake", str(lake), "--log", str(absent), "--output", str(absent / "report.html")]) == 1
+    assert capsys.readouterr().err == f"kcoord lake: --output: {absent} is no folder that can be written\n"
+    assert not lake.exists()
+
+
 def test_an_empty_name_of_a_lake_is_not_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
