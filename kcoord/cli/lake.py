@@ -78,13 +78,15 @@ def _reason(text: str) -> str:
 
 
 def _check_source(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends with exit code 2 if the options do not name one log, none for an `ingest`, or do not go together."""
+    """Ends with exit code 2 if the options name two logs, not the source that a job needs, or do not go together."""
     log = getattr(options, "log", None)
     from_brokers = getattr(options, "bootstrap_server", None) or getattr(options, "command_config", None)
     if log is not None and from_brokers:
         parser.error("--log: not allowed with --bootstrap-server and --command-config")
     if options.run is _ingest and log is None and not from_brokers:
         parser.error("ingest needs --log, --bootstrap-server or --command-config")
+    if options.run is _ends and not from_brokers:
+        parser.error("ends needs --bootstrap-server or --command-config")
     if options.run is _ends and options.samples is not None and options.every is None:
         parser.error("--samples needs --every")
 

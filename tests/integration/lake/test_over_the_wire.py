@@ -183,14 +183,18 @@ def test_an_error_is_one_line_and_leaves_no_lake(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "ingest needs --log, --bootstrap-server or --command-config"),
-        (["--log", "/data", "--bootstrap-server", "127.0.0.1:1"], "--log: not allowed with --bootstrap-server"),
+        (["ingest"], "ingest needs --log, --bootstrap-server or --command-config"),
+        (["ends"], "ends needs --bootstrap-server or --command-config"),
+        (
+            ["ingest", "--log", "/data", "--bootstrap-server", "127.0.0.1:1"],
+            "--log: not allowed with --bootstrap-server",
+        ),
     ],
 )
 def test_a_wrong_command_line_ends_with_exit_code_2(
     tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["ingest", "--lake", str(tmp_path / "lake"), *arguments])
+        main([*arguments, "--lake", str(tmp_path / "lake")])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_a_bad_value_ends_with_exit_code_2(line: str, message: str, capsys: pyte
 
 def test_a_number_of_samples_needs_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["ends", "--lake", "lake", "--samples", "2"])
+        main(["ends", "--lake", "lake", "--bootstrap-server", "127.0.0.1:1", "--samples", "2"])
     assert ended.value.code == 2
     assert "error: --samples needs --every" in capsys.readouterr().err
 
