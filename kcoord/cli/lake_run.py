@@ -23,7 +23,7 @@ from kcoord.cli.session import warn
 from kcoord.cli.stopping import stop_on_signals
 from kcoord.pipeline.errors import BrokerUnavailableError
 from kcoord.pipeline.lake.audit import check_audit_log, copy_audit_log
-from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.errors import LakeError, TablesUnavailableError
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import Ingest, Ingested
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
@@ -128,9 +128,13 @@ class LakeRun:
             self.jobs(self.lake).ensure_all(SILVER)
 
     def follow(self, interval_s: float) -> None:
-        """Copies what is new at this interval, with a sample each time, until a signal. Ends between two steps."""
+        """Copies what is new at this interval, with a sample each time, until a signal. Ends between two steps.
+
+        If brokers, or the tables of Delta or Iceberg, cannot be reached later than at the start, it tries again.
+        """
         ingest = self._ingest
         assert ingest is not None
+        self.lake.check_tables()
         with ingest.alone(), stop_on_signals() as stop:
             self._begin()
             while not stop.is_set():
@@ -141,7 +145,7 @@ class LakeRun:
                     while not stop.is_set() and (done := ingest.next()) is not None:
                         self._report(done)
                         self._update_silver_now()
-                except (BrokerUnavailableError, PySparkException) as error:
+                except (BrokerUnavailableError, TablesUnavailableError, PySparkException) as error:
                     reason = _reason_of_outage(error)
                     if reason is None:
                         raise
@@ -225,6 +229,8 @@ class LakeRun:
         with_groups = time.monotonic() - self._described_at >= _DESCRIBE_SECONDS
         sample = self.source.sample(self.lake, with_groups=with_groups)
         if sample is not None:
+            if with_groups and self.lake.note("records") is None:
+                self.source.warn_of_gateway(sample)
             add_sample(self.lake, sample)
             self._described_at = time.monotonic() if with_groups else self._described_at
 
@@ -238,9 +244,9 @@ class LakeRun:
             print(progress_line(progress, done.total / seconds), file=sys.stderr)
 
 
-def _reason_of_outage(error: BrokerUnavailableError | PySparkException) -> str | None:
-    """Returns the reason if the brokers do not answer, which a worker of Spark may have found out. Else None."""
-    if isinstance(error, BrokerUnavailableError):
+def _reason_of_outage(error: BrokerUnavailableError | TablesUnavailableError | PySparkException) -> str | None:
+    """Returns the reason if brokers or tables are away, which a worker of Spark may have found out. Else None."""
+    if not isinstance(error, PySparkException):
         return str(error)
     name, reason = own_error(str(error)) or ("", "")
     return reason if name == BrokerUnavailableError.__name__ else None

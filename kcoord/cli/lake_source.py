@@ -90,6 +90,18 @@ class LakeSource:
             "no sample of the brokers", lambda admin: take_sample(admin, seen=seen, with_groups=with_groups)
         )
 
+    def warn_of_gateway(self, sample: Sample) -> None:
+        """Warns before the first copy if the cluster has a second log of groups, and this one may not be meant."""
+        from kcoord.upstream.own_topics import OFFSETS_TOPIC
+        from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
+
+        topics = set() if sample.topics is None else {*sample.topics.listed.values()}
+        if self.options.topic == GROUP_METADATA_TOPIC and OFFSETS_TOPIC in topics:
+            warn(
+                f"the lake gets the groups of the cluster itself. Those of kcoord in front of it are in {OFFSETS_TOPIC}"
+                " (--topic), and need a lake of their own"
+            )
+
     def retention_minutes(self) -> int | None:
         """Returns `offsets.retention.minutes` of the brokers, None if they do not tell it."""
         from kcoord.pipeline.lake.samples import retention_minutes

@@ -261,6 +261,11 @@ class Lake:
 
     # Tables.
 
+    def check_tables(self) -> None:
+        """Raises LakeError if the catalog or the tables of a format cannot be read."""
+        self._create()
+        self._store.revision(TABLES["records"])
+
     def read(self, name: str) -> DataFrame:
         """Returns the table as it is in its current version. It has no rows if it was never made."""
         table = TABLES[name]

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.errors import LakeError, TablesUnavailableError
 from kcoord.pipeline.lake.tables import LakeColumn, LakeTable
 
 CLUSTER: Final = "cluster"
@@ -35,13 +35,13 @@ def in_cluster(table: LakeTable, cluster: str | None) -> LakeTable:
 
 @contextmanager
 def errors_of(place: str, kind: type[Exception]) -> Iterator[None]:
-    """Raises LakeError for an error of a format's library, which may have a text of many lines."""
+    """Raises TablesUnavailableError for an error of a format's library, which may have a text of many lines."""
     try:
         yield
     except LakeError:
         raise
     except kind as error:
-        raise LakeError(f"{place}: {(str(error) or repr(error)).splitlines()[0]}") from error
+        raise TablesUnavailableError(f"{place}: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
 class Store(Protocol):
