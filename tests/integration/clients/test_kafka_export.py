@@ -13,9 +13,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kcoord.cli import main
 from tests.integration.clients.conftest import StartBroker
 from tests.support.confluent import PolledConsumer, produce
-from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_broker import START_SECONDS, KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.migration import QUIET, descriptions, read_committed, use_everything
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.java
 
@@ -42,6 +43,10 @@ def group_config(jars: KafkaJars, address: str) -> str:
     return jars.tool("configs", *server, "--describe", "--entity-type", "groups", "--entity-name", "readers")
 
 
+def group_ids(jars: KafkaJars, address: str) -> list[str]:
+    return sorted(jars.tool("consumer-groups", "--bootstrap-server", address, "--list").split())
+
+
 def check_files(jars: KafkaJars, data: Path) -> None:
     """Checks that Kafka's kafka-dump-log reads every log of the folder."""
     for topic, decoder in DECODERS.items():
@@ -65,6 +70,7 @@ def test_kafka_serves_topics_groups_offsets_and_data_of_the_folder(
     server = ("--bootstrap-server", broker.address)
     jars.tool("configs", *server, "--alter", "--entity-type", "groups", "--entity-name", "readers", *interval)
     before = descriptions(jars, broker.address)
+    groups = group_ids(jars, broker.address)
     configs = group_config(jars, broker.address)
     assert "consumer.heartbeat.interval.ms=4000" in configs
     assert broker.stop() == 0
@@ -78,6 +84,8 @@ def test_kafka_serves_topics_groups_offsets_and_data_of_the_folder(
     check_files(jars, folder / "logs")
     kafka = KafkaBroker(jars, folder, group_min_session_timeout_ms="1000")
     try:
+        # Kafka answers before it has loaded its groups, and lists only those that it has loaded.
+        wait_until(lambda: group_ids(jars, kafka.address) == groups, f"Kafka serves {groups}", START_SECONDS)
         after = descriptions(jars, kafka.address)
         for what, lines in before.items():
             assert after[what] == lines, what

@@ -144,10 +144,18 @@ class Owner:
             self._pump.wake()
 
     async def served(self, seconds: float = SERVED_SECONDS) -> None:
-        """Waits until all shards are active."""
+        """Waits until all shards are active, and their settled records are written.
+
+        A fault that a test injects before that could hit a settled record instead of the test's own append.
+        """
         async with asyncio.timeout(seconds):
-            while any(self.state(shard_id) is not ShardState.ACTIVE for shard_id in range(self._partitions)):
+            while not all(self._is_settled(shard_id) for shard_id in range(self._partitions)):
                 await asyncio.sleep(TICK_SECONDS)
+
+    def _is_settled(self, shard_id: int) -> bool:
+        log = self.log.logs.get(shard_id)
+        is_active = self.state(shard_id) is ShardState.ACTIVE
+        return is_active and log is not None and log.reader.settled_id == log.claimed_id[0]
 
     def state(self, shard_id: int = 0) -> ShardState:
         return self.shards.state(shard_id)
