@@ -66,7 +66,11 @@ def test_a_line_that_is_not_a_record_fails(broker: KcoordProcess, kcoord: Comman
 def test_ctrl_c_ends_a_producer_that_waits_for_lines(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
     create_topic(broker.address, name)
     command = [sys.executable, "-m", "kcoord", "produce", name, "--bootstrap-server", broker.address]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as producer:
+    # A shell starts background jobs with SIGINT ignored, and programs inherit that. A handler is not inherited.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    producer = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
+    with producer:
         assert producer.stdin is not None
         assert producer.stderr is not None
         producer.stdin.write("v\n")
