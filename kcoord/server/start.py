@@ -10,6 +10,7 @@ import uvloop
 from kcoord.config import BrokerConfig
 from kcoord.config.workers import worker_count, worker_properties
 from kcoord.server.process import ReadyLine, run_process
+from kcoord.server.time_slice import shorten_time_slice
 
 
 def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
@@ -22,4 +23,5 @@ def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
         return
     if config.kcoord_worker_ports or config.of_workers:
         config = BrokerConfig.from_properties(worker_properties(config, 0))
+    shorten_time_slice()
     uvloop.run(run_process(config, on_ready))

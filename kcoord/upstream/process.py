@@ -50,6 +50,7 @@ from kcoord.server.net.listener import SocketListener
 from kcoord.server.process import BrokerProcess, ReadyLine, process_environment
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import LocalMetadataService
+from kcoord.server.time_slice import shorten_time_slice
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import LogDir
 from kcoord.upstream.acls import UpstreamAcls
@@ -85,6 +86,7 @@ _logger = logging.getLogger(__name__)
 
 def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Runs a broker in front of its upstream until a signal ends it. Raises StartError if it cannot start."""
+    shorten_time_slice()
     uvloop.run(run_process(config, on_ready))
 
 

@@ -39,6 +39,7 @@ from kcoord.server.net.listener import SocketListener
 from kcoord.server.process import BrokerProcess, process_environment
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
+from kcoord.server.time_slice import shorten_time_slice
 from kcoord.server.workers.controller_metadata import ControllerMetadataService
 from kcoord.server.workers.metadata_follower import MetadataFollower
 from kcoord.server.workers.peer_link import Peers
@@ -92,6 +93,7 @@ class Launch:
 def run_worker(launch: Launch, on_ready: Callable[[], None]) -> None:
     """Runs a worker until a signal or the end of the supervisor. Raises StartError if the worker cannot start."""
     _name_in_log(launch.own.config.node_id)
+    shorten_time_slice()
     uvloop.run(_run(launch, on_ready))
 
 
