@@ -69,12 +69,11 @@ async def ask_leaders(
 
 
 def _no_leader(cluster: Cluster, partition: TopicPartition) -> KafkaError:
-    topic = cluster.metadata.topics.get(partition.topic)
-    if topic is not None and topic.error:
-        return KafkaError(topic.error, str(partition))
-    if topic is None or partition.partition not in topic.partitions:
-        return KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, str(partition))
-    return KafkaError(Errors.LEADER_NOT_AVAILABLE, str(partition))
+    error = cluster.metadata.topic_error(partition.topic)
+    if not error:
+        is_known = cluster.metadata.partition(partition) is not None
+        error = Errors.LEADER_NOT_AVAILABLE if is_known else Errors.UNKNOWN_TOPIC_OR_PARTITION
+    return KafkaError(error, str(partition))
 
 
 def list_offsets(

@@ -16,6 +16,7 @@ from kcoord_protocol.messages import MetadataResponse
 from kcoord_protocol.uuid import ZERO_UUID
 
 NO_NODE: Final = -1
+_UNKNOWN_TOPIC: Final = frozenset({Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.UNKNOWN_TOPIC_ID})
 UNKNOWN_TIME_MS: Final = -1
 
 
@@ -55,7 +56,10 @@ class ClusterMetadata:
     names_by_id: dict[bytes, str] = field(default_factory=dict)
 
     def merge(self, response: MetadataResponse, *, all_topics: bool = False) -> None:
-        """Merges a response. A response about all topics also removes the topics that it does not have."""
+        """Merges a response. Removes the topics that it reports as unknown.
+
+        A response about all topics also removes the topics that it does not have.
+        """
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         if response.brokers:
@@ -92,6 +96,10 @@ class ClusterMetadata:
         previous = self.topics.pop(name, None)
         if previous is not None:
             self.names_by_id.pop(previous.topic_id, None)
+        if error in _UNKNOWN_TOPIC:
+            # Otherwise each periodic refresh would ask for the topic again, as long as the client lives.
+            self.names_by_id.pop(topic.topic_id, None)
+            return
         self.topics[name] = TopicMetadata(
             name,
             topic.topic_id,
@@ -133,9 +141,12 @@ class ClusterMetadata:
         return topic.topic_id if topic is not None else ZERO_UUID
 
     def topic_error(self, name: str) -> Errors:
-        """Returns the error with which the broker described a topic, NONE if there was none."""
+        """Returns the error with which the broker described a topic, NONE if there was none.
+
+        It is UNKNOWN_TOPIC_OR_PARTITION if the metadata does not have the topic.
+        """
         topic = self.topics.get(name)
-        return topic.error if topic is not None else Errors.NONE
+        return topic.error if topic is not None else Errors.UNKNOWN_TOPIC_OR_PARTITION
 
     def creation_time_ms(self, partition: TopicIdPartition) -> int | None:
         """Returns the partition's creation time.

@@ -248,8 +248,7 @@ class PartitionRequests:
         return leader
 
     def _no_leader(self, partition: int) -> KafkaError:
-        topic = self._cluster.metadata.topics.get(self._topic)
-        error = topic.error if topic is not None and topic.error else Errors.LEADER_NOT_AVAILABLE
+        error = self._cluster.metadata.topic_error(self._topic) or Errors.LEADER_NOT_AVAILABLE
         return KafkaError(error, f"{self._topic}-{partition} has no leader")
 
     async def look_up_leaders(self) -> None:

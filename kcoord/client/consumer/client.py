@@ -41,7 +41,7 @@ from kcoord.client.types import (
     OffsetAndTimestamp,
     TopicPartition,
 )
-from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import KafkaError
 
 _log = logging.getLogger(__name__)
 
@@ -511,7 +511,7 @@ class Consumer:
         self._check_open()
         deadline = self._cluster.deadline(timeout_ms)
         await self._cluster.retry(f"metadata of {topic}", deadline, lambda: self._cluster.refresh_metadata([topic]))
-        metadata = self._cluster.metadata.topics.get(topic)
-        if metadata is None or metadata.error:
-            raise KafkaError(metadata.error if metadata is not None else Errors.UNKNOWN_TOPIC_OR_PARTITION, topic)
-        return sorted(metadata.partitions)
+        error = self._cluster.metadata.topic_error(topic)
+        if error:
+            raise KafkaError(error, topic)
+        return sorted(self._cluster.metadata.topics[topic].partitions)

@@ -198,9 +198,9 @@ class Producer:
         async def attempt() -> Sequence[int]:
             await self._cluster.refresh_metadata([topic], allow_auto_topic_creation=True)
             partitions = self._known_partitions(topic)
-            metadata = self._cluster.metadata.topics.get(topic)
-            if metadata is not None and metadata.error:
-                raise KafkaError(metadata.error, topic)
+            error = self._cluster.metadata.topic_error(topic)
+            if error:
+                raise KafkaError(error, topic)
             if not partitions or (partition is not None and partition not in partitions):
                 what = topic if partition is None else f"{topic}-{partition}"
                 raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, what)

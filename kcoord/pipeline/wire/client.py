@@ -199,10 +199,9 @@ class BrokerClient:
         unknown_from = self._loop.time()
         while True:
             await self._cluster.retry("find the cluster", deadline, lambda: self._cluster.refresh_metadata([name]))
-            topic = self._cluster.metadata.topics.get(name)
-            error = Errors.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic.error
+            error = self._cluster.metadata.topic_error(name)
             if not error:
-                return topic
+                return self._cluster.metadata.topics[name]
             if not error.retriable or deadline.is_over:
                 raise KafkaError(error, name)
             if error in UNKNOWN_TOPIC and self._loop.time() - unknown_from >= _UNKNOWN_SECONDS:

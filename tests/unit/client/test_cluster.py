@@ -658,7 +658,23 @@ class TestMetadata:
                 ),
             ]
 
-    async def test_only_a_response_about_all_topics_removes_topics(self) -> None:
+    async def test_the_periodic_refresh_does_not_ask_for_deleted_topics_for_ever(self) -> None:
+        async with FakeBroker() as broker, cluster_of(broker, metadata_max_age_ms=700) as cluster:
+            broker.add_topic("t", TOPIC_ID, [5])
+            broker.add_topic("u", OTHER_ID, [5])
+            await cluster.refresh_metadata(["t", "u"])
+            cluster.keep_metadata_fresh()
+            del broker.topics[0]
+            await asyncio.sleep(1.5)
+            asked = [
+                [topic.name for topic in request.topics or ()]
+                for request in broker.requests_of(ApiKey.METADATA)
+                if isinstance(request, MetadataRequest)
+            ]
+            assert asked[-2:] == [["t", "u"], ["u"]]
+            assert cluster.metadata.names_by_id == {OTHER_ID: "u"}
+
+    async def test_a_response_about_other_topics_removes_no_topics(self) -> None:
         async with FakeBroker() as broker, cluster_of(broker) as cluster:
             broker.add_topic("t", TOPIC_ID, [5])
             broker.add_topic("u", OTHER_ID, [5])
@@ -714,8 +730,9 @@ class TestMetadata:
         gone = topic(name=None, topic_id=OTHER_ID, error_code=Errors.UNKNOWN_TOPIC_ID)
         nobody = topic(name=None, topic_id=b"X" * 16, error_code=Errors.UNKNOWN_TOPIC_ID)
         metadata.merge(MetadataResponse(cluster_id="c", topics=[gone, nobody]))
-        assert metadata.topics["t"].error is Errors.UNKNOWN_TOPIC_ID
-        assert sorted(metadata.topics) == ["old", "t"]
+        assert sorted(metadata.topics) == ["old"]
+        assert metadata.names_by_id == {}
+        assert metadata.topic_error("t") is Errors.UNKNOWN_TOPIC_OR_PARTITION
 
 
 class TestLeaders:
