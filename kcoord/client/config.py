@@ -161,7 +161,13 @@ class CommonConfig:
         values: dict[str, Any] = {
             names[key]: _from_text(key, text, hints[names[key]]) for key, text in settings.items()
         }
-        return cls(**values, security=security)
+        try:
+            return cls(**values, security=security)
+        except ConfigException as error:
+            # The checks name settings as keyword arguments. In quotes are values.
+            setting = rf"\b(?<!')({'|'.join(names.values())})\b"
+            text = re.sub(setting, lambda match: match[0].replace("_", "."), str(error))
+            raise ConfigException(text) from None
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -279,12 +280,24 @@ class TestProperties:
 
     @pytest.mark.parametrize(
         ("key", "text"),
-        [("max.poll.records", "x"), ("check.crcs", "yes"), ("security.protocol", "odd"), ("acks", "many")],
+        [
+            ("max.poll.records", "x"),
+            ("max.poll.records", "0"),
+            ("check.crcs", "yes"),
+            ("security.protocol", "ODD"),
+            ("bootstrap.servers", "nowhere"),
+            ("auto.offset.reset", "max_poll_records"),
+        ],
     )
     def test_errors_name_the_property(self, key: str, text: str) -> None:
-        cls = ProducerConfig if key == "acks" else ConsumerConfig
-        with pytest.raises(ConfigException, match=key):
-            cls.from_properties({"bootstrap.servers": SERVER, key: text})
+        with pytest.raises(ConfigException, match=f"^{re.escape(key)}: '?{text}'? "):
+            ConsumerConfig.from_properties({"bootstrap.servers": SERVER, key: text})
+
+    def test_errors_name_other_properties_too(self) -> None:
+        with pytest.raises(ConfigException, match=r"^delivery\.timeout\.ms: .* linger\.ms \+ request\.timeout\.ms "):
+            ProducerConfig.from_properties({"bootstrap.servers": SERVER, "delivery.timeout.ms": "1"})
+        with pytest.raises(ConfigException, match="acks: 'many' is"):
+            ProducerConfig.from_properties({"bootstrap.servers": SERVER, "acks": "many"})
 
     def test_each_key_of_kafkas_clients_is_used_or_warned_of(self) -> None:
         """The keys and values are those of files for Kafka's own tools."""
