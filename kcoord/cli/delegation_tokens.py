@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from kcoord.cli.options import option_name, parse_options
+from kcoord.cli.options import MOST_LONG, option_name, parse_options, whole_number
 from kcoord.cli.output import print_json
 from kcoord.cli.session import CommandError, add_connection_options, add_json_option, run_with_admin
 from kcoord.client.admin.client import AdminClient
@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("--renew-time-period", "time from now at which the token expires, -1 for the default of the broker"),
         ("--expiry-time-period", "time from now at which the token expires, -1 to remove it at once"),
     ):
-        parser.add_argument(name, type=int, metavar="MS", help=text)
+        parser.add_argument(name, type=whole_number(-MOST_LONG - 1, MOST_LONG), metavar="MS", help=text)
     parser.add_argument("--hmac", metavar="BASE64", help="the HMAC of the token, - to read it from standard input")
     add_connection_options(parser)
     add_json_option(parser)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import NamedTuple
 
+from kcoord.cli.options import MOST_INT, MOST_LONG
 from kcoord.client.reset_policy import parse_duration_ms
 from kcoord.client.types import TopicPartition
 
@@ -101,7 +102,7 @@ def parse_topics(texts: Iterable[str]) -> dict[str, list[int] | None]:
 
 
 def _partition(text: str, whole: str) -> int:
-    if not text.strip().isdecimal():
+    if not text.strip().isdecimal() or int(text) > MOST_INT:
         raise ValueError(f"{whole!r}: {text!r} is not a partition")
     return int(text)
 
@@ -150,6 +151,8 @@ def _plan_line(number: int, fields: list[str], group_ids: list[str]) -> tuple[st
         raise ValueError(f"line {number}: {group_id} is not one of the groups to reset")
     if not topic or not partition.isdecimal() or not offset.isdecimal():
         raise ValueError(f"line {number}: not a topic with a partition and an offset: {','.join(fields)}")
+    if int(partition) > MOST_INT or int(offset) > MOST_LONG:
+        raise ValueError(f"line {number}: the greatest partition is {MOST_INT}, the greatest offset {MOST_LONG}")
     return group_id, TopicPartition(topic, int(partition)), int(offset)
 
 

@@ -11,6 +11,8 @@ from typing import Final
 
 from kcoord.cli.table import current_time_ms, parse_time
 
+MOST_SHORT: Final = 2**15 - 1
+"""The greatest replication factor."""
 MOST_INT: Final = 2**31 - 1
 """The greatest int of Java, which Kafka's settings and Spark's methods have."""
 MOST_LONG: Final = 2**63 - 1

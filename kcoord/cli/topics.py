@@ -10,7 +10,7 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from kcoord.cli.options import option_name, parse_options
+from kcoord.cli.options import MOST_INT, MOST_SHORT, option_name, parse_options, whole_number
 from kcoord.cli.output import print_json, time_text
 from kcoord.cli.session import (
     EXIT_FAILED,
@@ -93,8 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TOPIC",
         help="a name or, except for --create, a regular expression; may be repeated",
     )
-    parser.add_argument("--partitions", type=int, metavar="N", help="the number of partitions")
-    parser.add_argument("--replication-factor", type=int, metavar="N")
+    parser.add_argument("--partitions", type=whole_number(1), metavar="N", help="the number of partitions")
+    parser.add_argument("--replication-factor", type=whole_number(1, MOST_SHORT), metavar="N")
     parser.add_argument(
         "--replica-assignment",
         metavar="1:2,2:3",
@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--topic-id", metavar="ID", help="the topic with this id, instead of --topic")
     parser.add_argument(
         "--partition-size-limit-per-response",
-        type=int,
+        type=whole_number(1),
         metavar="N",
         help=f"the number of partitions per request (default {PARTITIONS_PER_PAGE})",
     )
@@ -132,8 +132,6 @@ def find_problem(options: argparse.Namespace) -> str | None:
             return f"{option_name(name)} does not go with --{action}"
     if options.topic_id is not None and options.topic:
         return "--topic-id does not go with --topic"
-    if options.partition_size_limit_per_response is not None and options.partition_size_limit_per_response < 1:
-        return "--partition-size-limit-per-response must be at least 1"
     if action in ("create", "alter", "delete") and not options.topic:
         return f"--{action} needs --topic"
     if action == "alter" and options.partitions is None:
@@ -169,8 +167,11 @@ def parse_replica_assignment(text: str) -> Replicas:
     if not text:
         return []
     partitions = [part.split(":") for part in text.split(",")]
-    if not all(broker.strip().isdecimal() for brokers in partitions for broker in brokers):
-        raise ValueError(f"--replica-assignment: {text!r} is not BROKER:BROKER,BROKER:BROKER,...")
+    for broker in (broker.strip() for brokers in partitions for broker in brokers):
+        if not broker.isdecimal():
+            raise ValueError(f"--replica-assignment: {text!r} is not BROKER:BROKER,BROKER:BROKER,...")
+        if int(broker) > MOST_INT:
+            raise ValueError(f"--replica-assignment: {broker} is not the id of a broker, 0 to {MOST_INT}")
     return [[int(broker) for broker in brokers] for brokers in partitions]
 
 

@@ -77,7 +77,7 @@ def test_topics() -> None:
     assert parse_topics(["a", "a:0"]) == {"a": None}
 
 
-@pytest.mark.parametrize("text", ["a:", "a:x", ":1", "", "a:1,-2"])
+@pytest.mark.parametrize("text", ["a:", "a:x", ":1", "", "a:1,-2", "a:2147483648"])
 def test_malformed_topics(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         parse_topics([text])
@@ -108,6 +108,8 @@ def test_a_plan_keeps_group_names_with_special_characters() -> None:
 @pytest.mark.parametrize(
     ("text", "groups", "problem"),
     [
+        ("t,2147483648,3", ["g"], "line 1: the greatest partition is 2147483647"),
+        ("t,0,3\nt,1,9223372036854775808", ["g"], "line 2: the greatest .* offset 9223372036854775807"),
         ("t,0", ["g"], "line 1: the columns must be topic,partition,offset"),
         ("t,0,1", ["g", "h"], "line 1: the columns must be group,topic,partition,offset"),
         ("g,t,0,1\nx,t,0,1", ["g"], "line 2: x is not one of the groups"),

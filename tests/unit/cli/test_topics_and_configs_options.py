@@ -39,6 +39,10 @@ GROUP = ["--entity-type", "groups", "--entity-name", "g"]
         (["--create", *TOPIC, "--config", "a"], "is not KEY=VALUE"),
         (["--create", *TOPIC, "--replica-assignment", "1:x"], "is not BROKER"),
         (
+            ["--create", *TOPIC, "--replica-assignment", "1:2147483648"],
+            "--replica-assignment: 2147483648 is not the id of a broker, 0 to 2147483647",
+        ),
+        (
             ["--create", *TOPIC, "--replica-assignment", "1", "--partitions", "1"],
             "--replica-assignment does not go with",
         ),
@@ -47,12 +51,29 @@ GROUP = ["--entity-type", "groups", "--entity-name", "g"]
         (["--describe", "--topic-id", "x", *TOPIC], "--topic-id does not go with --topic"),
         (["--list", "--topic-id", "x"], "--topic-id does not go with --list"),
         (["--list", "--under-replicated-partitions"], "--under-replicated-partitions does not go with --list"),
-        (["--describe", "--partition-size-limit-per-response", "0"], "must be at least 1"),
     ],
 )
 def test_topics_options(arguments: list[str], problem: str | None) -> None:
     error = topics.find_problem(topics.make_parser().parse_args(arguments))
     assert (error is None) if problem is None else (problem in (error or ""))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [
+        ("--partitions", "99999999999", 2147483647),
+        ("--partitions", "0", 2147483647),
+        ("--replication-factor", "32768", 32767),
+        ("--partition-size-limit-per-response", "0", 2147483647),
+    ],
+)
+def test_numbers_of_topics_that_do_not_fit(
+    option: str, value: str, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        topics.make_parser().parse_args([option, value])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"kcoord topics: error: argument {option}: '{value}' is not a whole number from 1 to {most}"
 
 
 @pytest.mark.parametrize(
