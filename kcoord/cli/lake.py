@@ -64,7 +64,10 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         raise
-    except (LakeError, CommandError, ClientException, KafkaError, OSError, ValueError, PySparkException) as error:
+    except KafkaError as error:
+        print(f"kcoord lake: {error_text(error)}", file=sys.stderr)
+        return EXIT_FAILED
+    except (LakeError, CommandError, ClientException, OSError, ValueError, PySparkException) as error:
         print(f"kcoord lake: {_reason(str(error))}", file=sys.stderr)
         return EXIT_FAILED
     assert isinstance(code, int)

@@ -312,7 +312,9 @@ class Cluster:
 
     async def start(self, deadline: Deadline) -> None:
         """Fetches the first metadata. Retries until the deadline if no broker can be reached."""
-        await self.retry("find the cluster", deadline, lambda: self.refresh_metadata(()))
+        servers = self.config.bootstrap_servers
+        text = servers if isinstance(servers, str) else ",".join(servers)
+        await self.retry(f"find the cluster at {text}", deadline, lambda: self.refresh_metadata(()))
 
     def keep_metadata_fresh(self) -> None:
         """Starts a task that refreshes the metadata of the topics in use every `metadata_max_age_ms`.
