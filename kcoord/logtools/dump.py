@@ -53,12 +53,15 @@ def files_at(fs: FileSystem, path: str, partitions: frozenset[str]) -> list[str]
 
     That is `path` itself if it is a file, or the log files of a partition folder. For a data folder it is the log
     files of its partitions, limited to the names in `partitions` unless that is empty. Raises NoLogsError if one
-    of these does not exist.
+    of these does not exist, or if the file is of another kind.
     """
     if path.endswith(SUFFIXES) and _is_file(fs, path):
         return [path]
     partition = partition_at(path)
-    names = fs.list_dir(path)
+    try:
+        names = fs.list_dir(path)
+    except NotADirectoryError:
+        raise NoLogsError(f"{path}: no log file, whose name ends with {', '.join(SUFFIXES)}") from None
     if partition is not None and any(_is_dumped(name) for name in names):
         return [join(path, name) for name in names if _is_dumped(name)]
     folders = partitions_at(fs, path)

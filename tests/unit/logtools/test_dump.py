@@ -50,6 +50,10 @@ def test_the_path_can_be_a_data_folder_a_partition_folder_or_a_file(folder: Path
     assert files_at(FS, index, frozenset()) == [index]
     with pytest.raises(NoLogsError):
         files_at(FS, str(folder), frozenset({"orders-9"}))
+    other = folder / "orders-1" / "partition.metadata"
+    other.write_text("version: 0")
+    with pytest.raises(NoLogsError, match=r"/partition\.metadata: no log file, whose name ends with \.log, "):
+        files_at(FS, str(other), frozenset())
 
 
 def test_rows_of_data(folder: Path) -> None:
