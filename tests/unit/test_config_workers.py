@@ -79,6 +79,10 @@ def test_a_key_of_one_worker_takes_precedence() -> None:
             {"group_coordinator_threads": "2", "kcoord_worker_1_node_id": "5"},
             "node.id cannot be set for worker 1: all workers must have the same value",
         ),
+        (
+            {"listeners": "PLAINTEXT://:0", "group_coordinator_threads": "257"},
+            r"Invalid value 257 for configuration group\.coordinator\.threads: .* \[1,\.\.\.,256\]",
+        ),
         ({"kcoord_worker_0_nonsense": "5"}, "nonsense cannot be set for worker 0: the key does not exist"),
         ({"kcoord_worker_0_max_connections": "many"}, "Invalid value many for configuration max.connections"),
         ({"kcoord_worker_ports": "9092,x"}, "Invalid value x for configuration kcoord.worker.ports"),
