@@ -46,12 +46,12 @@ class BrokerConfig(BrokerSettings):
 
         Keys and values that cannot be used are left out, since the metadata log may be of a broker with other limits.
         """
-        usable = self.dynamic = self._usable(overrides)
+        usable = self.dynamic = self.usable(overrides)
         parsed = {name: BROKER_KEYS[name].parse(text) for name, text in usable.items() if name in BROKER_KEYS}
         self._values = self._static | parsed
         self._publish(self._values)
 
-    def _usable(self, overrides: Mapping[str, str]) -> dict[str, str]:
+    def usable(self, overrides: Mapping[str, str]) -> dict[str, str]:
         """Returns the overrides that can be used. They are tried one by one only if they cannot be used together."""
         with suppress(ConfigError):
             self.with_dynamic(overrides)

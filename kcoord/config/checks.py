@@ -16,6 +16,14 @@ from kcoord.config.workers import check_workers
 
 MIN_DEDUPE_BUFFER_BYTES: Final = 1 << 20
 """With a smaller buffer, each pass of the log cleaner copies the whole log for a few keys."""
+_THREAD_COUNTS: Final = (
+    "background.threads",
+    "log.cleaner.threads",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers",
+)
 
 
 def check_broker_settings(config: BrokerSettings) -> None:
@@ -182,6 +190,24 @@ def check_dynamic_settings(config: BrokerSettings) -> None:
     for name in ("max.connections", "max.connection.creation.rate"):
         if name in config.dynamic and _number(config, name) == 0:
             raise ConfigError(f"Invalid value 0 for configuration {name}: it must be at least 1 as a dynamic config")
+
+
+def check_thread_counts(old: BrokerSettings, new: BrokerSettings) -> None:
+    """Raises ConfigError if a change makes a thread pool less than half or more than double as large.
+
+    As in Kafka 4.3.1, with its phrases. The keys have no effect here. They are checked for scripts that change them.
+    """
+    for name in _THREAD_COUNTS:
+        before, value = _number(old, name), _number(new, name)
+        if name == "log.cleaner.threads":
+            text = "Log cleaner threads cannot be "
+            too_few, too_many = "reduced to less than half", "increased to more than double"
+        else:
+            text = f"Dynamic thread count update validation failed for {name}={value}, value should "
+            too_few, too_many = "be at least half", "not be greater than double"
+        if not before // 2 <= value <= before * 2:
+            text += f"{too_few if value < before else too_many} the current value {before}"
+            raise ConfigError(f"Invalid value {value} for configuration {name}: {text}")
 
 
 def parse_ip_overrides(text: str) -> dict[str, int]:

@@ -23,6 +23,7 @@ from kcoord.config import (
     check_topic_configs,
     value_to_string,
 )
+from kcoord.config.checks import check_thread_counts
 from kcoord.config.keys import broker_key, is_for_one_broker
 from kcoord.config.topic_config import topic_default
 from kcoord.metadata import image as image_module
@@ -245,13 +246,18 @@ def _check_broker_configs(
     """Raises INVALID_REQUEST for any error in a dynamic broker config (observed in Kafka 4.3.1)."""
     _check_update_modes(name, changed)
     other_configs = image.broker_configs() if name != ALL_BROKERS else image.broker_configs(config.node_id)
-    effective = {**new, **other_configs} if name == ALL_BROKERS else {**other_configs, **new}
+    old = image.broker_configs(name)
+    if name == ALL_BROKERS:
+        effective_before, effective = {**old, **other_configs}, {**new, **other_configs}
+    else:
+        effective_before, effective = {**other_configs, **old}, {**other_configs, **new}
     try:
         for key_name, text in new.items():
             key = broker_key(key_name)
             if key is not None:
                 key.parse(text)
         changed_config = config.with_dynamic(effective)
+        check_thread_counts(config.with_dynamic(config.usable(effective_before)), changed_config)
         for check in config.further_checks:
             check(changed_config)
     except ConfigError as error:

@@ -213,6 +213,38 @@ def test_error_texts_for_broker_keys_are_those_of_kafka(
     assert cluster.image is before
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("log.cleaner.threads", [("0", False), ("3", False), ("2", True), ("4", True), ("1", False), ("2", True)]),
+        ("num.io.threads", [("0", False), ("3", False), ("17", False), ("16", True), ("8", True)]),
+        ("num.network.threads", [("7", False), ("1", True), (None, False), ("2", True), ("4", True), (None, True)]),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "1"])
+def test_a_thread_pool_is_at_most_halved_or_doubled_at_once(
+    cluster: Cluster, name: str, key: str, values: list[tuple[str | None, bool]]
+) -> None:
+    """Kafka 4.3.1 accepts and rejects the same."""
+    for value, is_accepted in values:
+        change = (key, DELETE if value is None else SET, value)
+        assert error(cluster, BROKER, name, change) == (Errors.NONE if is_accepted else Errors.INVALID_REQUEST), value
+
+
+def test_the_texts_for_thread_pools_have_the_phrases_of_kafka(cluster: Cluster) -> None:
+    for key, value, phrase in (
+        ("log.cleaner.threads", "3", "Log cleaner threads cannot be increased to more than double the current value 1"),
+        (
+            "num.io.threads",
+            "3",
+            "Dynamic thread count update validation failed for num.io.threads=3, "
+            "value should be at least half the current value 8",
+        ),
+    ):
+        (answer,) = alter(cluster, (BROKER, "", [(key, SET, value)]))
+        assert answer.error_message == f"Invalid value {value} for configuration {key}: {phrase}"
+
+
 def test_replacing_configs_of_a_broker_returns_the_same_errors(cluster: Cluster) -> None:
     (answer,) = replace(cluster, (BROKER, "", {"num.partitions": "5", "log.cleaner.threads": "2"}))
     assert answer.error_code == Errors.INVALID_REQUEST
