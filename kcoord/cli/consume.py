@@ -72,9 +72,13 @@ def find_problem(options: argparse.Namespace) -> str | None:
     if options.offset is not None:
         if options.partition is None or options.from_beginning:
             return "--offset goes with --partition, without --from-beginning"
-        if options.offset not in _POSITIONS and not (options.offset.isdecimal() and int(options.offset) <= MOST_LONG):
+        if options.offset not in _POSITIONS and not _is_offset(options.offset):
             return f"--offset: {options.offset!r} is not {', '.join(_POSITIONS)} or a number from 0 to {MOST_LONG}"
     return None
+
+
+def _is_offset(text: str) -> bool:
+    return text.isdecimal() and len(text) <= len(str(MOST_LONG)) and int(text) <= MOST_LONG
 
 
 async def _consume(options: argparse.Namespace) -> int:

@@ -29,6 +29,21 @@ Acks = Literal[0, 1, -1, "all"]
 
 BATCH_SIZE_LIMIT: Final = 1 << 30
 
+_MOST_INT: Final = (1 << 31) - 1
+_MOST_LONG: Final = (1 << 63) - 1
+_LONGS: Final = frozenset(
+    {
+        "buffer_memory",
+        "linger_ms",
+        "max_block_ms",
+        "metadata_max_age_ms",
+        "reconnect_backoff_max_ms",
+        "reconnect_backoff_ms",
+        "retry_backoff_max_ms",
+        "retry_backoff_ms",
+        "socket_connection_setup_timeout_ms",
+    }
+)
 _SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _logger = logging.getLogger(__name__)
 
@@ -98,10 +113,12 @@ class ConsumerOptions(CommonOptions, total=False):
 
 
 def _at_least(lowest: int, config: object, *names: str) -> None:
+    """Checks whole numbers. The greatest one is that of the setting's type in Kafka."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise ConfigException(f"{name}: {value!r} is not a whole number of at least {lowest}")
+        highest = _MOST_LONG if name in _LONGS else _MOST_INT
+        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+            raise ConfigException(f"{name}: {value!r} is not a whole number from {lowest} to {highest}")
 
 
 def _one_of(config: object, name: str, allowed: Sequence[object]) -> None:
@@ -339,7 +356,7 @@ def _from_text(key: str, text: str, hint: object) -> object:
     if get_origin(hint) in (Union, types.UnionType):
         choices = list(get_args(hint))
     if int in choices or int in {type(choice) for choice in get_args(hint) if get_origin(hint) is Literal}:
-        if text.lstrip("+-").isdecimal():
+        if re.fullmatch(r"[+-]?[0-9]{1,19}", text):
             return int(text)
         if int in choices:
             raise ConfigException(f"{key}: {text!r} is not a whole number")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kcoord_protocol.batch_header import TimestampType
 
 NO_LEADER_EPOCH = -1
+HIGHEST_OFFSET = (1 << 63) - 1
 
 
 class TopicPartition(NamedTuple):

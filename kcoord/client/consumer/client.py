@@ -34,6 +34,7 @@ from kcoord.client.reset_policy import EARLIEST, EARLIEST_TIMESTAMP, LATEST, LAT
 from kcoord.client.results import Results
 from kcoord.client.signal import Signal, wait_for
 from kcoord.client.types import (
+    HIGHEST_OFFSET,
     ConsumerGroupMetadata,
     ConsumerRecord,
     ListOffsetsResult,
@@ -426,8 +427,8 @@ class Consumer:
         """Sets the position of a partition: the next `poll` reads from this offset."""
         self._check_open()
         target = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-        if target.offset < 0:
-            raise ValueError(f"offset: {target.offset} must not be negative")
+        if not 0 <= target.offset <= HIGHEST_OFFSET:
+            raise ValueError(f"offset: {target.offset} is not from 0 to {HIGHEST_OFFSET}")
         self._subscription[partition].jump(target.offset, target.leader_epoch)
         self._changed.notify()
 

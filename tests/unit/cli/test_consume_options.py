@@ -30,6 +30,7 @@ RECORD = ConsumerRecord("t", 1, 7, 5, TimestampType.CREATE_TIME, None, b"\xffv",
         (["t", "--group", "g", "--partition", "0"], "goes with one TOPIC"),
         (["t", "--offset", "5"], "goes with --partition"),
         (["t", "--partition", "0", "--offset", "middle"], "is not earliest, latest or a number"),
+        (["t", "--partition", "0", "--offset", "9" * 5000], f"or a number from 0 to {2**63 - 1}"),
         (["t", "--partition", "0", "--offset", str(2**63)], f"or a number from 0 to {2**63 - 1}"),
     ],
 )

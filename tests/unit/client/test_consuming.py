@@ -967,8 +967,9 @@ class TestPositions:
                 consumer.seek(ONE, OffsetAndMetadata(2, "", 3))
                 assert await consumer.position(ONE) == 2
                 consumer.seek(ONE, 0)
-                with pytest.raises(ValueError, match="must not be negative"):
-                    consumer.seek(ONE, -1)
+                for offset in (-1, 1 << 63):
+                    with pytest.raises(ValueError, match=f"offset: {offset} is not from 0 to {(1 << 63) - 1}"):
+                        consumer.seek(ONE, offset)
 
     async def test_offsets_of_partitions(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker) as consumer:

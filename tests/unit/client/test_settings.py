@@ -145,6 +145,23 @@ def test_numbers_have_lower_bounds(config: Any, lowest: dict[str, int]) -> None:
                 config(bootstrap_servers=SERVER, **{name: bad})
 
 
+@pytest.mark.parametrize("config", [ProducerConfig, ConsumerConfig])
+def test_numbers_fit_in_kafkas_types(config: Any) -> None:
+    """No request can have a greater number."""
+    longs = {"buffer_memory", "metadata_max_age_ms", "max_block_ms", "retry_backoff_ms", "retry_backoff_max_ms"}
+    longs |= {"reconnect_backoff_ms", "reconnect_backoff_max_ms", "socket_connection_setup_timeout_ms"}
+    for field in fields(config):
+        if field.type != "int" or field.name in ("batch_size", "linger_ms"):
+            continue
+        most = (1 << 63 if field.name in longs else 1 << 31) - 1
+        settings: dict[str, Any] = {"bootstrap_servers": SERVER}
+        if config is ProducerConfig:
+            settings |= {"delivery_timeout_ms": (1 << 31) - 1, "linger_ms": 0}
+        assert getattr(config(**settings | {field.name: most}), field.name) == most
+        with pytest.raises(ConfigException, match=f"{field.name}: {most + 1} is not a whole number from . to {most}"):
+            config(**settings | {field.name: most + 1})
+
+
 @pytest.mark.parametrize(
     ("config", "name", "allowed"),
     [
@@ -282,6 +299,8 @@ class TestProperties:
         ("key", "text"),
         [
             ("max.poll.records", "x"),
+            ("max.poll.records", "+-5"),
+            ("max.poll.records", "9" * 5000),
             ("max.poll.records", "0"),
             ("check.crcs", "yes"),
             ("security.protocol", "ODD"),
@@ -290,7 +309,7 @@ class TestProperties:
         ],
     )
     def test_errors_name_the_property(self, key: str, text: str) -> None:
-        with pytest.raises(ConfigException, match=f"^{re.escape(key)}: '?{text}'? "):
+        with pytest.raises(ConfigException, match=f"^{re.escape(key)}: '?{re.escape(text)}'? "):
             ConsumerConfig.from_properties({"bootstrap.servers": SERVER, key: text})
 
     def test_errors_name_other_properties_too(self) -> None:
