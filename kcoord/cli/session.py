@@ -25,7 +25,7 @@ from kcoord.client.config import AdminConfig, CommonConfig, parse_addresses
 from kcoord.client.errors import ClientException, ConfigException, DisconnectException, TimeoutException
 from kcoord.config import ConfigError
 from kcoord.config.properties import parse_properties, read_text
-from kcoord_protocol.errors import EncodeError, KafkaError
+from kcoord_protocol.errors import KafkaError
 
 EXIT_FAILED = 1
 EXIT_TERMINATED = 143
@@ -128,7 +128,7 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
         raise
     except KafkaError as error:
         print(f"{program}: {error_text(error)}", file=sys.stderr)
-    except (CommandError, ClientException, ConfigError, EncodeError, OSError, UnicodeDecodeError) as error:
+    except (CommandError, ClientException, ConfigError, OSError, UnicodeDecodeError) as error:
         print(f"{program}: {error}", file=sys.stderr)
     return EXIT_FAILED
 

@@ -36,7 +36,7 @@ from kcoord.client.tasks import spawn
 from kcoord.client.tls_failures import handshake_failure
 from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import DecodeError, Errors, FramingError, KafkaError
+from kcoord_protocol.errors import DecodeError, EncodeError, Errors, FramingError, KafkaError, UnsupportedVersionError
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.message import Message
 from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse, SaslAuthenticateResponse
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
         self, request: Message, response: type[Response], version: int, *, timeout_ms: int | None = None
     ) -> Response:
         """Sends a request in exactly this version. Returns the response."""
-        body = request.encode(version)
+        body = _encode(request, version)
         await self.ready()
         return await self._exchange(request, response, version, body, timeout_ms)
 
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
     async def call_in_login(self, request: Message, response: type[Response]) -> Response:
         """Sends a request of the authentication, which no other request may delay. Returns the response."""
         version = self.versions.choose(type(request))
-        body = request.encode(version)
+        body = _encode(request, version)
         await self._writable.wait()
         return await self._exchange(request, response, version, body)
 
@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
     async def send_unanswered(self, request: Message, *, highest: int | None = None) -> None:
         """Sends a request that has no response: a Produce with acks=0."""
         version = self.versions.choose(type(request), 0, highest)
-        body = request.encode(version)
+        body = _encode(request, version)
         await self.ready()
         self._write(request.api_key, version, body)
 
@@ -316,6 +316,15 @@ class Connection(asyncio.Protocol):
                 answer.set_exception(DisconnectException(error.message))
         assert self._transport is not None
         self._transport.abort()
+
+
+def _encode(request: Message, version: int) -> bytes:
+    """Returns the body of a request. Raises KafkaError if a value does not fit, as if the broker had rejected it."""
+    try:
+        return request.encode(version)
+    except EncodeError as error:
+        code = Errors.UNSUPPORTED_VERSION if isinstance(error, UnsupportedVersionError) else Errors.INVALID_REQUEST
+        raise KafkaError(code, f"{request.message_name}: {error}") from error
 
 
 class _Session:

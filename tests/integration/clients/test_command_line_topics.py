@@ -182,6 +182,8 @@ def test_configs_of_a_broker_that_does_not_exist(kcoord: CommandLine) -> None:
 
 
 def test_a_name_that_does_not_fit_in_a_request(kcoord: CommandLine) -> None:
-    failed = kcoord.run("topics", "--create", "--topic", "x" * 40_000)
+    name = "x" * 40_000
+    failed = kcoord.run("topics", "--create", "--topic", name)
     assert failed.code == 1
-    assert failed.err == "kcoord topics: topics[0].name: 40000 bytes are too many\n"
+    reason = "INVALID_REQUEST: CreateTopicsRequest: topics[0].name: 40000 bytes are too many"
+    assert failed.err == f"error: {name}: {reason}\n"

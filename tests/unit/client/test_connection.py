@@ -204,6 +204,16 @@ class TestConnection:
             with pytest.raises(DisconnectException, match="sent an invalid frame"):
                 await connection.call(HeartbeatRequest(), HeartbeatResponse)
 
+    async def test_a_request_that_cannot_be_encoded_fails_alone(self) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse()}) as broker:
+            connection = await connect(broker)
+            with pytest.raises(KafkaError, match=r"^INVALID_REQUEST: HeartbeatRequest: generation_id: 2147483648 does"):
+                await connection.call(HeartbeatRequest(generation_id=1 << 31), HeartbeatResponse)
+            with pytest.raises(KafkaError, match=r"^UNSUPPORTED_VERSION: HeartbeatRequest: "):
+                await connection.call(HeartbeatRequest(group_instance_id="i"), HeartbeatResponse, highest=0)
+            assert await connection.call(HeartbeatRequest(), HeartbeatResponse) == HeartbeatResponse()
+            await connection.close()
+
     async def test_requests_are_pipelined(self) -> None:
         gate = asyncio.Event()
 

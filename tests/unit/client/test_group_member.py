@@ -116,6 +116,12 @@ class Events(ConsumerRebalanceListener):
 
 
 class TestHeartbeats:
+    async def test_poll_raises_the_error_of_a_heartbeat_that_cannot_be_encoded(self) -> None:
+        async with RecordsBroker() as broker, member_of(broker, group_instance_id="i" * 40_000) as consumer:
+            consumer.subscribe([TOPIC])
+            with pytest.raises(KafkaError, match="INVALID_REQUEST: ConsumerGroupHeartbeatRequest: instance_id: 40000 "):
+                await poll_until(consumer, lambda: False)
+
     async def test_heartbeats_keep_the_interval_of_the_group(self) -> None:
         broker = RecordsBroker()
         broker.heartbeat_interval_ms = 700
