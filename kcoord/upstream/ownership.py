@@ -196,7 +196,9 @@ class Ownership:
                 self._own = ()
                 self._own_shards()
                 self._log.revoke("this instance is not in the group any more")
-                self.failed.set_result(error)
+                # The process is ending. Until then there may be further failures.
+                if not self.failed.done():
+                    self.failed.set_result(error)
 
     async def _raise_record_version(self, record_version: int) -> None:
         """Lets all owners write records of a version, because every instance reads it."""

@@ -118,13 +118,20 @@ async def test_the_record_version_that_all_instances_read_is_shared() -> None:
             await asyncio.sleep(0)
 
 
-async def test_an_instance_that_cannot_read_the_records_of_the_others_owns_nothing() -> None:
+async def test_an_instance_that_cannot_read_the_records_of_the_others_owns_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with stage() as on_stage:
         assert await describe(on_stage) == Errors.NONE
         await on_stage.shared.append([new_record_version_record(RECORD_VERSION + 1)])
         await on_stage.rebalance()
         assert not on_stage.broker.groups.shard_ids
         assert on_stage.ownership.failed.result().error is Errors.UNSUPPORTED_VERSION
+        # The process ends, and gets another map before that.
+        await on_stage.rebalance(other(LESSER))
+        await asyncio.sleep(0.01)
+        assert not on_stage.broker.groups.shard_ids
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_request_after_the_end_of_the_lease_finds_all_shards_closed(monkeypatch: pytest.MonkeyPatch) -> None:
