@@ -79,6 +79,8 @@ class Gateway:
         """Topics that clients see and kcoord's user does not. Responses do not wait for them again."""
         self._tables: dict[int | None, ApiTable] = {}
         self._turn = 0
+        self._failure: Errors | None = None
+        """Why the last look failed, None if it did not."""
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
 
@@ -177,7 +179,7 @@ class Gateway:
             await self.look()
 
     async def look(self) -> None:
-        """Makes the image like the upstream is now. Logs a failure; the image then stays as it is."""
+        """Makes the image like the upstream is now. Logs a failure once; the image then stays as it is."""
         if self._next is None:
             self._next = self.broker.spawn(self._look_after(self._running))
         await asyncio.shield(self._next)
@@ -188,8 +190,12 @@ class Gateway:
         self._running, self._next = self._next, None
         try:
             await self._look()
+            self._failure = None
         except KafkaError as error:
-            _logger.warning("The upstream cannot be looked at: %s", error)
+            # The upstream may be away for long, and each look fails then.
+            if self._failure is not error.error:
+                self._failure = error.error
+                _logger.warning("The upstream cannot be looked at: %s", error)
 
     async def _look(self) -> None:
         topics = self.broker.image.topics.values()
