@@ -189,7 +189,10 @@ class SharedLog:
             async with asyncio.timeout(ANNOUNCE_SECONDS):
                 await self._append_batch([new_instance_record(node_id)])
         except (KafkaError, TimeoutError) as error:
-            _logger.info("The other instances do not get a hint to look at their group: %s", error)
+            reason = (
+                error if isinstance(error, KafkaError) else f"the upstream has not answered for {ANNOUNCE_SECONDS} s"
+            )
+            _logger.info("The other instances do not get a hint to look at their group: %s", reason)
 
     async def close(self) -> None:
         """Ends all requests and closes the connections."""

@@ -42,3 +42,18 @@ async def test_a_fetch_that_was_damaged_on_its_way_is_repeated(
         following.cancel()
         await log.close()
     assert "The topic __kcoord_metadata of the upstream cannot be read: CORRUPT_MESSAGE" in caplog.text
+
+
+async def test_a_hint_to_the_other_instances_that_gets_no_answer_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = BrokerConfig.from_properties({"kcoord.upstream.bootstrap.servers": "127.0.0.1:1"})
+    monkeypatch.setattr(PartitionRequests, "produce", lambda self, batch: None)
+    monkeypatch.setattr(shared_log, "ANNOUNCE_SECONDS", 0.01)
+    log = SharedLog(config, UpstreamCluster(config).settings)
+    with caplog.at_level("INFO"):
+        await log.announce(7)
+    await log.close()
+    assert caplog.messages == [
+        "The other instances do not get a hint to look at their group: the upstream has not answered for 0.01 s"
+    ]
