@@ -2,7 +2,8 @@
 """Shared by all commands that connect to brokers: connection options, settings, errors and exit codes.
 
 * Exit codes: 0 if everything succeeded; 1 if anything failed, even in part; 2 if the command line is wrong; 130 after
-  Ctrl-C, 143 after SIGTERM. Both signals end the command in order: consumers commit and leave their group.
+  Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which a closed terminal sends. These signals end the command in order:
+  consumers commit and leave their group.
 * Settings of the client: defaults < file of --command-config < options.
 * Results go to stdout. Warnings and errors go to stderr, and an expected error is one line.
 """
@@ -28,7 +29,7 @@ from kcoord.config.properties import parse_properties, read_text
 from kcoord_protocol.errors import KafkaError
 
 EXIT_FAILED = 1
-EXIT_TERMINATED = 143
+_SIGNAL_EXIT = 128
 
 _DEFAULT_ADDRESS = "127.0.0.1:9092"
 _DEFAULT_TIMEOUT_MS = 30_000
@@ -112,18 +113,27 @@ def run_with_admin(program: str, options: argparse.Namespace, work: AdminWork) -
 
 def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
     """Runs a command and returns its exit code. Prints an expected failure as one line to stderr."""
+    ended_by = signal.SIGTERM
 
     async def run() -> int:
         task = asyncio.current_task()
-        if task is not None and threading.current_thread() is threading.main_thread():
-            # asyncio.run does the same on SIGINT.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        assert task is not None
+
+        def end(number: signal.Signals) -> None:
+            nonlocal ended_by
+            ended_by = number
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # asyncio.run does the same on SIGINT. Under nohup, SIGHUP stays ignored.
+            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, end, number)
         return await work()
 
     try:
         return asyncio.run(run())
     except asyncio.CancelledError:
-        return EXIT_TERMINATED
+        return _SIGNAL_EXIT + ended_by
     except BrokenPipeError:
         raise
     except KafkaError as error:

@@ -97,15 +97,22 @@ def test_a_group_continues_at_its_offsets(broker: KcoordProcess, kcoord: Command
     assert consume(kcoord, *group, "2") == ["0:3", "0:4"]
 
 
-def test_sigterm_commits_and_leaves_the_group(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_commits_and_leaves_the_group(
+    broker: KcoordProcess, kcoord: CommandLine, name: str, number: signal.Signals, code: int
+) -> None:
     create_topic(broker.address, name)
     produce(broker.address, name, 1, 3)
     command = [sys.executable, "-m", "kcoord", "consume", name, "--group", name, "--from-beginning"]
-    with subprocess.Popen([*command, "--bootstrap-server", broker.address], stdout=subprocess.PIPE) as consumer:
+    # nohup starts programs with SIGHUP ignored, and their children inherit that.
+    before = signal.signal(number, signal.SIG_DFL)
+    consumer = subprocess.Popen([*command, "--bootstrap-server", broker.address], stdout=subprocess.PIPE)
+    signal.signal(number, before)
+    with consumer:
         assert consumer.stdout is not None
         assert [consumer.stdout.readline() for _ in range(3)] == [b"0:0\n", b"0:1\n", b"0:2\n"]
-        consumer.terminate()
-        assert consumer.wait(20) == 143
+        consumer.send_signal(number)
+        assert consumer.wait(20) == code
     assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 3}
     (group,) = json.loads(kcoord.succeed("consumer-groups", "--describe", "--group", name, "--state", "--json").out)
     assert (group["state"], group["members"]) == ("Empty", 0)
