@@ -6,18 +6,13 @@ These are 19 MB. The SDK's bundle of all services has 600 MB.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Final
 
 import pyspark
 
-from tests.support.class_archives import cache_folder
-from tests.support.shared import missing
+from tests.support.kafka_jars import resolved_class_path
 
-RESOLVE_SECONDS: Final = 600
 SDK: Final = "2.35.4"
 """The SDK version that Hadoop 3.5.0 was built with."""
 SDK_PARTS: Final = ("s3", "s3-transfer-manager", "apache-client", "netty-nio-client", "sts")
@@ -37,26 +32,13 @@ def hadoop_version() -> str:
 
 def s3_jars() -> list[str]:
     """Returns the paths of the jars. Maven resolves them once into a cache folder of the user."""
-    if shutil.which("mvn") is None:
-        missing("mvn is not installed")
     version = hadoop_version()
-    folder = cache_folder()
-    cache = folder / f"hadoop-aws-{version}.classpath"
-    if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().split(":"))):
-        artifacts = [("org.apache.hadoop", "hadoop-aws", version)]
-        artifacts += [("software.amazon.awssdk", part, SDK) for part in SDK_PARTS]
-        dependencies = "".join(_DEPENDENCY.format(*artifact) for artifact in artifacts)
-        pom = folder / f"hadoop-aws-{version}.xml"
-        pom.write_text(
-            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-            "<groupId>kcoord</groupId><artifactId>lake-tests</artifactId><version>1</version>"
-            f"<dependencies>{dependencies}</dependencies></project>"
-        )
-        resolved = folder / f"{cache.name}.{os.getpid()}"
-        command = ["mvn", "-q", "-f", str(pom), "dependency:build-classpath", "-Dmdep.includeScope=runtime"]
-        done = subprocess.run(
-            [*command, f"-Dmdep.outputFile={resolved}"], capture_output=True, text=True, timeout=RESOLVE_SECONDS
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        resolved.replace(cache)
-    return cache.read_text().strip().split(":")
+    artifacts = [("org.apache.hadoop", "hadoop-aws", version)]
+    artifacts += [("software.amazon.awssdk", part, SDK) for part in SDK_PARTS]
+    dependencies = "".join(_DEPENDENCY.format(*artifact) for artifact in artifacts)
+    pom = (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>kcoord</groupId><artifactId>lake-tests</artifactId><version>1</version>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+    return resolved_class_path(f"hadoop-aws-{version}", pom).split(":")

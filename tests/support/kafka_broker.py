@@ -100,7 +100,9 @@ def _archive_options(jars: KafkaJars) -> str:
 
     def dump(options: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            KafkaBroker(jars, Path(folder), java_options=f"{_JAVA_OPTIONS} {options}").stop(_DUMP_SECONDS)
+            broker = KafkaBroker(jars, Path(folder), java_options=f"{_JAVA_OPTIONS} {options}")
+            broker.stop(_DUMP_SECONDS)
+            assert broker._process.returncode != -signal.SIGKILL, "the archive of its classes may be half written"
 
     return archive_options("kafka-broker", "java", QUICK_START, jars.class_path, dump)
 

@@ -56,7 +56,7 @@ TOOLS = {
 }
 
 
-def _class_path(name: str, pom: str) -> str:
+def resolved_class_path(name: str, pom: str) -> str:
     """Returns the class path of the dependencies in a POM. Maven resolves it once into a cache folder of the user."""
     for needed in ("java", "mvn"):
         if shutil.which(needed) is None:
@@ -68,15 +68,18 @@ def _class_path(name: str, pom: str) -> str:
             pom_file = folder / f"{name}.xml"
             pom_file.write_text(pom)
             command = ["mvn", "-q", "-f", str(pom_file), "dependency:build-classpath"]
-            command += [f"-Dmdep.outputFile={cache}", "-Dmdep.includeScope=runtime"]
+            # If this process is killed meanwhile, no later one uses half of a class path.
+            resolved = folder / f"{cache.name}.{os.getpid()}"
+            command += [f"-Dmdep.outputFile={resolved}", "-Dmdep.includeScope=runtime"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
             assert done.returncode == 0, done.stdout + done.stderr
+            resolved.replace(cache)
     return cache.read_text().strip()
 
 
 def streams_class_path() -> str:
     """Returns the class path of Kafka Streams, with Java's clients."""
-    return _class_path(f"kafka-streams-{VERSION}", _STREAMS_POM)
+    return resolved_class_path(f"kafka-streams-{VERSION}", _STREAMS_POM)
 
 
 def compiled(source: Path, class_path: str) -> Path:
@@ -107,7 +110,7 @@ class KafkaJars:
         pom = shared("anchors", "kafka", "pom.xml").read_text().replace(VERSION, version)
         if version != VERSION:
             pom = re.sub(r".*<artifactId>kafka-tools</artifactId>.*\n", "", pom)
-        self.class_path = _class_path(f"kafka-{version}", pom)
+        self.class_path = resolved_class_path(f"kafka-{version}", pom)
         self._options = f"-Xmx192m {SHORT_LIVED}"
         if version == VERSION:
             self._options += f" {archive_options('kafka', 'java', SHORT_LIVED, self.class_path, self._dump)}"
