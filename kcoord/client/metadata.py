@@ -60,6 +60,15 @@ class ClusterMetadata:
 
         A response about all topics also removes the topics that it does not have.
         """
+        self.merge_brokers(response)
+        if all_topics:
+            self.topics.clear()
+            self.names_by_id.clear()
+        for topic in response.topics:
+            self._merge_topic(topic)
+
+    def merge_brokers(self, response: MetadataResponse) -> None:
+        """Merges a response without its topics."""
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         if response.brokers:
@@ -67,11 +76,6 @@ class ClusterMetadata:
                 broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack)
                 for broker in response.brokers
             }
-        if all_topics:
-            self.topics.clear()
-            self.names_by_id.clear()
-        for topic in response.topics:
-            self._merge_topic(topic)
 
     def move_broker(self, node_id: int, host: str, port: int) -> Node:
         """Sets the address of a broker that FindCoordinator returned. It may be newer than the last Metadata response.

@@ -131,7 +131,8 @@ class UpstreamCluster:
         return await self.connections.retry("find the upstream", deadline, ask)
 
     def _take_brokers(self, response: MetadataResponse) -> None:
-        self.connections.metadata.merge(response)
+        # Topics are in the metadata image. The client would keep a copy of all of them, deleted ones too.
+        self.connections.metadata.merge_brokers(response)
         # The client also learns of brokers as coordinators, which may be out of service already.
         self.nodes = dict(self.connections.metadata.brokers)
 

@@ -62,6 +62,7 @@ async def test_the_cluster_is_what_its_brokers_say(
     snapshot = await upstream.look({})
     assert [(topic.name, topic.id, len(topic.partitions)) for topic in snapshot.topics] == [("t", FIRST, 2)]
     assert {broker.broker_id: broker.port for broker in snapshot.brokers} == {1: brokers[0].port, 2: brokers[1].port}
+    assert upstream.connections.metadata.topics == {}, "the image has them"
     assert upstream.nameless == {"old"}
     assert upstream.versions[2].finalized_features == {"transaction.version": 2}
     assert upstream.versions[1].ranges[ApiKey.METADATA] == range(10, 14)
