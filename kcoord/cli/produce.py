@@ -102,7 +102,7 @@ def _or_null(text: bytes, marker: bytes | None) -> bytes | None:
 def _from_json(line: bytes) -> InputRecord:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotARecord(f"not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise NotARecord("not a JSON object")

@@ -33,6 +33,7 @@ def test_lines(arguments: list[str], line: bytes, record: InputRecord) -> None:
     [
         (["--key-separator", ":"], b"ab", "no ':' between key and value"),
         (["--json"], b"x", "not valid JSON"),
+        (["--json"], b"[" * 50_000, "not valid JSON"),
         (["--json"], b"[1]", "not a JSON object"),
         (["--json"], b'{"x": 1}', "x: unknown field"),
         (["--json"], b'{"headers": 1}', "headers: not an object"),
