@@ -29,6 +29,7 @@ Acks = Literal[0, 1, -1, "all"]
 
 BATCH_SIZE_LIMIT: Final = 1 << 30
 
+_MOST_SHORT: Final = (1 << 15) - 1
 _MOST_INT: Final = (1 << 31) - 1
 _MOST_LONG: Final = (1 << 63) - 1
 _LONGS: Final = frozenset(
@@ -121,6 +122,14 @@ def _at_least(lowest: int, config: object, *names: str) -> None:
             raise ConfigException(f"{name}: {value!r} is not a whole number from {lowest} to {highest}")
 
 
+def _utf8_bytes(text: str) -> int:
+    """Returns the size of a text, -1 if it has half a surrogate pair."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1
+
+
 def _one_of(config: object, name: str, allowed: Sequence[object]) -> None:
     value = getattr(config, name)
     if value not in allowed:
@@ -153,6 +162,8 @@ class CommonConfig:
                 f"client_software_name: {self.client_software_name!r} is not made of letters, digits, '-' and '.', "
                 "with a letter or digit first and last (KIP-511)"
             )
+        if not 0 <= _utf8_bytes(self.client_id) <= _MOST_SHORT:
+            raise ConfigException(f"client_id: must have at most {_MOST_SHORT} bytes of UTF-8")
         _one_of(self, "kip_1327_revision", get_args(Kip1327Revision))
         _at_least(0, self, "retry_backoff_ms", "retry_backoff_max_ms", "reconnect_backoff_ms")
         _at_least(0, self, "reconnect_backoff_max_ms", "metadata_max_age_ms")

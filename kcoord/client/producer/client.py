@@ -118,6 +118,9 @@ class Producer:
         deadline = self._cluster.deadline(self._config.max_block_ms)
         if partition is not None and partition < 0:
             raise ValueError(f"partition: {partition} must not be negative")
+        # Without the check a number such as time.time() * 1000 would fail later, when the batch is sent.
+        if timestamp_ms is not None and not isinstance(timestamp_ms, int):
+            raise TypeError(f"timestamp_ms: {timestamp_ms!r} is not a whole number")
         if timestamp_ms is not None and not _LOWEST_TIME_MS <= timestamp_ms <= _HIGHEST_TIME_MS:
             raise ValueError(f"timestamp_ms: {timestamp_ms} does not fit in a record")
         key_bytes, value_bytes = _to_bytes(key), _to_bytes(value)

@@ -517,6 +517,8 @@ class TestBatches:
         async with LogBroker() as broker, producer_of(broker) as producer:
             with pytest.raises(ValueError, match="timestamp_ms"):
                 await producer.send(TOPIC, "a", timestamp_ms=timestamp_ms)
+            with pytest.raises(TypeError, match=r"timestamp_ms: 1\.5 is not a whole number"):
+                await producer.send(TOPIC, "a", timestamp_ms=1.5)  # type: ignore[arg-type]
             for timestamp in ((1 << 63) - 1, -(1 << 63)):
                 stored = await producer.send_and_wait(TOPIC, "a", timestamp_ms=timestamp)
                 assert stored.timestamp_ms == timestamp

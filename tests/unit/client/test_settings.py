@@ -239,6 +239,8 @@ class TestConsumerSettings:
             ("request_timeout_ms", "soon"),
             ("bootstrap_servers", ""),
             ("bootstrap_servers", "nowhere"),
+            ("client_id", "é" * 16_384),
+            ("client_id", "\ud800"),
         ],
     )
     def test_errors_name_the_setting(self, name: str, value: object) -> None:
