@@ -16,7 +16,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from kcoord.cli.options import MOST_INT, MOST_LONG, add_topics, parse_options, whole_number
-from kcoord.cli.session import EXIT_FAILED, add_connection_options, client_config, report_failure, run_safely
+from kcoord.cli.session import (
+    EXIT_FAILED,
+    add_connection_options,
+    client_config,
+    error_text,
+    report_failure,
+    run_safely,
+)
 from kcoord.client.config import ProducerConfig
 from kcoord.client.errors import RecordTooLargeException
 from kcoord.client.producer.client import Producer
@@ -161,7 +168,7 @@ async def _produce(options: argparse.Namespace) -> int:
         unsent.release()
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            failures.append(str(error))
+            failures.append(_text_of(error))
 
     number = 0
     async with Producer(config) as producer:
@@ -176,13 +183,17 @@ async def _produce(options: argparse.Namespace) -> int:
             try:
                 future = await _send(producer, options, record)
             except (KafkaError, RecordTooLargeException) as error:
-                failures.append(f"line {number}: {error}")
+                failures.append(f"line {number}: {_text_of(error)}")
                 break
             future.add_done_callback(finished)
         await producer.flush()
     for failure in dict.fromkeys(failures):
         report_failure(failure)
     return EXIT_FAILED if failures else 0
+
+
+def _text_of(error: BaseException) -> str:
+    return error_text(error) if isinstance(error, KafkaError) else str(error)
 
 
 async def _send(producer: Producer, options: argparse.Namespace, record: InputRecord) -> asyncio.Future[RecordMetadata]:

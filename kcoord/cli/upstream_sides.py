@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from kcoord.cli.session import CommandError, client_properties, warn
+from kcoord.cli.session import CommandError, client_properties, error_text, warn
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.configs import Config
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType
@@ -85,7 +85,7 @@ async def instances_of(cluster: Cluster) -> list[Node]:
         try:
             connection = await cluster.connection(node_id)
         except KafkaError as error:
-            warn(f"broker {node_id} at {node.host}:{node.port} cannot be reached: {error}")
+            warn(f"broker {node_id} at {node.host}:{node.port} cannot be reached: {error_text(error)}")
             continue
         if connection.versions.offers(ApiKey.IMPORT_GROUPS):
             instances.append(node)

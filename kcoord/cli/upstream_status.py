@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kcoord.cli.output import OutputColumn, Row, print_json
-from kcoord.cli.session import EXIT_FAILED, warn
+from kcoord.cli.session import EXIT_FAILED, error_text, warn
 from kcoord.cli.terminal import print_table
 from kcoord.cli.upstream_groups import ask_for_import, committed
 from kcoord.cli.upstream_sides import Sides, portions
@@ -151,7 +151,7 @@ async def _broker(sides: Sides, cluster: Cluster, node_id: int) -> Row:
     try:
         versions = (await cluster.connection(node_id)).versions
     except KafkaError as error:
-        warn(f"broker {node_id} of the upstream at {node.host}:{node.port} cannot be reached: {error}")
+        warn(f"broker {node_id} of the upstream at {node.host}:{node.port} cannot be reached: {error_text(error)}")
         return row
     for api in _SHOWN_APIS:
         row[api.name.lower()] = versions.range_of(api)

@@ -88,6 +88,13 @@ def test_a_line_that_is_too_large_is_named(broker: KcoordProcess, kcoord: Comman
     assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
 
 
+def test_a_partition_that_does_not_exist(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    failed = kcoord.run("produce", name, "--partition", "7", "--timeout", "500", stdin="v\n")
+    reason = f"UNKNOWN_TOPIC_OR_PARTITION: {name}-7"
+    assert failed.err == f"error: line 1: metadata of {name}: timed out after 500 ms: {reason}\n"
+
+
 def test_a_group_continues_at_its_offsets(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
     create_topic(broker.address, name)
     produce(broker.address, name, 1, 5)
