@@ -10,7 +10,7 @@ from kcoord.config.broker_settings import BrokerSettings
 from kcoord.config.checks import check_broker_settings, check_dynamic_settings
 from kcoord.config.key import ConfigError
 from kcoord.config.keys import BROKER_KEYS
-from kcoord.config.workers import worker_properties
+from kcoord.config.workers import worker_count, worker_properties
 
 
 class BrokerConfig(BrokerSettings):
@@ -25,9 +25,14 @@ class BrokerConfig(BrokerSettings):
 
     def _check(self) -> None:
         check_broker_settings(self)
-        for number in sorted(self.of_workers):
-            # The check runs before any worker starts. Otherwise a single worker could fail while the others run.
-            BrokerConfig.from_properties(worker_properties(self, number))
+        count = worker_count(self)
+        # The check runs before any worker starts. Otherwise a single worker could fail while the others run. The last
+        # worker has the greatest id and ports.
+        for number in sorted({*self.of_workers, count - 1} if count > 1 else self.of_workers):
+            try:
+                BrokerConfig.from_properties(worker_properties(self, number))
+            except ConfigError as error:
+                raise ConfigError(f"worker {number}: {error}") from None
 
     def with_dynamic(self, overrides: Mapping[str, str]) -> BrokerConfig:
         """Returns a checked copy with other dynamic broker configs; raises ConfigError if they cannot be used."""

@@ -97,6 +97,18 @@ def test_a_key_of_one_worker_takes_precedence() -> None:
             "there are 2 workers, so 2 racks are required",
         ),
         (
+            {"kcoord_metrics_port": "65534", "group_coordinator_threads": "3"},
+            r"^worker 2: Invalid value 65536 for configuration kcoord\.metrics\.port",
+        ),
+        (
+            {"node_id": "2147483647", "group_coordinator_threads": "2"},
+            r"^worker 1: Invalid value 2147483648 for configuration node\.id",
+        ),
+        (
+            {"advertised_listeners": "PLAINTEXT://x:65535", "group_coordinator_threads": "2"},
+            r"^worker 1: Invalid value PLAINTEXT://x:65536 for configuration advertised\.listeners",
+        ),
+        (
             {"listeners": "PLAINTEXT://:65535", "group_coordinator_threads": "2"},
             "a worker would need port 65536 for PLAINTEXT",
         ),
