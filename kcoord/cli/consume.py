@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--include",
         metavar="REGEX",
-        help="subscribe to matching topics instead of names, with --group (RE2, whole names)",
+        help="subscribe to matching topics instead of names, in a group (RE2, whole names)",
     )
     parser.add_argument(
         "--group",
@@ -65,7 +65,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
     """Returns why the options cannot be combined, or None if they can."""
     if bool(options.topics) == (options.include is not None):
         return "a TOPIC or --include is needed, not both"
-    if options.include is not None and options.group is None:
+    if options.include is not None and options.group is None and options.command_config is None:
         return "--include needs --group"
     if options.partition is not None and (options.group is not None or len(options.topics) != 1):
         return "--partition goes with one TOPIC, without --group"
@@ -118,6 +118,8 @@ async def _choose(consumer: Consumer, options: argparse.Namespace) -> None:
     if options.group is not None:
         consumer.subscribe(options.topics, pattern=options.include)
         return
+    if options.include is not None:
+        raise CommandError("--include needs --group, or a group.id in the file of --command-config")
     partitions = [
         TopicPartition(topic, partition)
         for topic in options.topics

@@ -139,6 +139,10 @@ def test_files_of_kafkas_tools_are_used(broker: KcoordProcess, kcoord: CommandLi
     assert read.out.split() == ["a", "b"]
     assert "warning: session.timeout.ms has no effect here: the group decides" in read.err
     assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 2}
+    included = kcoord.succeed("consume", "--include", name, *arguments[1:3], "--max-messages", "1")
+    assert included.out.split() == ["c"], "the group is in the file"
+    without_group = ("--include", name, "--command-config", str(producer))
+    assert "--include needs --group" in kcoord.run("consume", *without_group).err
 
 
 def test_nothing_to_read(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
