@@ -74,8 +74,9 @@ def seconds(*, may_be_0: bool) -> Callable[[str], float]:
             number = float(text)
         except ValueError:
             number = math.nan
-        if not math.isfinite(number) or number < 0 or (not number and not may_be_0):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {'from' if may_be_0 else 'above'} 0")
+        if not 0 <= number <= MOST_INT or (not number and not may_be_0):
+            least = "from" if may_be_0 else "above"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {least} 0 up to {MOST_INT}")
         return number
 
     return parse

@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from kcoord.cli.options import seconds
+from kcoord.cli.options import seconds, whole_number
 from kcoord_protocol.errors import DecodeError, Errors, FramingError
 from kcoord_protocol.framing import FrameReader
 
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         "broker rejects clients, and other replicas lead its partitions.",
     )
     parser.add_argument("action", choices=(FENCE, UNFENCE))
-    parser.add_argument("broker", type=int, metavar="BROKER", help="the id of the broker")
+    parser.add_argument("broker", type=whole_number(0), metavar="BROKER", help="the id of the broker")
     parser.add_argument("--data", required=True, metavar="DIR", help="the data folder (log.dirs)")
     parser.add_argument(
         "--timeout",

@@ -53,6 +53,16 @@ def test_every_command_has_the_common_options(prog: str) -> None:
         assert "--group" in options, "a command with a positional group has --group too"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["workers", "fence", "2147483648", "--data", "d"], ["workers", "fence", "1", "--data", "d", "--timeout", "1e300"]],
+)
+def test_numbers_for_workers_have_limits(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "2147483647" in capsys.readouterr().err.splitlines()[-1]
+
+
 def parsed(line: str) -> argparse.Namespace:
     return whole_parser().parse_args(line.split())
 

@@ -56,6 +56,7 @@ def test_following_a_log_that_does_not_exist_is_a_warning(tmp_path: Path, capsys
         ("ingest --log d --follow 0", "--follow: '0' is not a number of seconds above 0"),
         ("ingest --log d --follow -1", "--follow: '-1' is not a number of seconds above 0"),
         ("ingest --log d --follow nan", "--follow: 'nan' is not a number of seconds above 0"),
+        ("ends --every 1e300", "--every: '1e300' is not a number of seconds above 0 up to 2147483647"),
         ("ends --every 0", "--every: '0' is not a number of seconds above 0"),
         ("ends --every 1 --samples 0", "--samples: '0' is not a whole number from 1"),
         ("compact --grace -1", "--grace: '-1' is not a number of seconds from 0"),
