@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from kcoord.client.security import Security
 from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, is_used, security_of
 
+_SECRET_SUFFIXES: Final = (".password", ".secret")
 _SECURITY_PREFIXES: Final = ("ssl.", "sasl.")
 _CLASS_PREFIX: Final = "org.apache.kafka.common.serialization."
 
@@ -56,12 +57,16 @@ def translate(properties: Mapping[str, str], setting_names: Set[str]) -> Transla
     `setting_names` are the settings of the client in Kafka's spelling. Raises ConfigException for security settings
     that this client does not support.
     """
+    # Kafka's clients, too, ignore space at the end of a line, except in a value of the type PASSWORD.
+    properties = {key: text if key.endswith(_SECRET_SUFFIXES) else text.strip() for key, text in properties.items()}
     settings = {key: text for key, text in properties.items() if key in setting_names}
     if "enable.idempotence" in setting_names and settings.get("acks", "all") in ("0", "1"):
         # As in Java's client, acks=0 or 1 disables idempotence, unless enable.idempotence asks for it.
         settings.setdefault("enable.idempotence", "false")
-    if settings.get("group.protocol", "").lower() == "classic":
-        del settings["group.protocol"]
+    if "group.protocol" in settings:
+        settings["group.protocol"] = settings["group.protocol"].lower()
+        if settings["group.protocol"] == "classic":
+            del settings["group.protocol"]
     security = security_of(properties)
     return Translation(settings, security, list(_notes(properties, setting_names, is_plain=security is None)))
 

@@ -293,6 +293,16 @@ class TestProperties:
         assert (config.group_id, config.max_poll_records, config.enable_auto_commit) == ("12", 7, False)
         assert str(config.new_partitions_policy) == "by_duration:86400000ms"
 
+    def test_values_are_read_as_by_kafkas_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Space around them does not count, except in passwords, and group.protocol may be in upper case."""
+        secured: list[dict[str, str]] = []
+        monkeypatch.setattr("kcoord.client.kafka_properties.security_of", secured.append)
+        texts = {"max.poll.records": " 7 ", "group.protocol": "CONSUMER ", "group.id": "g\t"}
+        texts |= {"security.protocol": "SSL ", "ssl.key.password": " pw "}
+        config = ConsumerConfig.from_properties({"bootstrap.servers": SERVER, **texts})
+        assert (config.max_poll_records, config.group_protocol, config.group_id) == (7, "consumer", "g")
+        assert (secured[0]["security.protocol"], secured[0]["ssl.key.password"]) == ("SSL", " pw ")
+
     def test_acks_as_word_and_number(self) -> None:
         for text, expected in (("all", -1), ("-1", -1)):
             assert ProducerConfig.from_properties({"bootstrap.servers": SERVER, "acks": text}).required_acks == expected
