@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
-from kcoord.cli.options import whole_number
+from kcoord.cli.options import MOST_PROCESSES, whole_number
 from kcoord.simulation.model_check.model import Budget, ModelAssignor
 from kcoord.simulation.model_check.search import Configuration, Report, Search
 from kcoord.simulation.model_check.takeover import TakeoverBudget
@@ -75,7 +75,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="the maximum number of states, over all groups",
     )
     parser.add_argument(
-        "--processes", type=whole_number(1), default=1, metavar="N", help="number of groups to search in parallel"
+        "--processes",
+        type=whole_number(1, MOST_PROCESSES),
+        default=1,
+        metavar="N",
+        help="number of groups to search in parallel",
     )
     parser.add_argument(
         "--client-assignors", action="store_true", help="search groups whose members compute target assignments"

@@ -15,6 +15,8 @@ MOST_SHORT: Final = 2**15 - 1
 """The greatest replication factor."""
 MOST_INT: Final = 2**31 - 1
 """The greatest int of Java, which Kafka's settings and Spark's methods have."""
+MOST_PROCESSES: Final = 256
+"""All of them start at once."""
 MOST_LONG: Final = 2**63 - 1
 """The greatest offset and the greatest time of a record."""
 

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import nullcontext
 from itertools import count, islice
 
-from kcoord.cli.options import whole_number
+from kcoord.cli.options import MOST_PROCESSES, whole_number
 from kcoord.config import BrokerConfig, ConfigError
 from kcoord.server.errors import StartError
 from kcoord.server.shards.own_assignors import start_own_assignors
@@ -73,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--plant", choices=sorted(PLANTS), help="plant a fault that the simulation has to find")
     parser.add_argument(
         "--processes",
-        type=whole_number(0),
+        type=whole_number(0, MOST_PROCESSES),
         default=1,
         metavar="N",
         help="number of seeds to run in parallel (0: one per core)",

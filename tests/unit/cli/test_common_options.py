@@ -126,8 +126,10 @@ def test_a_wrong_value_names_its_option(
         "groups watch --group g --duration -1",
         "simulate --steps -1",
         "simulate --processes -1",
+        "simulate --processes 257",
         "model-check --states 0",
         "model-check --processes 0",
+        "model-check --processes 257",
     ],
 )
 def test_a_number_out_of_range_names_its_option(line: str, capsys: pytest.CaptureFixture[str]) -> None:
