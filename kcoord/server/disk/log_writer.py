@@ -101,22 +101,20 @@ class WritableLog(JournaledLog, Protocol):
 
 @dataclass(slots=True)
 class WriteJob:
-    """One append of whole batches with final offsets. `key` names the log for the caller."""
+    """One append of whole batches with final offsets. `key` names the log for the caller.
+
+    The pump calls `end` with the error and the time when the job has finished.
+    """
 
     key: Hashable
     log: WritableLog
     data: bytes
     now_ms: int
+    end: Callable[[OSError | None, int], None]
     written: AppendInfo | None = None
     """The place of the batches in the log, once they are in the page cache."""
     error: OSError | None = None
     """Why the append or its sync failed. None in a finished job: it is as durable as the flush policy promises."""
-
-
-def write(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
-    """Appends all jobs to their logs, as far as the page cache. The kernel writes it to the disk when it chooses."""
-    for job in jobs:
-        _write(job, job.log.append, measures)
 
 
 def write_what_does_not_wait(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
@@ -125,7 +123,7 @@ def write_what_does_not_wait(jobs: list[WriteJob], measures: WriteMeasures | Non
     Writing here spares the writer thread one GIL acquisition per write.
     """
     for job in jobs:
-        _write(job, job.log.append_at_once, measures)
+        write(job, job.log.append_at_once, measures)
 
 
 def write_durably(jobs: list[WriteJob], appends: DurableAppends, measures: WriteMeasures | None = None) -> None:
@@ -135,7 +133,7 @@ def write_durably(jobs: list[WriteJob], appends: DurableAppends, measures: Write
     """
     for job in jobs:
         if job.written is None and job.error is None:
-            _write(job, job.log.append, measures)
+            write(job, job.log.append, measures)
     written = [job for job in jobs if job.written is not None]
     began = time.perf_counter()
     errors = appends.settle(_appended(written))
@@ -146,7 +144,8 @@ def write_durably(jobs: list[WriteJob], appends: DurableAppends, measures: Write
             job.error = _as_os_error(job.key, error)
 
 
-def _write(job: WriteJob, append: Callable[..., AppendInfo | None], measures: WriteMeasures | None) -> None:
+def write(job: WriteJob, append: Callable[..., AppendInfo | None], measures: WriteMeasures | None) -> None:
+    """Appends a job to its log, as far as the page cache. The kernel writes it to the disk when it chooses."""
     began = time.perf_counter()
     try:
         job.written = append(job.data, now_ms=job.now_ms)

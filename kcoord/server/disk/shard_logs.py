@@ -9,7 +9,7 @@ when its first batch is written. `close` closes it, and the next use opens it ag
 `LocalShardLog` implements `kcoord.runtime.shard_log` on these folders:
 
     open, read    event loop       a slice at a time; the outcome is a call of the shard set before the method returns
-    append        log writer       the outcome comes with the result of the write (`kcoord.server.disk.log_writer`)
+    append        log writer       the outcome comes with the end of the write job (`kcoord.server.disk.log_writer`)
     save          snapshot thread  the outcome is posted to the event loop
     release       event loop       closes the logs, then deletes them or hands them over
     close         event loop       closes the log of a failed shard
@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -242,7 +243,7 @@ class _LogReader:
 class LocalShardLog:
     """The `ShardLog` of a shard set on folders of the data folder; the module text describes the threads.
 
-    * `submit` passes a job to the log writer. `ShardDriver.written` is called when the job ends.
+    * `submit` has a job written (`Pump.submit`).
     * `wake` requests a poll of the shard set.
     * `tombstones_kept_ms` returns `delete.retention.ms` of the coordinators' logs.
     """
@@ -368,7 +369,14 @@ class LocalShardLog:
 
     def append(self, append: Append, now_ms: int) -> None:
         key = (self._shards.name, append.shard_id)
-        self._submit(WriteJob(key, self.logs.writable(append.shard_id), append.data, now_ms))
+        log = self.logs.writable(append.shard_id)
+        self._submit(WriteJob(key, log, append.data, now_ms, partial(self._ended, append)))
+
+    def _ended(self, append: Append, error: OSError | None, now_ms: int) -> None:
+        if error is None:
+            self._shards.written(append)
+        else:
+            self._shards.unknown(append, error, now_ms)
 
     def save(self, save: Save) -> None:
         log = self.logs.opened(save.shard_id)

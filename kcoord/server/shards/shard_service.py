@@ -18,8 +18,8 @@ The life of an operation:
     wake       the pump is scheduled for the next turn of the event loop, or up to MOST_GATHERING_TURNS later
     collect    the driver passes one append per shard to the log, which submits it to the pump
     write      with a journal (`kcoord.log.flush.policy=fsync`) the log writer makes the append durable;
-               without a journal it is written to the page cache in the same turn
-    written    the shard set gets the outcome
+               without a journal the pump writes it to the page cache before `submit` returns
+    written    the log reports the outcome to the shard set
     deliver    futures and deferred responses are settled; an operation without records may be answered at once
 
 What orders what:
@@ -103,7 +103,6 @@ class ShardDriver(Generic[M]):
         self.shards = shards
         self.log = log
         self._wake = wake
-        self._under_way: dict[int, Append] = {}
 
     def future_of(self, reply: DeferredReply) -> asyncio.Future[T]:
         """Returns a future that ends with the response, or with the KafkaError that was delivered instead."""
@@ -125,18 +124,23 @@ class ShardDriver(Generic[M]):
         """Handles everything that the shard set has ready."""
         ready = self.shards.poll(now_ms)
         for append in ready.appends:
-            self._under_way[append.shard_id] = append
             self.on_append_started(append)
             self.log.append(append, now_ms)
-        self._deliver(ready.replies)
-        if len(ready.replies) == REPLIES_AT_ONCE:
-            self._wake()
+        if ready.replies:
+            self._deliver(ready.replies)
+            if len(ready.replies) == REPLIES_AT_ONCE:
+                self._wake()
         for shard_id, task in ready.tasks:
             self.start_task(shard_id, task)
         for save in ready.saves:
             self.log.save(save)
         if ready.has_log_work:
             self._collect_log_work(ready)
+        if ready.appends:
+            # Without a journal the appends are written by now, and their replies are ready.
+            self.deliver_replies()
+            if self.shards.has_ready(now_ms):
+                self._wake()
 
     def _collect_log_work(self, ready: Ready) -> None:
         for shard_id in ready.closes:
@@ -167,14 +171,6 @@ class ShardDriver(Generic[M]):
                 waiter.settle()
             except Exception:
                 _logger.exception("Delivering a reply of the shards of %s failed", self.shards.name)
-
-    def written(self, shard_id: int, error: OSError | None, now_ms: int) -> None:
-        """Reports the outcome of the shard's append to the shard set: durable, or unknown if there is an error."""
-        append = self._under_way.pop(shard_id)
-        if error is None:
-            self.shards.written(append)
-        else:
-            self.shards.unknown(append, error, now_ms)
 
     def on_append_started(self, append: Append) -> None:
         """Called before an append is passed to the log."""
@@ -456,8 +452,7 @@ class Pump:
     ) -> None:
         self._loop = loop
         self._now_ms = now_ms
-        self._drivers: dict[str, ShardDriver[Any]] = {}
-        self._all_drivers: tuple[ShardDriver[Any], ...] = ()
+        self._drivers: tuple[ShardDriver[Any], ...] = ()
         self._pump_scheduled = False
         self._most_gathering_turns = MOST_GATHERING_TURNS if gathers else 0
         self._wakes = self._gathering_turns = 0
@@ -475,8 +470,7 @@ class Pump:
             self._writer.measures = measures
 
     def add(self, driver: ShardDriver[Any]) -> None:
-        self._drivers[driver.shards.name] = driver
-        self._all_drivers = tuple(self._drivers.values())
+        self._drivers += (driver,)
 
     @property
     def is_quiet(self) -> bool:
@@ -491,12 +485,20 @@ class Pump:
             self._loop.call_soon(self._pump)
 
     def submit(self, job: WriteJob) -> None:
-        """Adds an append to the writes of the current turn."""
-        self._jobs.append(job)
+        """Adds an append to the writes of the current turn. Without a log writer it is written at once."""
+        if self._writer is not None:
+            self._jobs.append(job)
+            return
+        write(job, job.log.append, self._measures)
+        if len(job.data) > LARGE_WRITE_BYTES:
+            self._writes_under_way += 1
+            self._loop.call_soon(self._written, [job])
+        else:
+            self._end(job, job.now_ms)
 
     def next_deadline_ms(self) -> int | None:
         """Returns the earliest deadline of all shard sets, None if no timer is armed."""
-        deadlines = [driver.shards.next_deadline_ms() for driver in self._all_drivers]
+        deadlines = [driver.shards.next_deadline_ms() for driver in self._drivers]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def on_clock_moved(self) -> None:
@@ -523,23 +525,15 @@ class Pump:
         self._turn(self._now_ms())
 
     def _turn(self, now_ms: int) -> None:
-        """Collects and writes. Without a log writer the answers leave in the same turn, if the write is not large."""
         self._collect(now_ms)
-        jobs, self._jobs = self._jobs, []
-        if jobs:
+        if self._jobs and self._writer is not None:
+            jobs, self._jobs = self._jobs, []
             self._writes_under_way += len(jobs)
-            if self._writer is not None:
-                self._writer.submit(jobs)
-            else:
-                write(jobs, self._measures)
-                if sum([len(job.data) for job in jobs]) > LARGE_WRITE_BYTES:
-                    self._loop.call_soon(self._written, jobs)
-                else:
-                    self._complete(jobs, now_ms)
+            self._writer.submit(jobs)
         self._arm_timer(now_ms)
 
     def _collect(self, now_ms: int) -> None:
-        for driver in self._all_drivers:
+        for driver in self._drivers:
             if driver.shards.has_ready(now_ms):
                 try:
                     driver.collect(now_ms)
@@ -548,24 +542,18 @@ class Pump:
                     _logger.exception("Collecting the ready work of the shards of %s failed", driver.shards.name)
 
     def _written(self, jobs: list[WriteJob]) -> None:
+        """Ends the jobs. The turn that follows delivers their replies."""
         now_ms = self._now_ms()
-        self._complete(jobs, now_ms)
-        self._turn(now_ms)
-
-    def _complete(self, jobs: list[WriteJob], now_ms: int) -> None:
         self._writes_under_way -= len(jobs)
         for job in jobs:
-            name, shard_id = cast("tuple[str, int]", job.key)
-            driver = self._drivers[name]
-            try:
-                driver.written(shard_id, job.error, now_ms)
-            except Exception:
-                _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
-        for driver in self._all_drivers:
-            if driver.shards.has_ready(now_ms):
-                driver.deliver_replies()
-                if driver.shards.has_ready(now_ms):
-                    self.wake()
+            self._end(job, now_ms)
+        self._turn(now_ms)
+
+    def _end(self, job: WriteJob, now_ms: int) -> None:
+        try:
+            job.end(job.error, now_ms)
+        except Exception:
+            _logger.exception("Completing a write of %s failed", job.key)
 
     def _arm_timer(self, now_ms: int) -> None:
         """Arms a timer unless the armed one is early enough.
@@ -574,7 +562,7 @@ class Pump:
         """
         armed_ms = self._timer_deadline_ms if self._timer is not None else None
         if armed_ms is not None:
-            for driver in self._all_drivers:
+            for driver in self._drivers:
                 if driver.shards.has_timer_before(armed_ms):
                     break
             else:

@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -30,7 +31,7 @@ from kcoord.server.shards.metadata_service import (
     new_metadata_shards,
 )
 from kcoord.server.shards.shard_service import Pump
-from kcoord.storage.log import Log
+from kcoord.storage.log import AppendInfo, Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.errors import Errors, KafkaError
@@ -224,11 +225,11 @@ async def test_the_completion_of_a_large_write_has_a_turn_of_its_own(
 ) -> None:
     owner = Owner()
 
-    def noted(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> None:
-        assert sum(len(job.data) for job in jobs) > 100
+    def noted(job: WriteJob, append: Callable[..., AppendInfo | None], measures: WriteMeasures | None) -> None:
+        assert len(job.data) > 100
         owner.events.append("written")
         asyncio.get_running_loop().call_soon(owner.events.append, "another callback")
-        write(jobs, measures)
+        write(job, append, measures)
 
     monkeypatch.setattr(shard_service, "write", noted)
     monkeypatch.setattr(shard_service, "LARGE_WRITE_BYTES", least_bytes)
