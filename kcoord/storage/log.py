@@ -219,7 +219,8 @@ class Log(ReadableLog):
         Raises InvalidAppendError if the data is not whole batches or does not continue the log.
         """
         self._check_usable()
-        info = self._append(data, *self._parse(data), now_ms, may_sync=True)
+        base_offset, entries = self._parse(data)
+        info = self._append(data, base_offset, entries, now_ms, may_sync=True)
         assert info is not None
         return info
 
@@ -237,7 +238,8 @@ class Log(ReadableLog):
     def append_without_sync(self, data: Bytes, *, now_ms: int) -> AppendInfo | None:
         """Appends like `append`. Returns None, without any change, if a new segment or its name needs a sync first."""
         self._check_usable()
-        return self._append(data, *self._parse(data), now_ms, may_sync=False)
+        base_offset, entries = self._parse(data)
+        return self._append(data, base_offset, entries, now_ms, may_sync=False)
 
     def _append(
         self, data: Bytes, base_offset: int, entries: list[BatchPlace], now_ms: int, *, may_sync: bool
@@ -263,7 +265,8 @@ class Log(ReadableLog):
             self._failure = error
             raise
         self.end_offset = last_offset + 1
-        return AppendInfo(segment.base_offset, position, rolled)
+        # Takes a third of the time of the constructor of the class.
+        return tuple.__new__(AppendInfo, (segment.base_offset, position, rolled))
 
     def _parse(self, data: Bytes) -> tuple[int, list[BatchPlace]]:
         offset = self.end_offset

@@ -266,7 +266,7 @@ class Segment:
         interval_bytes, since_index = self.config.index_interval_bytes, self._bytes_since_index
         for at, size, last_offset, max_timestamp in batches:
             if highest is None or max_timestamp > highest.timestamp:
-                highest = TimestampOffset(max_timestamp, last_offset)
+                highest = tuple.__new__(TimestampOffset, (max_timestamp, last_offset))
             if since_index > interval_bytes:
                 indexes.offsets.append(last_offset, position + at)
                 indexes.times.maybe_append(*highest)
