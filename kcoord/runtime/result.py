@@ -8,7 +8,7 @@ data, so that they can be compared, printed and replayed. `kcoord.runtime.shard_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -197,6 +197,11 @@ class CoordinatorResult(Generic[T]):
     timers: list[Schedule | Cancel] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
+    bulk_completions: list[Iterator[Completion]] = field(default_factory=list)
+    """Completions for all members of a group, which are made a few at a time in several turns of the event loop.
+
+    Other operations run between these turns. So an iterator must not read any state that can change.
+    """
     encoded: EncodedRecords | None = None
     """Records that precede `records` in the same batch. The result is atomic and `records` is not empty then."""
     provisional: Provisional | None = None

@@ -37,12 +37,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from kcoord.runtime.result import (
     MAX_GROUP_BYTES,
     PENDING,
+    Completion,
     CoordinatorRecord,
     CoordinatorResult,
     EncodedRecords,
@@ -496,7 +498,12 @@ class ShardContext(Generic[M]):
                 self._deferred_tasks.append((self.next_offset, task))
             else:
                 self._start(task)
-        for completion in result.completions:
+        self._complete(result.completions)
+        for completions in result.bulk_completions:
+            self._outbox.completing.append((self.shard_id, completions))
+
+    def _complete(self, completions: Iterable[Completion]) -> None:
+        for completion in completions:
             reply = self._pending.pop(completion.token, None)
             if reply is None:
                 continue
@@ -505,6 +512,25 @@ class ShardContext(Generic[M]):
                 self._outbox.replies.append(reply)
             else:
                 self._deferred.add(self.next_offset, reply)
+
+    def complete_some(self, completions: Iterator[Completion], limit: int) -> int:
+        """Answers up to `limit` requests. Returns the number of completions: less than `limit` if no more are left.
+
+        They may wait for later records than those of their operation. If the shard has failed since the operation, it
+        has answered the requests.
+        """
+        if self.machine is None:
+            return 0
+        try:
+            taken = list(islice(completions, limit))
+            self._complete(taken)
+        except AssertionError as error:
+            self.broken(error)
+            return 0
+        except Exception as error:
+            self.fail("completing requests failed", error)
+            return 0
+        return len(taken)
 
     def _start(self, task: Task) -> None:
         if task.key not in self._running_tasks:

@@ -32,6 +32,8 @@ Rules:
   one append in flight. Nothing orders two shards.
 * Timers and tasks change state only by operations: `poll` fires the timers that are due, at most 500 at a time.
 * A log is opened or released only while no append and no other load of its shard is in flight.
+* Bulk completions are made by the polls that follow their operation, before these polls fire timers. Their requests
+  still wait until then.
 * A shard that leaves ACTIVE fails all waiting requests and drops its state machine, timers and tasks. The state comes
   back from the log. A crash of the process is the same event for all shards at once.
 * The outcome of a load is dropped if the shard was closed or released meanwhile.
@@ -59,7 +61,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 REPLIES_AT_ONCE: Final = 500
-"""The most replies that leave in one turn of the event loop. The end of a classic join phase answers all members."""
+"""The most replies that leave, and the most bulk completions that are made, in one turn of the event loop.
+
+The end of a classic join phase answers all members.
+"""
 _MAX_TIMERS_PER_POLL: Final = 500
 _SNAPSHOT: Final = TimerKey(ShardTimer.SNAPSHOT)
 
@@ -91,7 +96,7 @@ class ShardSet(ShardLoads[M]):
     def is_idle(self) -> bool:
         """True if no append is in flight and `poll` has no replies, tasks, failures or appends."""
         outbox = self._outbox
-        if outbox.replies or outbox.tasks or outbox.failed or outbox.writable:
+        if self.has_replies() or outbox.tasks or outbox.failed or outbox.writable:
             return False
         return not any(shard.is_writing for shard in self._shards.values())
 
@@ -328,6 +333,8 @@ class ShardSet(ShardLoads[M]):
 
     def poll(self, now_ms: int) -> Ready:
         """Fires the timers that are due, and returns all work for the owner."""
+        if self._outbox.completing:
+            self._complete_some()
         saves = self._fire_timers(now_ms) if self._timer_queue.first_ms <= now_ms else ()
         outbox = self._outbox
         if outbox.failed:
@@ -361,10 +368,24 @@ class ShardSet(ShardLoads[M]):
             del replies[REPLIES_AT_ONCE:]
         return replies
 
+    def _complete_some(self) -> None:
+        """Takes bulk completions, no more than REPLIES_AT_ONCE with the replies that leave before them."""
+        completing = self._outbox.completing
+        left = REPLIES_AT_ONCE - len(self._outbox.replies)
+        while left > 0 and completing:
+            shard_id, completions = completing[0]
+            left -= self._shards[shard_id].complete_some(completions, left)
+            if left > 0:
+                completing.popleft()
+
+    def has_replies(self) -> bool:
+        """True if replies are left for the next turn of the event loop."""
+        return bool(self._outbox.replies or self._outbox.completing)
+
     def has_ready(self, now_ms: int) -> bool:
         """True if `poll` would return any work or a timer may be due."""
         outbox = self._outbox
-        if outbox.writable or outbox.replies or outbox.tasks or outbox.failed:
+        if outbox.writable or outbox.replies or outbox.tasks or outbox.failed or outbox.completing:
             return True
         if self._timer_queue.first_ms <= now_ms:
             return True

@@ -16,14 +16,14 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
 
-from kcoord.runtime.result import Task, TimerKey, TimerKind
+from kcoord.runtime.result import Completion, Task, TimerKey, TimerKind
 from kcoord.runtime.shard_log import Append, Load, Release, Save
 from kcoord_protocol.errors import KafkaError
 
@@ -193,6 +193,8 @@ class Outbox:
     tasks: list[tuple[int, Task]] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     writable: list[int] = field(default_factory=list)
+    completing: deque[tuple[int, Iterator[Completion]]] = field(default_factory=deque)
+    """The bulk completions of results that are not answered yet, with their shards."""
 
 
 class Ready:

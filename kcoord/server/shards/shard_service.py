@@ -62,7 +62,7 @@ from kcoord.metrics.measures import Histogram, WriteMeasures
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.serde import partition_for
 from kcoord.runtime.shard_log import Append, Load, ShardLog
-from kcoord.runtime.shard_set import REPLIES_AT_ONCE, ShardSet
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.waiting import DeferredReply, Ready, Waiter
 from kcoord.server.disk.log_writer import LogWriter, NewWriter, WriteJob, write
 from kcoord.server.environment import Environment
@@ -128,8 +128,6 @@ class ShardDriver(Generic[M]):
             self.log.append(append, now_ms)
         if ready.replies:
             self._deliver(ready.replies)
-            if len(ready.replies) == REPLIES_AT_ONCE:
-                self._wake()
         for shard_id, task in ready.tasks:
             self.start_task(shard_id, task)
         for save in ready.saves:
@@ -141,6 +139,8 @@ class ShardDriver(Generic[M]):
             self.deliver_replies()
             if self.shards.has_ready(now_ms):
                 self._wake()
+        elif self.shards.has_replies():
+            self._wake()
 
     def _collect_log_work(self, ready: Ready) -> None:
         for shard_id in ready.closes:

@@ -119,7 +119,7 @@ class GroupContext:
                 self.timers[timer.key] = timer.deadline_ms
             elif isinstance(timer, Cancel):
                 self.timers.pop(timer.key, None)
-        for completion in result.completions:
+        for completion in itertools.chain(result.completions, *result.bulk_completions):
             assert isinstance(completion.token, int)
             self.answers[completion.token] = completion.response
         running = {task.key for task in self.tasks}

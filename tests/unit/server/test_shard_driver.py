@@ -39,7 +39,10 @@ def test_a_reply_that_cannot_be_delivered_keeps_no_other_reply_back(caplog: pyte
         reply.deliver = delivered.append
     replies[0].deliver = replies[2].deliver = lambda value: delivered.remove(value)
     shards = SimpleNamespace(
-        name="groups", poll=lambda now_ms: Ready([*replies[:2]], [], []), take_replies=lambda: [*replies[2:]]
+        name="groups",
+        poll=lambda now_ms: Ready([*replies[:2]], [], []),
+        take_replies=lambda: [*replies[2:]],
+        has_replies=lambda: False,
     )
     driver: ShardDriver[Any] = ShardDriver(cast("Any", shards), cast("Any", None), lambda: None)
     driver.collect(0)

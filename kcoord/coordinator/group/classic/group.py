@@ -184,6 +184,12 @@ class ClassicGroup:
         self.awaiting_join -= token is not None
         return token
 
+    def unpark_joins(self) -> None:
+        """Unparks the JoinGroup requests of all members."""
+        for member in self.members.values():
+            member.join_token = None
+        self.awaiting_join = 0
+
     def replace_static(self, instance_id: str, new_member_id: str) -> ClassicMember:
         """Gives the holder of the instance id a new member id and returns it; the member order stays (KIP-345)."""
         self.version = object()

@@ -7,6 +7,14 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
 
+def metadata_of(protocols: list[tuple[str, bytes]], protocol: str | None) -> bytes:
+    """Returns the metadata for the protocol; empty if it is not among `protocols`."""
+    for name, metadata in protocols:
+        if name == protocol:
+            return metadata
+    return b""
+
+
 @dataclass(slots=True)
 class ClassicMember:
     """A member. Whatever the group metadata record does not contain is soft state and lost in a restart.
@@ -53,10 +61,7 @@ class ClassicMember:
 
     def metadata(self, protocol: str | None) -> bytes:
         """Returns the member's metadata for the protocol; empty if the member does not support it."""
-        for name, metadata in self.protocols:
-            if name == protocol:
-                return metadata
-        return b""
+        return metadata_of(self.protocols, protocol)
 
     def vote(self, candidates: Collection[str]) -> str:
         """Returns the candidate that the member prefers; it supports every candidate."""

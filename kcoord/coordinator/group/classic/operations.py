@@ -55,7 +55,7 @@ def sync(
         if not group.pending_sync:
             rebalance.cancel(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id))
         rebalance.reset_heartbeat(member)
-        return rebalance.respond(sync_response(group, member.assignment))
+        return rebalance.respond(sync_response(group.protocol_type, group.protocol, member.assignment))
     if member.sync_token != context.token:
         rebalance.complete(member.sync_token, SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS))
     member.sync_token = context.token

@@ -5,8 +5,7 @@
 members. The phase ends when all members have joined and no pending member is left, or when the join timer fires. The
 timer runs for the longest rebalance timeout of the members. A group that was Empty waits for the initial rebalance
 delay instead, which each new member extends, but no longer than the rebalance timeout in total. `complete_join` then
-removes dynamic members that did not join, elects the leader, raises the generation, and answers all waiting requests
-together.
+removes dynamic members that did not join, elects the leader, raises the generation, and answers all waiting requests.
 
 **Sync phase.** The group is in CompletingRebalance. SyncGroup requests wait until the leader's request brings the
 assignments. `complete_generation` writes the group metadata record, whose replay makes the group Stable. The waiting
@@ -19,19 +18,20 @@ SyncGroup requests fail with REBALANCE_IN_PROGRESS. The interrupted generation g
 exception is a new member, whose timer runs for five minutes: its first JoinGroup may wait no longer.
 
 An operation creates one `Rebalance` and changes the group through it. It collects records, timers, and completions of
-waiting requests in one result. Timers and waiting requests are soft: after a crash the members' heartbeat timers start
-again, and clients resend their requests.
+waiting requests in one result. The responses to all members are bulk completions: the runtime makes them in several
+turns of the event loop, from copies of what they show. Timers and waiting requests are soft: after a crash the members'
+heartbeat timers start again, and clients resend their requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
-from kcoord.coordinator.group.classic.member import ClassicMember
+from kcoord.coordinator.group.classic.member import ClassicMember, metadata_of
 from kcoord.coordinator.group.group import GroupState, GroupTimer, heartbeat_timer
 from kcoord.runtime.result import (
     MAX_BATCH_BYTES,
@@ -68,8 +68,8 @@ def refused_join(error: Errors, member_id: str) -> JoinGroupResponse:
     return JoinGroupResponse(error_code=error, generation_id=NO_GENERATION, protocol_name=None, member_id=member_id)
 
 
-def sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
-    return SyncGroupResponse(protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=assignment)
+def sync_response(protocol_type: str, protocol: str | None, assignment: bytes) -> SyncGroupResponse:
+    return SyncGroupResponse(protocol_type=protocol_type, protocol_name=protocol, assignment=assignment)
 
 
 def size_bytes(value: GroupMetadataValue) -> int:
@@ -88,6 +88,42 @@ def is_too_large(value: GroupMetadataValue) -> bool:
 
 def group_metadata_record(group_id: str, value: GroupMetadataValue) -> CoordinatorRecord:
     return CoordinatorRecord(GroupMetadataKey(group=group_id), value, GROUP_METADATA_VALUE_VERSION)
+
+
+_Joined: TypeAlias = tuple[str, str | None, list[tuple[str, bytes]]]
+"""A member of a generation: id, instance id and protocols."""
+
+
+class _Generation(NamedTuple):
+    """What the JoinGroup responses of a generation have in common. `leader` is the leader's id in the responses."""
+
+    generation: int
+    protocol_type: str
+    protocol: str | None
+    leader: str
+
+    def join_response(
+        self, member_id: str, members: Iterable[_Joined], *, skip_assignment: bool = False
+    ) -> JoinGroupResponse:
+        """Returns the response for a member; the leader's has `members`, which are all members."""
+        response = JoinGroupResponse(
+            generation_id=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            leader=self.leader,
+            skip_assignment=skip_assignment,
+            member_id=member_id,
+        )
+        if member_id == self.leader:
+            response.members = [
+                JoinGroupResponse.JoinGroupResponseMember(
+                    member_id=other_id,
+                    group_instance_id=instance_id,
+                    metadata=metadata_of(protocols, self.protocol),
+                )
+                for other_id, instance_id, protocols in members
+            ]
+        return response
 
 
 @dataclass(slots=True)
@@ -170,11 +206,12 @@ class Rebalance:
         if not group.members:
             self.result.records.append(group_metadata_record(group.group_id, group.to_value(self.now_ms, {})))
             return
+        self.result.bulk_completions.append(self._join_completions())
+        group.unpark_joins()
         for member in group.members.values():
-            self.complete(group.unpark_join(member), self.join_response(member))
-            self.reset_heartbeat(member)
             member.is_new = False
-            group.pending_sync.add(member.member_id)
+        group.pending_sync.update(group.members)
+        self.reset_heartbeats(group.members.values())
         self.schedule(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id), group.rebalance_timeout_ms)
 
     def join_response(
@@ -184,26 +221,26 @@ class Rebalance:
 
         `leader` replaces the leader's id in the response.
         """
+        generation = self._generation(leader)
+        return generation.join_response(member.member_id, self._joined(), skip_assignment=skip_assignment)
+
+    def _join_completions(self) -> Iterator[Completion]:
+        """Returns the responses of all waiting JoinGroup requests. They show the present generation and members."""
+        generation, members = self._generation(), list(self._joined())
+        tokens = [member.join_token for member in self.group.members.values()]
+        return (
+            Completion(token, generation.join_response(member[0], members))
+            for token, member in zip(tokens, members, strict=True)
+            if token is not None
+        )
+
+    def _generation(self, leader: str | None = None) -> _Generation:
         group = self.group
         shown_leader = leader if leader is not None else group.leader or ""
-        response = JoinGroupResponse(
-            generation_id=group.generation,
-            protocol_type=group.protocol_type,
-            protocol_name=group.protocol,
-            leader=shown_leader,
-            skip_assignment=skip_assignment,
-            member_id=member.member_id,
-        )
-        if member.member_id == shown_leader:
-            response.members = [
-                JoinGroupResponse.JoinGroupResponseMember(
-                    member_id=other.member_id,
-                    group_instance_id=other.instance_id,
-                    metadata=other.metadata(group.protocol),
-                )
-                for other in group.members.values()
-            ]
-        return response
+        return _Generation(group.generation, group.protocol_type, group.protocol, shown_leader)
+
+    def _joined(self) -> Iterator[_Joined]:
+        return ((member.member_id, member.instance_id, member.protocols) for member in self.group.members.values())
 
     # Sync phase.
 
@@ -216,10 +253,21 @@ class Rebalance:
         """
         for member in self.group.members.values():
             member.is_assignment_withdrawn = True
-            token, member.sync_token = member.sync_token, None
-            if token is not None:
-                self.complete(token, SyncGroupResponse(error_code=error))
-                self.reset_heartbeat(member)
+        parked = self._unpark_syncs()
+        completions = (Completion(token, SyncGroupResponse(error_code=error)) for token, _ in parked)
+        self.result.bulk_completions.append(completions)
+
+    def _unpark_syncs(self) -> list[tuple[Hashable, str]]:
+        """Unparks all SyncGroup requests and restarts the session timers of their members.
+
+        Returns the tokens, each with the member id.
+        """
+        waiting = [member for member in self.group.members.values() if member.sync_token is not None]
+        self.reset_heartbeats(waiting)
+        parked = [(member.sync_token, member.member_id) for member in waiting]
+        for member in waiting:
+            member.sync_token = None
+        return parked
 
     def complete_generation(self, assignments: dict[str, bytes]) -> None:
         """Writes the leader's assignments and answers the waiting SyncGroup requests.
@@ -239,11 +287,12 @@ class Rebalance:
         self.result.records.append(group_metadata_record(group.group_id, value))
         if not group.pending_sync:
             self.cancel(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id))
-        for member in group.members.values():
-            token, member.sync_token = member.sync_token, None
-            if token is not None:
-                self.complete(token, sync_response(group, assignments.get(member.member_id, b"")))
-                self.reset_heartbeat(member)
+        protocol_type, protocol, parked = group.protocol_type, group.protocol, self._unpark_syncs()
+        completions = (
+            Completion(token, sync_response(protocol_type, protocol, assignments.get(member_id, b"")))
+            for token, member_id in parked
+        )
+        self.result.bulk_completions.append(completions)
 
     def sync_timer_fired(self) -> None:
         """Removes members that joined this generation and have not sent SyncGroup."""
@@ -300,6 +349,13 @@ class Rebalance:
 
     def reset_heartbeat(self, member: ClassicMember) -> None:
         self.schedule(heartbeat_timer(self.group.group_id, member.member_id), member.session_timeout_ms)
+
+    def reset_heartbeats(self, members: Iterable[ClassicMember]) -> None:
+        now_ms, group_id = self.now_ms, self.group.group_id
+        self.result.timers += [
+            Schedule(heartbeat_timer(group_id, member.member_id), now_ms + member.session_timeout_ms)
+            for member in members
+        ]
 
     def schedule(self, key: TimerKey, delay_ms: int) -> None:
         self.result.timers.append(Schedule(key, self.now_ms + delay_ms))
