@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
@@ -95,3 +97,47 @@ def test_only_waiting_requests_are_answered_when_a_sync_phase_is_aborted() -> No
     (completions,) = rebalance.result.bulk_completions
     change(group)
     assert by_token(completions) == {"sync b": SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS)}
+
+
+def test_members_with_equal_protocols_share_them() -> None:
+    group = ClassicGroup("g")
+    for name in MEMBERS:
+        group.add(ClassicMember(name, None, "client", "/host", 60_000, 10_000, [("range", b"x")]))
+    group.set_protocols(group.members["a"], [("range", b"y")])
+    group.set_protocols(group.members["b"], [("range", b"y")])
+    shared = [group.members[name].protocols for name in MEMBERS]
+    assert shared == [[("range", b"y")], [("range", b"y")], [("range", b"x")]]
+    assert shared[0] is shared[1]
+    loaded = ClassicGroup("g")
+    group.protocol = "range"
+    group.set_protocols(group.members["c"], [("range", b"y")])
+    loaded.apply(group.to_value(0, {}))
+    assert len({id(member.protocols) for member in loaded.members.values()}) == 1
+
+
+def test_the_record_of_a_generation_adds_only_members_that_are_not_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = joining_group()
+    added: list[tuple[str, str]] = []
+    rebalance_of(group).complete_join()
+    add = ClassicGroup.add
+
+    def add_and_note(group: ClassicGroup, member: ClassicMember) -> None:
+        added.append((group.group_id, member.member_id))
+        add(group, member)
+
+    monkeypatch.setattr(ClassicGroup, "add", add_and_note)
+    value = group.to_value(0, {"b": b"2"})
+    group.apply(value)
+    assert added == []
+    loaded = ClassicGroup("loaded")
+    loaded.apply(value)
+    assert added == [("loaded", name) for name in MEMBERS]
+    for replayed in (group, loaded):
+        assert [member.assignment for member in replayed.members.values()] == [b"", b"2", b""]
+        assert replayed.static_members == {f"i{name}": name for name in MEMBERS}
+        assert replayed.leader == "a"
+        assert replayed.candidate_protocols() >= {"range"}
+    value.members.pop(0)
+    group.apply(value)
+    assert (list(group.members), group.static_members) == (["b", "c"], {"ib": "b", "ic": "c"})
+    assert [name for _, name in added[3:]] == ["b", "c"]

@@ -47,6 +47,7 @@ class ClassicGroup:
     """
 
     __slots__ = (
+        "_newest_protocols",
         "_state",
         "_supported",
         "awaiting_join",
@@ -95,6 +96,7 @@ class ClassicGroup:
         """By how much the initial rebalance delay may still be extended."""
         self.subscribed_topics: frozenset[str] | None = None
         """The topics to which the consumers of the group subscribe; None if their metadata cannot be read."""
+        self._newest_protocols: list[tuple[str, bytes]] = []
         self._supported: Counter[str] = Counter()
         """Protocol name -> number of members that support it."""
 
@@ -150,6 +152,7 @@ class ClassicGroup:
         self.members[member.member_id] = member
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
+        member.protocols = self._shared(member.protocols)
         self._supported.update({name for name, _ in member.protocols})
         self.awaiting_join += member.is_awaiting_join
 
@@ -171,8 +174,17 @@ class ClassicGroup:
 
     def set_protocols(self, member: ClassicMember, protocols: list[tuple[str, bytes]]) -> None:
         self._supported.subtract({name for name, _ in member.protocols})
-        member.protocols = protocols
+        member.protocols = self._shared(protocols)
         self._supported.update({name for name, _ in protocols})
+
+    def _shared(self, protocols: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """Returns the newest member's protocols if they are equal. So most members of a large group share one list.
+
+        This saves memory, and makes reading the protocols of all members much faster.
+        """
+        if protocols != self._newest_protocols:
+            self._newest_protocols = protocols
+        return self._newest_protocols
 
     def park_join(self, member: ClassicMember, token: object) -> None:
         self.awaiting_join += not member.is_awaiting_join
@@ -317,23 +329,33 @@ class ClassicGroup:
         self.protocol = value.protocol
         self.leader = value.leader
         self.state_timestamp_ms = value.current_state_timestamp
-        present, self.members = self.members, {}
-        self.static_members = {}
-        self.awaiting_join = 0
-        self._supported.clear()
+        # A new generation has the present members. Adding 10,000 members again would take 10 ms.
+        if [stored.member_id for stored in value.members] != list(self.members):
+            self._replace_members(value)
         for stored in value.members:
-            member = present.get(stored.member_id) or ClassicMember(
-                stored.member_id,
-                stored.group_instance_id,
-                stored.client_id,
-                stored.client_host,
-                stored.rebalance_timeout if stored.rebalance_timeout >= 0 else stored.session_timeout,
-                stored.session_timeout,
-                [(value.protocol or "", stored.subscription)],
-            )
+            member = self.members[stored.member_id]
             member.assignment = stored.assignment
             member.is_assignment_withdrawn = False
-            self.add(member)
+        members = self.members.values()
+        self.static_members = {m.instance_id: m.member_id for m in members if m.instance_id is not None}
         self.leader = value.leader
         self._state = GroupState.STABLE if self.members else GroupState.EMPTY
         self.subscribed_topics = self._read_subscriptions()
+
+    def _replace_members(self, value: GroupMetadataValue) -> None:
+        present, self.members = self.members, {}
+        self.awaiting_join = 0
+        self._supported.clear()
+        for stored in value.members:
+            self.add(
+                present.get(stored.member_id)
+                or ClassicMember(
+                    stored.member_id,
+                    stored.group_instance_id,
+                    stored.client_id,
+                    stored.client_host,
+                    stored.rebalance_timeout if stored.rebalance_timeout >= 0 else stored.session_timeout,
+                    stored.session_timeout,
+                    [(value.protocol or "", stored.subscription)],
+                )
+            )
