@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
-from kcoord.coordinator.group.classic.rebalance import Rebalance
+from kcoord.coordinator.group.classic.rebalance import Rebalance, least_size_bytes, size_bytes
 from kcoord.coordinator.group.group import GroupState
-from kcoord.runtime.result import Completion
+from kcoord.runtime.result import MAX_BATCH_BYTES, Completion
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import JoinGroupResponse, SyncGroupResponse
 
@@ -141,3 +142,25 @@ def test_the_record_of_a_generation_adds_only_members_that_are_not_present(monke
     group.apply(value)
     assert (list(group.members), group.static_members) == (["b", "c"], {"ib": "b", "ic": "c"})
     assert [name for _, name in added[3:]] == ["b", "c"]
+
+
+def test_the_lower_bound_of_the_size_of_a_group_counts_ids_and_data_of_its_members() -> None:
+    group = joining_group()
+    rebalance_of(group).complete_join()
+    group.add(ClassicMember("ü", None, "client", "/host", 60_000, 10_000, [("range", b"four")]))
+    assignments = {"a": b"1", "ü": b"123", "unknown": b"123456"}
+    value = group.to_value(0, assignments)
+    names = "consumerrangea" + 4 * "client" + 4 * "/host" + "iaibic"
+    assert least_size_bytes(group, assignments) == size_bytes(value) - len(names) - len("ü".encode()) + 1
+
+
+def test_no_record_is_made_for_a_group_that_is_surely_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = joining_group()
+    rebalance_of(group).complete_join()
+    group.members["b"].sync_token = "sync b"
+    monkeypatch.delattr(ClassicGroup, "to_value")
+    rebalance = rebalance_of(group)
+    rebalance.complete_generation({"a": bytes(MAX_BATCH_BYTES)})
+    completions = chain(*rebalance.result.bulk_completions)
+    assert by_token(completions) == {"sync b": SyncGroupResponse(error_code=Errors.UNKNOWN_SERVER_ERROR)}
+    assert (group.state, rebalance.result.records) == (GroupState.PREPARING_REBALANCE, [])
