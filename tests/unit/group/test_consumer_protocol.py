@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from kcoord.coordinator.group.classic.consumer_protocol import (
+    read_all_topics,
     read_assignment,
     read_subscription,
     read_topics,
     read_version,
     write_assignment,
 )
+from kcoord_protocol.messages import ConsumerProtocolSubscription
 
 TOPICS = b"\0\0\0\1\0\1t"
 """An array of one topic, t."""
@@ -81,3 +85,35 @@ def test_no_bytes_are_an_empty_assignment_and_too_few_bytes_are_malformed() -> N
         assert read_assignment(data) is None
     assert read_subscription(b"\xff\xff" + TOPICS + NO_USER_DATA) is None
     assert read_topics(b"\0") is None
+
+
+OTHER = b"\0\0\0\1\0\1u"
+USER_DATA = b"\0\0\0\1x"
+
+
+@pytest.mark.parametrize(
+    ("bodies", "topics", "decoded"),
+    [
+        ([], [], 0),
+        ([TOPICS + NO_USER_DATA], ["t"], 1),
+        ([TOPICS + NO_USER_DATA, TOPICS + NO_USER_DATA + OWNED, TOPICS + NO_USER_DATA + RACK], ["t"], 1),
+        ([TOPICS + NO_USER_DATA, TOPICS + USER_DATA], ["t"], 2),
+        ([TOPICS + NO_USER_DATA, OTHER + NO_USER_DATA, TOPICS + NO_USER_DATA], ["t", "u"], 3),
+        ([TOPICS + USER_DATA, TOPICS + USER_DATA[:-1]], None, 2),
+        ([TOPICS + NO_USER_DATA, b""], None, 2),
+        ([b"", TOPICS + NO_USER_DATA], None, 1),
+    ],
+)
+def test_subscriptions_that_differ_in_later_fields_are_decoded_once(
+    monkeypatch: pytest.MonkeyPatch, bodies: Sequence[bytes], topics: list[str] | None, decoded: int
+) -> None:
+    count, decode = 0, ConsumerProtocolSubscription.decode_prefix
+
+    def decode_and_count(data: bytes, offset: int, version: int) -> tuple[ConsumerProtocolSubscription, int]:
+        nonlocal count
+        count += 1
+        return decode(data, offset, version)
+
+    monkeypatch.setattr(ConsumerProtocolSubscription, "decode_prefix", decode_and_count)
+    read = read_all_topics([version.to_bytes(2, "big") + body for version, body in enumerate(bodies)])
+    assert (read if read is None else sorted(read), count) == (topics, decoded)

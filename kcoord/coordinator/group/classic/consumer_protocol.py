@@ -7,6 +7,7 @@ and to convert groups (KIP-848). A version that is newer than kcoord's newest is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from kcoord_protocol.errors import DecodeError
@@ -31,6 +32,26 @@ def read_topics(data: bytes) -> list[str] | None:
         return ConsumerProtocolSubscription.decode_prefix(data, 2, 0)[0].topics
     except DecodeError:
         return None
+
+
+def read_all_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
+    """Returns the topics of all subscriptions, or None if one of them cannot be read (`read_topics`).
+
+    A subscription whose fields of version 0 have the same bytes as those of the one before is not decoded. Members of
+    a large group often differ in later fields only: in the partitions that they own.
+    """
+    topics: set[str] = set()
+    fields: bytes | None = None
+    for data in subscriptions:
+        if fields is not None and data.startswith(fields, 2):
+            continue
+        try:
+            subscription, end = ConsumerProtocolSubscription.decode_prefix(data, 2, 0)
+        except DecodeError:
+            return None
+        topics.update(subscription.topics)
+        fields = data[2:end]
+    return frozenset(topics)
 
 
 def read_subscription(data: bytes) -> ConsumerProtocolSubscription | None:

@@ -283,14 +283,8 @@ class ClassicGroup:
         """Returns the topics of all members (KIP-496); None if the metadata of a member cannot be read."""
         if not self.uses_consumer_protocol():
             return frozenset()
-        topics: set[str] = set()
         # Most members have the same subscription.
-        for metadata in {member.metadata(self.protocol) for member in self.members.values()}:
-            subscribed = consumer_protocol.read_topics(metadata)
-            if subscribed is None:
-                return None
-            topics.update(subscribed)
-        return frozenset(topics)
+        return consumer_protocol.read_all_topics({member.metadata(self.protocol) for member in self.members.values()})
 
     # Hard state.
 
