@@ -30,6 +30,8 @@ from kcoord_protocol.errors import KafkaError
 _DISARMED: Final = -1
 _NEVER: Final = 1 << 63
 _SLACK: Final = 64
+MOST_SETTLED: Final = 500
+"""The most heap entries of re-armed timers that one look at the queue moves. Moving 100,000 takes 100 ms."""
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _FIRST_REFUSAL_MS: Final = 1000
 _LONGEST_REFUSAL_MS: Final = 8000
@@ -290,7 +292,10 @@ class TimerQueue:
             self._note_first()
 
     def next_deadline_ms(self) -> int | None:
-        """Returns the earliest deadline, or None if no timer is armed."""
+        """Returns the earliest deadline, or None if no timer is armed.
+
+        It may be an earlier time if more than MOST_SETTLED timers were re-armed.
+        """
         self._settle()
         return self.first_ms if self._heap else None
 
@@ -300,11 +305,12 @@ class TimerQueue:
         return sum(timer.deadline_ms <= now_ms for timer in valid)
 
     def pop_due(self, now_ms: int) -> Timer | None:
-        """Removes and returns the first timer that is due. Returns None if no timer is due."""
-        if now_ms < self.first_ms:
-            return None
-        self._settle()
-        if now_ms < self.first_ms:
+        """Removes and returns the first timer that is due. Returns None if no timer is due.
+
+        It may also return None while more than MOST_SETTLED timers were re-armed. Later calls then return the timers
+        that are due.
+        """
+        if now_ms < self.first_ms or not self._settle() or now_ms < self.first_ms:
             return None
         timer = heappop(self._heap)[2]
         self._armed -= 1
@@ -320,17 +326,22 @@ class TimerQueue:
         if timer.deadline_ms < self.first_ms:
             self.first_ms = timer.deadline_ms
 
-    def _settle(self) -> None:
-        """Makes the first heap entry valid: drops void entries and pushes those of re-armed timers again."""
-        heap = self._heap
-        while heap:
-            queued_ms, _, timer = heap[0]
-            if queued_ms == timer.deadline_ms == timer.queued_ms:
+    def _settle(self) -> bool:
+        """Makes the first heap entry valid: drops void entries and pushes those of re-armed timers again.
+
+        Returns False if the entry is still invalid after MOST_SETTLED entries.
+        """
+        heap, is_settled = self._heap, False
+        for _ in range(MOST_SETTLED):
+            queued_ms, timer = (heap[0][0], heap[0][2]) if heap else (_NEVER, None)
+            if timer is None or queued_ms == timer.deadline_ms == timer.queued_ms:
+                is_settled = True
                 break
             heappop(heap)
             if queued_ms == timer.queued_ms:
                 self._push(timer)
         self._note_first()
+        return is_settled
 
 
 class ShardTimers:

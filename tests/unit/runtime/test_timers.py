@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from kcoord.runtime.result import TimerKey
-from kcoord.runtime.waiting import _NEVER, ShardTimers, Timer, TimerQueue
+from kcoord.runtime.waiting import _NEVER, MOST_SETTLED, ShardTimers, Timer, TimerQueue
 from tests.unit.runtime.ledger import LedgerTimer
 
 KEYS = [TimerKey(LedgerTimer.WORK, "g", f"m{i}") for i in range(40)]
@@ -117,6 +117,30 @@ def test_moving_a_deadline_back_and_forth_leaves_no_garbage() -> None:
     left = sorted(timers.deadlines().values())
     fired = [queue.pop_due(2_000_000) for _ in left]
     assert [timer.deadline_ms for timer in fired if timer is not None] == left
+
+
+def test_a_look_at_the_queue_moves_a_limited_number_of_rearmed_timers() -> None:
+    """Members that joined in one second have sent heartbeats since. 100,000 of them would be a pause of 100 ms."""
+    queue = TimerQueue()
+    timers = ShardTimers(1, queue)
+    keys = [TimerKey(LedgerTimer.WORK, "g", f"m{number}") for number in range(2 * MOST_SETTLED + 10)]
+    for key in keys:
+        timers.schedule(key, 10)
+    for key in keys[1:]:
+        timers.schedule(key, 90)
+    timers.cancel(keys[0])
+    timers.schedule(keys[0], 50)
+
+    def moved() -> int:
+        return sum(queued_ms == 90 for queued_ms, _, _ in queue._heap)
+
+    looks: list[tuple[object, int]] = [(queue.next_deadline_ms(), moved())]
+    looks += [(queue.pop_due(40), moved()), (queue.next_deadline_ms(), moved())]
+    # The void entry of the cancelled timer is the first that is moved.
+    assert looks == [(10, MOST_SETTLED - 1), (None, 2 * MOST_SETTLED - 1), (50, len(keys) - 1)]
+    fired = [queue.pop_due(now_ms) for now_ms in (49, 50, 89)]
+    assert [timer and timer.key for timer in fired] == [None, keys[0], None]
+    assert {queue.pop_due(90) for _ in keys[1:]} == {timers._timers[key] for key in keys[1:]}
 
 
 def test_a_timer_is_rearmed_in_place_until_it_is_cancelled() -> None:
