@@ -29,12 +29,12 @@ from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
 from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.runtime.result import (
-    Cancel,
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
     Schedule,
     Task,
+    TimerEffect,
     TimerKey,
     TimerKind,
 )
@@ -135,7 +135,7 @@ class MetadataMachine:
             return CoordinatorResult(None, expired, [Schedule(TOKEN_EXPIRY, context.now_ms)])
         return CoordinatorResult(None, expired, self._expiry_timers(context.now_ms))
 
-    def _expiry_timers(self, now_ms: int) -> list[Schedule | Cancel]:
+    def _expiry_timers(self, now_ms: int) -> list[TimerEffect]:
         config = self._config
         if not config.delegation_token_secret_key:
             return []

@@ -102,6 +102,19 @@ class Cancel:
 
 
 @dataclass(slots=True)
+class MemberTimers:
+    """Arms or re-arms a timer for each of many members of a group, like a Schedule for each, and costs less."""
+
+    kind: TimerKind
+    group_id: str
+    deadlines_ms: dict[str, int]
+    """The deadlines by member id."""
+
+
+TimerEffect: TypeAlias = Schedule | Cancel | MemberTimers
+
+
+@dataclass(slots=True)
 class Task:
     """Background work outside the state machine. Its outcome is passed to `StateMachine.complete_task`.
 
@@ -194,7 +207,7 @@ class CoordinatorResult(Generic[T]):
 
     response: T
     records: list[CoordinatorRecord] = field(default_factory=list)
-    timers: list[Schedule | Cancel] = field(default_factory=list)
+    timers: list[TimerEffect] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
     bulk_completions: list[Iterator[Completion]] = field(default_factory=list)

@@ -44,11 +44,13 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from kcoord.runtime.result import (
     MAX_GROUP_BYTES,
     PENDING,
+    Cancel,
     Completion,
     CoordinatorRecord,
     CoordinatorResult,
     EncodedRecords,
     HasProvisionalRecords,
+    MemberTimers,
     OperationContext,
     PackedRecords,
     Producer,
@@ -491,8 +493,11 @@ class ShardContext(Generic[M]):
         for effect in result.timers:
             if type(effect) is Schedule:
                 timers.schedule(effect.key, effect.deadline_ms)
-            else:
+            elif type(effect) is Cancel:
                 timers.cancel(effect.key)
+            elif type(effect) is MemberTimers:
+                for member_id, deadline_ms in effect.deadlines_ms.items():
+                    timers.schedule(TimerKey(effect.kind, effect.group_id, member_id), deadline_ms)
         for task in result.tasks:
             if task.when_durable and self.next_offset != self.durable_offset:
                 self._deferred_tasks.append((self.next_offset, task))

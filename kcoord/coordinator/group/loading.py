@@ -16,12 +16,12 @@ from kcoord.coordinator.group.classic.rebalance import Rebalance
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, GroupSettings, MemberState
 from kcoord.coordinator.group.group import Group, rebalance_timer, session_timer
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import Cancel, Schedule
+from kcoord.runtime.result import Schedule, TimerEffect
 
 
 def timers_after_load(
     config: BrokerConfig, image: MetadataImage, groups: Iterable[Group], now_ms: int
-) -> Iterator[Schedule | Cancel]:
+) -> Iterator[TimerEffect]:
     """Yields the timers: a session timeout per member, and a rebalance timeout per member that is revoking.
 
     A downgrade that a crash interrupted continues.
@@ -39,8 +39,7 @@ def timers_after_load(
             yield from _consumer_timers(group, session_timeout_ms, now_ms)
         else:
             rebalance = Rebalance(config, group, now_ms)
-            for classic_member in group.members.values():
-                rebalance.reset_heartbeat(classic_member)
+            rebalance.reset_heartbeats(group.members.values())
             yield from rebalance.result.timers
 
 

@@ -24,6 +24,7 @@ from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.runtime.result import (
     CoordinatorRecord,
     CoordinatorResult,
+    MemberTimers,
     OperationContext,
     Schedule,
     Task,
@@ -133,7 +134,7 @@ def _run(
         for record in result.records:
             shard.replay(record)
         for timer in result.timers:
-            if timer.key.kind is GroupTimer.CLIENT_ASSIGNOR:
+            if not isinstance(timer, MemberTimers) and timer.key.kind is GroupTimer.CLIENT_ASSIGNOR:
                 has_deadline = isinstance(timer, Schedule)
         changes["log"] = appended(state.log, result.records)
     except KafkaError as error:

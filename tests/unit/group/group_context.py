@@ -119,6 +119,9 @@ class GroupContext:
                 self.timers[timer.key] = timer.deadline_ms
             elif isinstance(timer, Cancel):
                 self.timers.pop(timer.key, None)
+            else:
+                for member_id, deadline_ms in timer.deadlines_ms.items():
+                    self.timers[TimerKey(timer.kind, timer.group_id, member_id)] = deadline_ms
         for completion in itertools.chain(result.completions, *result.bulk_completions):
             assert isinstance(completion.token, int)
             self.answers[completion.token] = completion.response

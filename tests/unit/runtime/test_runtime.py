@@ -12,9 +12,11 @@ from kcoord.runtime.result import (
     CoordinatorRecord,
     CoordinatorResult,
     EncodedRecords,
+    MemberTimers,
     OperationContext,
     Schedule,
     Task,
+    TimerEffect,
     TimerKey,
 )
 from kcoord.runtime.serde import CoordinatorSerde, size_bound_bytes
@@ -576,3 +578,17 @@ def test_a_failed_shard_is_loaded_when_its_append_ends_with_an_unknown_outcome(b
     assert bench.poll().closes == ()
     bench.fail_write(OSError(5, "Input/output error"))
     assert bench.poll().closes == [SHARD]
+
+
+def test_timers_of_members_are_armed_and_moved_in_the_order_of_the_effects(bench: Bench) -> None:
+    keys = {name: TimerKey(LedgerTimer.AGAIN, "g", name) for name in "abc"}
+    timers: list[TimerEffect] = [
+        *(Schedule(keys[name], 2_000) for name in "ab"),
+        MemberTimers(LedgerTimer.AGAIN, "g", {"a": 1_500, "c": 1_500}),
+        Cancel(keys["a"]),
+        Schedule(keys["c"], 1_600),
+    ]
+    bench.run(lambda ledger, context: CoordinatorResult(None, timers=timers))
+    bench.now_ms = 2_000
+    bench.poll()
+    assert [key for _, key in bench.ledger.fired] == [TimerKey(LedgerTimer.LOADED), keys["c"], keys["b"]]

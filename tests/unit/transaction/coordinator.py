@@ -13,6 +13,7 @@ from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.coordinator.transaction.work import WriteMarkers
 from kcoord.metadata.image import ImageBuilder
 from kcoord.runtime.result import (
+    Cancel,
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
@@ -60,7 +61,7 @@ class Coordinator:
         for effect in result.timers:
             if isinstance(effect, Schedule):
                 self.timers[effect.key] = effect.deadline_ms
-            else:
+            elif isinstance(effect, Cancel):
                 self.timers.pop(effect.key, None)
         self.tasks += result.tasks
         assert self.rebuilt().hard_state() == self.shard.hard_state()

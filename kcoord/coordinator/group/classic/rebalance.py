@@ -39,6 +39,7 @@ from kcoord.runtime.result import (
     Completion,
     CoordinatorRecord,
     CoordinatorResult,
+    MemberTimers,
     Schedule,
     TimerKey,
 )
@@ -364,11 +365,10 @@ class Rebalance:
         self.schedule(heartbeat_timer(self.group.group_id, member.member_id), member.session_timeout_ms)
 
     def reset_heartbeats(self, members: Iterable[ClassicMember]) -> None:
-        now_ms, group_id = self.now_ms, self.group.group_id
-        self.result.timers += [
-            Schedule(heartbeat_timer(group_id, member.member_id), now_ms + member.session_timeout_ms)
-            for member in members
-        ]
+        deadlines_ms = {member.member_id: self.now_ms + member.session_timeout_ms for member in members}
+        if deadlines_ms:
+            timers = MemberTimers(GroupTimer.CLASSIC_HEARTBEAT, self.group.group_id, deadlines_ms)
+            self.result.timers.append(timers)
 
     def schedule(self, key: TimerKey, delay_ms: int) -> None:
         self.result.timers.append(Schedule(key, self.now_ms + delay_ms))

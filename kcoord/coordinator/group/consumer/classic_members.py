@@ -55,7 +55,7 @@ from kcoord.coordinator.group.group import (
 )
 from kcoord.coordinator.group.records import EpochReason
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import Cancel, CoordinatorResult, OperationContext, Schedule
+from kcoord.runtime.result import Cancel, CoordinatorResult, OperationContext, Schedule, TimerEffect
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import HeartbeatResponse, JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
 
@@ -290,9 +290,7 @@ def _session(
     return Schedule(session_timer(group.group_id, member.member_id), context.now_ms + classic.session_timeout_ms)
 
 
-def _join_deadline(
-    group: ConsumerGroup, member: ConsumerGroupMember, context: OperationContext
-) -> list[Schedule | Cancel]:
+def _join_deadline(group: ConsumerGroup, member: ConsumerGroupMember, context: OperationContext) -> list[TimerEffect]:
     """Starts the join timer, unless it runs already: a further heartbeat does not extend the time to rejoin."""
     if member.member_id in group.asked_to_rejoin:
         return []
