@@ -144,6 +144,22 @@ def test_the_record_of_a_generation_adds_only_members_that_are_not_present(monke
     assert [name for _, name in added[3:]] == ["b", "c"]
 
 
+def test_the_names_of_earlier_protocols_are_forgotten() -> None:
+    group = ClassicGroup("g")
+    group.protocol_type = "consumer"
+    group.transition_to(GroupState.PREPARING_REBALANCE, 0)
+    member = ClassicMember("a", None, "client", "/host", 60_000, 10_000, [])
+    group.add(member)
+    for name in ("first", "second"):
+        group.set_protocols(member, [(name, b"data")])
+        group.begin_next_generation(0)
+        group.apply(group.to_value(0, {}))
+        group.transition_to(GroupState.PREPARING_REBALANCE, 0)
+    assert group._supported == {"second": 1}
+    group.remove("a")
+    assert group._newest_protocols == []
+
+
 def test_the_lower_bound_of_the_size_of_a_group_counts_ids_and_data_of_its_members() -> None:
     group = joining_group()
     rebalance_of(group).complete_join()

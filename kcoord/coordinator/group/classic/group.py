@@ -170,6 +170,8 @@ class ClassicGroup:
         self.awaiting_join -= member.is_awaiting_join
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
+        if not self.members:
+            self._newest_protocols = []
         return member
 
     def set_protocols(self, member: ClassicMember, protocols: list[tuple[str, bytes]]) -> None:
@@ -270,6 +272,8 @@ class ClassicGroup:
     def begin_next_generation(self, now_ms: int) -> None:
         """Ends the join phase: raises the generation, and selects the protocol of the present members."""
         self.generation += 1
+        # Without this, the names that clients have ever chosen would stay.
+        self._supported = +self._supported
         if self.members:
             self.protocol = self.select_protocol()
             self.subscribed_topics = self._read_subscriptions()
