@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timers of a shard that was just loaded: every member has its whole timeouts again."""
+"""A shard that was just loaded: every member has its whole timeouts again, and is as its last record shows it."""
 
 from __future__ import annotations
 
+from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, MemberState
 from kcoord.coordinator.group.group import (
     OFFSETS_EXPIRATION,
@@ -64,6 +65,23 @@ def test_classic_members_have_the_session_timeout_of_their_request() -> None:
         session_timer("g", B): 50_000,
         OFFSETS_EXPIRATION: 600_000,
     }
+
+
+def test_a_classic_member_is_as_its_last_record_shows_it() -> None:
+    """After a rolling upgrade to another assignor all members know the new one, and none the old one."""
+    context = GroupContext({"t6": 6}, {**CONFIGS, "group.consumer.migration.policy": "disabled"})
+    a, old, new = (ClassicConsumer(context, "g", name, ["t6"]) for name in ("a", "old", "new"))
+    a.protocols, old.protocols, new.protocols = ["sticky", "range"], ["range"], ["sticky"]
+    settle(context, [a, old], {"t6": 6})
+    old.leave()
+    a.session_timeout_ms = 20_000
+    settle(context, [a, new], {"t6": 6})
+    context.restart()
+    group = context.shard.group("g")
+    assert isinstance(group, ClassicGroup)
+    assert group.candidate_protocols() == {"sticky"}
+    assert group.members[a.member_id].session_timeout_ms == 20_000
+    settle(context, [a, new], {"t6": 6})
 
 
 def test_a_classic_group_without_a_leader_rebalances_at_once() -> None:

@@ -318,7 +318,9 @@ class ClassicGroup:
     def apply(self, value: GroupMetadataValue) -> None:
         """Replays a group metadata record: the group becomes Stable, or Empty if the record has no members.
 
-        A present member keeps what the record does not contain: its other protocols and its parked requests.
+        A present member that the record shows as it is keeps what the record does not contain: its other protocols and
+        its parked requests. If it differs, the record is one of a log that is loaded, and the member is from an earlier
+        record.
         """
         self.version = object()
         self.persisted = value
@@ -328,14 +330,16 @@ class ClassicGroup:
         self.leader = value.leader
         self.state_timestamp_ms = value.current_state_timestamp
         # A new generation has the present members. Adding 10,000 members again would take 10 ms.
-        if [stored.member_id for stored in value.members] != list(self.members):
+        is_new_generation = self._state is GroupState.COMPLETING_REBALANCE
+        if not is_new_generation or [stored.member_id for stored in value.members] != list(self.members):
             self._replace_members(value)
         for stored in value.members:
             member = self.members[stored.member_id]
             member.assignment = stored.assignment
             member.is_assignment_withdrawn = False
-        members = self.members.values()
-        self.static_members = {m.instance_id: m.member_id for m in members if m.instance_id is not None}
+        self.static_members = {
+            member.instance_id: member.member_id for member in self.members.values() if member.instance_id is not None
+        }
         self.leader = value.leader
         self._state = GroupState.STABLE if self.members else GroupState.EMPTY
         self.subscribed_topics = self._read_subscriptions()
@@ -344,16 +348,15 @@ class ClassicGroup:
         present, self.members = self.members, {}
         self.awaiting_join = 0
         self._supported.clear()
-        for stored in value.members:
-            self.add(
-                present.get(stored.member_id)
-                or ClassicMember(
-                    stored.member_id,
-                    stored.group_instance_id,
-                    stored.client_id,
-                    stored.client_host,
-                    stored.rebalance_timeout if stored.rebalance_timeout >= 0 else stored.session_timeout,
-                    stored.session_timeout,
-                    [(value.protocol or "", stored.subscription)],
-                )
+        for record in value.members:
+            stored = ClassicMember(
+                record.member_id,
+                record.group_instance_id,
+                record.client_id,
+                record.client_host,
+                record.rebalance_timeout if record.rebalance_timeout >= 0 else record.session_timeout,
+                record.session_timeout,
+                [(value.protocol or "", record.subscription)],
             )
+            member = present.get(record.member_id)
+            self.add(member if member is not None and member.is_shown_by(stored) else stored)

@@ -63,6 +63,17 @@ class ClassicMember:
         """Returns the member's metadata for the protocol; empty if the member does not support it."""
         return metadata_of(self.protocols, protocol)
 
+    def is_shown_by(self, stored: ClassicMember) -> bool:
+        """True if a group metadata record shows this member as it is. `stored` is made of the record."""
+        return (
+            self.instance_id == stored.instance_id
+            and self.client_id == stored.client_id
+            and self.client_host == stored.client_host
+            and self.rebalance_timeout_ms == stored.rebalance_timeout_ms
+            and self.session_timeout_ms == stored.session_timeout_ms
+            and all(protocol in self.protocols for protocol in stored.protocols)
+        )
+
     def vote(self, candidates: Collection[str]) -> str:
         """Returns the candidate that the member prefers; it supports every candidate."""
         return next(name for name, _ in self.protocols if name in candidates)
