@@ -121,6 +121,8 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
 
         def end(number: signal.Signals) -> None:
             nonlocal ended_by
+            if number == signal.SIGHUP and task.cancelling():
+                return  # A terminal that is closed sends it twice: the kernel does, and the shell.
             ended_by = number
             task.cancel()
 
