@@ -30,11 +30,20 @@ def shorten_time_slice() -> None:
     request, and other systems have no such call. A real-time priority stays as it is.
     """
     number = _CALL_NUMBERS.get(platform.machine())
-    if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if sys.platform != "linux" or number is None:
         return
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            _set_time_slice(number, os.getpriority(os.PRIO_PROCESS, 0))
+    except OSError as error:
+        # A sandbox may forbid the calls. The broker runs without short slices, too.
+        _logger.info("The time slice of the event loop stays as it is: %s", error.strerror)
+
+
+def _set_time_slice(number: int, nice: int) -> None:
     slice_ns = int(TIME_SLICE_MS * 1_000_000)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, slice_ns, 0, 0)
     library = ctypes.CDLL(None, use_errno=True)
     if library.syscall(ctypes.c_long(number), ctypes.c_int(0), attributes, ctypes.c_uint(0)):
-        _logger.info("The time slice of the event loop stays as it is: %s", os.strerror(ctypes.get_errno()))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

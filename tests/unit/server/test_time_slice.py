@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import platform
@@ -56,3 +57,15 @@ def test_a_slice_that_cannot_be_set_is_logged(
     with caplog.at_level(logging.INFO):
         shorten_time_slice()
     assert "The time slice of the event loop stays as it is: Function not implemented" in caplog.text
+
+
+def test_a_sandbox_that_forbids_to_ask_for_the_policy_does_not_end_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(process: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "sched_getscheduler", forbidden)
+    with caplog.at_level(logging.INFO):
+        shorten_time_slice()
+    assert "stays as it is: Function not implemented" in caplog.text
