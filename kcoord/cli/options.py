@@ -16,7 +16,7 @@ MOST_SHORT: Final = 2**15 - 1
 MOST_INT: Final = 2**31 - 1
 """The greatest int of Java, which Kafka's settings and Spark's methods have."""
 MOST_PROCESSES: Final = 256
-"""All of them start at once."""
+"""The greatest value of --processes. A pool starts all its processes at once."""
 MOST_LONG: Final = 2**63 - 1
 """The greatest offset and the greatest time of a record."""
 

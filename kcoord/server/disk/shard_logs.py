@@ -243,7 +243,7 @@ class _LogReader:
 class LocalShardLog:
     """The `ShardLog` of a shard set on folders of the data folder; the module text describes the threads.
 
-    * `submit` has a job written (`Pump.submit`).
+    * `submit` passes a job to the pump (`Pump.submit`).
     * `wake` requests a poll of the shard set.
     * `tombstones_kept_ms` returns `delete.retention.ms` of the coordinators' logs.
     """

@@ -89,7 +89,7 @@ def least_size_bytes(group: ClassicGroup, assignments: dict[str, bytes]) -> int:
     """
     members, protocol = group.members, group.protocol
     data_bytes = sum(
-        [len(member.metadata(protocol)) + len(assignments.get(id_, b"")) for id_, member in members.items()]
+        [len(member.metadata(protocol)) + len(assignments.get(member_id, b"")) for member_id, member in members.items()]
     )
     return _VALUE_BYTES + _MEMBER_BYTES * len(members) + sum(map(len, members)) + data_bytes
 
@@ -108,7 +108,7 @@ _Joined: TypeAlias = tuple[str, str | None, list[tuple[str, bytes]]]
 
 
 class _Generation(NamedTuple):
-    """What the JoinGroup responses of a generation have in common. `leader` is the leader's id in the responses."""
+    """The fields that all JoinGroup responses of a generation share. `leader` is the leader's id in the responses."""
 
     generation: int
     protocol_type: str
