@@ -24,6 +24,17 @@ def file_system(uri: str) -> tuple[fs.FileSystem, str]:
     return system, str(path)
 
 
+def names_in(files: fs.FileSystem, folder: str) -> list[str]:
+    """Returns the names in a folder; none if there is no such folder."""
+    selector = fs.FileSelector(folder, allow_not_found=True)
+    try:
+        found = files.get_file_info(selector)
+    except FileNotFoundError:
+        # pyarrow raises it if another process creates the folder meanwhile: there was none, and now there is one.
+        found = files.get_file_info(selector)
+    return [info.base_name for info in found]
+
+
 def replace_text(files: fs.FileSystem, path: str, text: str) -> None:
     """Replaces a file. A reader sees either the old text or the new text, also while others replace the file."""
     files.create_dir(path.rpartition("/")[0])

@@ -33,13 +33,12 @@ from typing import Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyarrow import fs
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.errors import LakeError
-from kcoord.pipeline.lake.files import replace_text
+from kcoord.pipeline.lake.files import names_in, replace_text
 from kcoord.pipeline.lake.formats import Format, check_library, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
@@ -132,8 +131,7 @@ class Lake:
 
     def clusters(self) -> list[str]:
         """Returns the names of the clusters in the lake. A lake of an older release has none."""
-        selector = fs.FileSelector(f"{self._place.root}/{NOTES}", allow_not_found=True)
-        names = (info.base_name for info in self._files.get_file_info(selector))
+        names = names_in(self._files, f"{self._place.root}/{NOTES}")
         return sorted(name.removeprefix(f"{CLUSTER}=") for name in names if name.startswith(f"{CLUSTER}="))
 
     @property
@@ -430,8 +428,7 @@ class Lake:
 
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files in a folder under the cluster's folder of notes."""
-        selector = fs.FileSelector(f"{self._place.root}/{self._notes}/{folder}", allow_not_found=True)
-        return [info.base_name for info in self._files.get_file_info(selector)]
+        return names_in(self._files, f"{self._place.root}/{self._notes}/{folder}")
 
     def replace_text(self, name: str, text: str) -> None:
         """Replaces a file in the cluster's folder of notes. A reader sees either the old text or the new text."""
