@@ -28,11 +28,11 @@ def names_in(files: fs.FileSystem, folder: str) -> list[str]:
     """Returns the names in a folder; none if there is no such folder."""
     selector = fs.FileSelector(folder, allow_not_found=True)
     try:
-        found = files.get_file_info(selector)
+        infos = files.get_file_info(selector)
     except FileNotFoundError:
         # pyarrow raises it if another process creates the folder meanwhile: there was none, and now there is one.
-        found = files.get_file_info(selector)
-    return [info.base_name for info in found]
+        infos = files.get_file_info(selector)
+    return [info.base_name for info in infos]
 
 
 def replace_text(files: fs.FileSystem, path: str, text: str) -> None:
