@@ -109,7 +109,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Server:
-    """A server process that prints its address on standard output when it is ready."""
+    """A server process that prints its address on standard output when it is ready.
+
+    It has its own session, as a service has. Linux shares the processors between sessions, so a server in the session of
+    a busy client would compete with each thread of that client.
+    """
 
     tls: ssl.SSLContext | None = None
     """What clients need to connect, None for a server without TLS."""
@@ -117,7 +121,10 @@ class Server:
     def __init__(self, arguments: Sequence[str]) -> None:
         self.started = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         ready = READY.search(self._process.stdout.readline())
