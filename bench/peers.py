@@ -117,8 +117,10 @@ def _free_port() -> int:
 
 
 def _run(script: Path, only: str, scenarios: list[str], targets: list[str]) -> int:
+    """Runs the script with a session for each generator, since no server may share the session of its client."""
     command = [str(script), "--only", only, "--scenarios", " ".join(scenarios), *targets]
-    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+    environment = {"GEN_PREFIX": "setsid", **os.environ}
+    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL, env=environment).returncode
 
 
 if __name__ == "__main__":
