@@ -121,7 +121,7 @@ FOUND_AT = {
     "downgrade-without-rebalance-after-a-load": 75,
     "dropped-tombstone": 3,
     "expiry-one-ms-early": 1,
-    "failed-members-are-never-asked-again": 24,
+    "failed-members-are-never-asked-again": 14,
     "fetch-not-woken": 4,
     "grant-before-revocation": 1,
     "growth-not-noticed": 5,

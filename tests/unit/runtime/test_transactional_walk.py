@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.unit.runtime.upstream_walk import Instance, Violation
 
 SEEDS = 60
 STEPS = 1_000
-MOST_SEEDS = 3_000
+MOST_SEEDS = range(3_000)
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +56,8 @@ class VoidCounts(UpstreamLog):
         self.reader.batches = AllClaims()
 
 
-def find(world: type[TransactionalWorld], log: type[UpstreamLog], seeds: int) -> bool:
-    for seed in range(seeds):
+def find(world: type[TransactionalWorld], log: type[UpstreamLog], seeds: Iterable[int]) -> bool:
+    for seed in seeds:
         try:
             world(seed, log).walk(STEPS)
         except Violation:
@@ -65,9 +65,10 @@ def find(world: type[TransactionalWorld], log: type[UpstreamLog], seeds: int) ->
     return False
 
 
-@pytest.mark.parametrize("fault", [Unread, VoidCounts, NoRewrite, LateBatches])
-def test_the_walks_find_a_planted_fault(fault: type[UpstreamLog]) -> None:
-    assert find(TransactionalWorld, fault, MOST_SEEDS)
+@pytest.mark.parametrize(("fault", "found_at"), [(Unread, 6), (VoidCounts, 51), (NoRewrite, 10), (LateBatches, 31)])
+def test_the_walks_find_a_planted_fault(fault: type[UpstreamLog], found_at: int) -> None:
+    """The seed that finds the fault is tried first, to save time."""
+    assert find(TransactionalWorld, fault, (found_at, *MOST_SEEDS))
 
 
 class NoLease(LeasedWorld):
@@ -78,5 +79,5 @@ class NoLease(LeasedWorld):
 
 
 def test_the_lease_keeps_an_earlier_owner_from_writing_unless_a_request_is_late() -> None:
-    assert not find(LeasedWorld, VoidCounts, SEEDS)
-    assert find(NoLease, VoidCounts, MOST_SEEDS)
+    assert not find(LeasedWorld, VoidCounts, range(SEEDS))
+    assert find(NoLease, VoidCounts, (60, *MOST_SEEDS))

@@ -59,6 +59,8 @@ FAULTS: dict[type[UpstreamLog | UpstreamReader | Standby[Numbers]], dict[str, fl
     StaleResponse: {"restart": 4, "claim": 4},
 }
 """Planted faults, with the weights of the steps that lead to their circumstances."""
+FOUND_AT = {NoWait: 66, StaleResponse: 141}
+"""Seeds that find faults which few seeds find. The test tries them first, to save time."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -66,7 +68,7 @@ def test_the_walks_find_a_planted_fault(fault: type[UpstreamLog | UpstreamReader
     log = fault if issubclass(fault, UpstreamLog) else UpstreamLog
     reader = fault if issubclass(fault, UpstreamReader) else UpstreamReader
     standby = fault if issubclass(fault, Standby) else Standby
-    for seed in range(5 * SEEDS):
+    for seed in (FOUND_AT.get(fault, 0), *range(5 * SEEDS)):
         try:
             World(seed, log, reader, standby, **FAULTS[fault]).walk(3 * STEPS)
         except Violation:
