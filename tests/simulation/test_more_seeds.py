@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.simulation.options import SCENARIOS
+from kcoord.simulation.options import SCENARIOS, UPSTREAM
 from kcoord.simulation.runner import report, run
 from kcoord.simulation.world import Setup
 
 FAILED_ONCE = (1830, 1986, 2168)
 """Seeds that have failed before (docs/simulation.md)."""
-SECURITY = "security"
-"""`test_seeds` runs this scenario."""
+RUN_ELSEWHERE = {"", "security", "client-assignors", UPSTREAM}
+"""Scenarios whose first seeds `test_seeds` and `test_upstream` run."""
 FAILED_ONCE_IN_A_SCENARIO = (("controller", 41), ("controller", 87), ("controller", 97))
 
 
@@ -23,7 +23,7 @@ def test_no_invariant_is_violated(seed: int) -> None:
     assert outcome.settled_after_ms >= 0
 
 
-@pytest.mark.parametrize("scenario", sorted(SCENARIOS.keys() - {"", SECURITY}))
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS.keys() - RUN_ELSEWHERE))
 def test_no_invariant_is_violated_in_a_scenario(scenario: str) -> None:
     for seed in range(3):
         outcome = run(Setup(seed, scenario=scenario))
