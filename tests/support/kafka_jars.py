@@ -71,7 +71,8 @@ def resolved_class_path(name: str, pom: str) -> str:
             # If this process is killed meanwhile, no later one uses half of a class path.
             resolved = folder / f"{cache.name}.{os.getpid()}"
             command += [f"-Dmdep.outputFile={resolved}", "-Dmdep.includeScope=runtime"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
+            environment = {**os.environ, "MAVEN_OPTS": SHORT_LIVED}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
             assert done.returncode == 0, done.stdout + done.stderr
             resolved.replace(cache)
     return cache.read_text().strip()
@@ -91,7 +92,8 @@ def compiled(source: Path, class_path: str) -> Path:
     with only_one_makes(folder.name):
         if not folder.exists():
             written = folder.with_suffix(f".{os.getpid()}")
-            command = ["javac", "-cp", class_path, "-d", str(written), str(source)]
+            options = [f"-J{option}" for option in SHORT_LIVED.split()]
+            command = ["javac", *options, "-cp", class_path, "-d", str(written), str(source)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS)
             assert done.returncode == 0, done.stdout + done.stderr
             written.rename(folder)
