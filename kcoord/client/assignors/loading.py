@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
-from importlib.metadata import entry_points
 from typing import Final, TypeAlias
 
 from kcoord.client.assignors import CLASSIC_VERSION, PartitionAssignor
@@ -49,6 +48,9 @@ def _import(name: str) -> object:
     try:
         if colon:
             return getattr(importlib.import_module(module), attribute)
+        # Importing it takes a tenth of the start of a command.
+        from importlib.metadata import entry_points
+
         candidates = list(entry_points(group=ENTRY_POINTS, name=name))
         if candidates:
             return candidates[0].load()

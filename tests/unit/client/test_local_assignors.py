@@ -764,7 +764,7 @@ class TestSettings:
             assert group == "kcoord.client_assignors"
             return [EntryPoint(name, f"{__name__}:Plain", group)] if name == "mine" else []
 
-        monkeypatch.setattr("kcoord.client.assignors.loading.entry_points", entry_points)
+        monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
         self.consumer("mine")
         with pytest.raises(ConfigException, match="'yours' is neither"):
             self.consumer("yours")
