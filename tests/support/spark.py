@@ -17,30 +17,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kcoord.pipeline
-from kcoord.pipeline.lake.session import ARROW_UNCHECKED, get_session
+from kcoord.pipeline.lake.session import QUICK, get_session
 from tests.support.class_archives import archive_options
 from tests.support.client_races import note_retry
-from tests.support.java import SHORT_LIVED, JavaNotFoundError, require_java
+from tests.support.java import JavaNotFoundError, require_java
 from tests.support.shared import missing
 
 Result = TypeVar("Result")
 
-# With the defaults, Spark's classes cause several full collections, and the small code cache of the first compiler is
-# swept again and again.
-SPARK_JVM: Final = f"{ARROW_UNCHECKED} {SHORT_LIVED} -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=256m"
-
-_SMALL: Final = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.autoBroadcastJoinThreshold": "-1",
-    "spark.sql.adaptive.enabled": "false",
-    # For tables of ten rows, compiling code takes longer than it saves.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # With it, each call of a column's method sends its place in the Python code to the JVM.
-    "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # The listeners of the web interface format the plan of every query, even without the web interface.
-    "spark.sql.ui.explainMode": "simple",
-}
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+# The small code cache of the first compiler would be swept again and again in a JVM of many tests.
+SPARK_JVM: Final = f"{QUICK[JAVA_OPTIONS]} -XX:ReservedCodeCacheSize=256m"
+_WITH_HINTS: Final = {**QUICK, "spark.sql.optimizer.disableHints": "false"}
 
 TOO_BUSY: Final = "Python worker failed to connect back"
 """Spark's error if a new Python process does not start within 10 s, as on a loaded machine."""
@@ -49,11 +37,14 @@ TOO_BUSY_RACE: Final = "Spark gives up on a Python process that takes more than 
 
 @cache
 def small_settings() -> dict[str, str]:
-    """Returns settings for sessions over small tables."""
+    """Returns the settings of a small session for commands that do not know how small their log is.
+
+    Spark obeys `F.broadcast` with them. The session that most tests share ignores it, as the product's small session.
+    """
     java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
     archive = archive_options("spark", java, SPARK_JVM, pyspark.__file__ + pyspark.__version__, _dump_classes)
     options = f"{SPARK_JVM} {archive}"
-    return {**_SMALL, "spark.driver.extraJavaOptions": options, "spark.executor.extraJavaOptions": options}
+    return {**_WITH_HINTS, JAVA_OPTIONS: options, "spark.executor.extraJavaOptions": options}
 
 
 def _dump_classes(options: str) -> None:
@@ -66,7 +57,7 @@ def _dump_classes(options: str) -> None:
 
 def run_queries(options: str) -> None:
     """Writes and reads a table in the present folder."""
-    spark = get_session("local[2]", {**_SMALL, "spark.driver.extraJavaOptions": f"{SPARK_JVM} {options}"})
+    spark = get_session("local[2]", {**_WITH_HINTS, JAVA_OPTIONS: f"{SPARK_JVM} {options}"})
     spark.range(10).selectExpr("id", "id % 2 AS odd").groupBy("odd").count().write.parquet("table")
     assert spark.read.parquet("table").where("odd = 1").collect()[0]["count"] == 5
     spark.stop()
@@ -102,7 +93,7 @@ def start_spark(folder: Path) -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"{small_settings()['spark.driver.extraJavaOptions']} -Dlog4j2.level=error",
+        JAVA_OPTIONS: f"{small_settings()[JAVA_OPTIONS]} -Dlog4j2.level=error",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.session.timeZone": "UTC",

@@ -14,7 +14,7 @@ from types import TracebackType
 from tests.support.client_races import note_retry
 from tests.support.java import SHORT_LIVED
 from tests.support.shared import ROOT
-from tests.support.spark import TOO_BUSY, TOO_BUSY_RACE, small_settings
+from tests.support.spark import JAVA_OPTIONS, TOO_BUSY, TOO_BUSY_RACE, small_settings
 from tests.support.waiting import wait_until
 
 START_SECONDS = 180.0
@@ -30,16 +30,16 @@ def spark_environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_MEMORY": "512m",
         # With the archive of the driver's classes a master and a worker start in 3.0 s of CPU time, without in 3.9 s.
-        "SPARK_DAEMON_JAVA_OPTS": small_settings()["spark.driver.extraJavaOptions"],
+        "SPARK_DAEMON_JAVA_OPTS": small_settings()[JAVA_OPTIONS],
         "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
     }
 
 
-def run_spark(folder: Path, *command: str) -> None:
+def run_spark(folder: Path, *command: str, java_options: str = SHORT_LIVED) -> None:
     """Runs a Spark command in the folder and waits for its end. Retries once if the machine was too busy."""
-    environment = {**spark_environment(), "SPARK_SUBMIT_OPTS": SHORT_LIVED}
+    environment = {**spark_environment(), "SPARK_SUBMIT_OPTS": java_options}
     for is_retry in (False, True):
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
         if done.returncode == 0:

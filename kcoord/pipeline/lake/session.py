@@ -37,7 +37,7 @@ _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
 }
 _QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_QUICK: Final = {
+QUICK: Final = {
     # The second compiler of Java, and code that Spark generates for each query, pay off after minutes of work only.
     # The byte code of published jars needs no verification, which takes a sixth of the start. Loading Spark's classes
     # fills Java's table of symbols and its first metaspace several times over.
@@ -63,7 +63,7 @@ _QUICK: Final = {
     # With it, each call of a column's method sends its place in the Python code to the JVM.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
-"""Settings of a local session whose work takes seconds."""
+"""Settings of a local session whose work takes seconds. The tests use them too."""
 _OLDEST_JAVA: Final = 17
 _LOOKED_UP: Final = {"functions", "org.apache.spark.sql.functions", "PythonUtils"}
 """The names by which PySpark looks up the classes whose methods make columns."""
@@ -91,7 +91,7 @@ def get_session(
             os.environ.setdefault("SPARK_HOME", _find_spark_home())
             os.environ.setdefault("SPARK_LAUNCHER_OPTS", _QUICK_JVM)
             settings |= _LOCAL | {"spark.ui.showConsoleProgress": str(progress).lower()}
-            settings |= _QUICK if is_small else {}
+            settings |= QUICK if is_small else {}
     for key, value in {**settings, **(config or {})}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

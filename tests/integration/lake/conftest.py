@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.session import check_java, get_session
 from tests.support.shared import missing
-from tests.support.spark import small_settings
+from tests.support.spark import JAVA_OPTIONS, small_settings
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def spark() -> Iterator[SparkSession]:
         check_java()
     except LakeError as error:
         missing(str(error))
-    session = get_session("local[2]", small_settings())
+    session = get_session("local[2]", {JAVA_OPTIONS: small_settings()[JAVA_OPTIONS]}, is_small=True)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
