@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from tests.support.hadoop_jars import s3_jars
 from tests.support.offsets_sample import Key, committed_offsets, described_offsets, unpack_sample
-from tests.support.spark import unless_too_busy
+from tests.support.spark import JAVA_OPTIONS, small_settings, unless_too_busy
 
 SECRET = "se/cret"
 EXPECT_CONTINUE = "fs.s3a.connection.expect.continue"
@@ -118,7 +119,8 @@ def test_a_command_with_the_jars_of_the_guide_keeps_a_lake_on_object_storage(
     settings = [f"spark.jars={','.join(s3_jars())}", f"spark.hadoop.{EXPECT_CONTINUE}=false"]
     confs = [word for setting in settings for word in ("--conf", setting)]
     command = [sys.executable, "-m", "kcoord", "lake", *job, *confs, "--json", "--limit", "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {"SPARK_SUBMIT_OPTS": small_settings()[JAVA_OPTIONS]}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["current_offsets"]
     assert committed_offsets(rows) == described_offsets(1)

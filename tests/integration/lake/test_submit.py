@@ -24,7 +24,7 @@ from tests.docs.terminal import blocks_of
 from tests.support.offsets_sample import committed_offsets, described_offsets, unpack_sample
 from tests.support.private_network import private_network
 from tests.support.shared import ROOT
-from tests.support.spark import small_settings
+from tests.support.spark import JAVA_OPTIONS, small_settings
 from tests.support.spark_cluster import SparkCluster, run_spark
 
 GUIDE = ROOT / "docs" / "guides" / "pipeline-on-a-cluster.md"
@@ -66,7 +66,10 @@ def lake(spark: SparkSession, log: str, tmp_path_factory: pytest.TempPathFactory
         ):
             assert shown in command
             command = command.replace(shown, path)
-        _run(folder, command, BLOCKS["spark-defaults.conf"])
+        # The settings of the tests follow those of the guide.
+        settings = "".join(f"{name} {value}\n" for name, value in {**small_settings(), **CLUSTER}.items())
+        (folder / "spark-defaults.conf").write_text(f"{BLOCKS['spark-defaults.conf']}{settings}")
+        run_spark(folder, "bash", "-c", f"export SPARK_CONF_DIR={folder}; {command}")
     yield Lake(spark, uri)
 
 
@@ -94,8 +97,12 @@ def test_the_declarative_pipeline_makes_the_same_tables(
         assert shown in text
         text = text.replace(shown, value)
     spec.write_text(text)
+    # Spark takes its settings from the properties of Java too. With a folder of settings in its class path, Java would
+    # not use the archive of classes.
+    properties = {**small_settings(), **CLUSTER}
+    java_options = [properties.pop(JAVA_OPTIONS), *(f"-D{name}='{value}'" for name, value in properties.items())]
     with private_network():
-        _run(tmp_path, command)
+        run_spark(tmp_path, "bash", "-c", command, java_options=" ".join(java_options))
 
     jobs = Jobs(lake, LakeSettings(NOW, retention_ms=MS_PER_MINUTE))
     names = ["records", "commits", "current_offsets", *BY_LOG_PARTITION, *WHOLE]
@@ -103,13 +110,6 @@ def test_the_declarative_pipeline_makes_the_same_tables(
     for name in names:
         made = spark.read.schema(TABLES[name].schema).parquet(str(tmp_path / "spark-warehouse" / name))
         assert _rows(name, made) == _rows(name, lake.read(name)), name
-
-
-def _run(folder: Path, command: str, defaults: str = "") -> None:
-    """Runs a command of the guide in a folder, with the settings of the tests after those of the guide."""
-    settings = "".join(f"{name} {value}\n" for name, value in {**small_settings(), **CLUSTER}.items())
-    (folder / "spark-defaults.conf").write_text(f"{defaults}{settings}")
-    run_spark(folder, "bash", "-c", f"export SPARK_CONF_DIR={folder}; {command}")
 
 
 def _rows(name: str, frame: DataFrame) -> list[str]:
