@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -33,6 +34,8 @@ KNOWN: Final = (
 BROKER_PREFIX: Final = "kafka."
 """The prefix of the settings of Kafka's clients, as in Spark's own Kafka source."""
 _SERVERS: Final = f"{BROKER_PREFIX}bootstrap.servers"
+_RANGE: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+"""A log partition or a range of them. No topic has more than 100,000 partitions, and each number takes memory."""
 
 
 class OptionError(ValueError):
@@ -139,10 +142,11 @@ def _partition_set(value: str | None) -> frozenset[int] | None:
         return None
     log_partitions: set[int] = set()
     for text in _texts("logPartitions", value):
-        first, _, last = text.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            raise OptionError(f"logPartitions: {text!r} is neither a number nor a range such as 0-3")
-        log_partitions.update(range(int(first), int(last or first) + 1))
+        match = _RANGE.fullmatch(text)
+        numbers = range(0) if match is None else range(int(match[1]), int(match[2] or match[1]) + 1)
+        if not numbers:
+            raise OptionError(f"logPartitions: {text!r} is neither a number nor a range such as 0-3, up to 99999")
+        log_partitions.update(numbers)
     return frozenset(log_partitions)
 
 
@@ -168,10 +172,16 @@ def _starting_offsets(value: str) -> str | Mapping[str, int]:
     if value.lower() in ("earliest", "latest"):
         return value.lower()
     try:
-        offsets = json.loads(value)
-        return {str(int(partition)): int(offset) for partition, offset in offsets.items()}
-    except (ValueError, TypeError, AttributeError):
-        raise OptionError(
-            f"startingOffsets: {value!r} is neither earliest, latest nor a JSON object of log partitions and offsets, "
-            'such as {"0": 1234}'
-        ) from None
+        offsets = {int(partition): offset for partition, offset in json.loads(value).items()}
+        if all(number >= 0 and _is_offset(offset) for number, offset in offsets.items()):
+            return {str(number): offset for number, offset in offsets.items()}
+    except (ValueError, AttributeError):
+        pass
+    raise OptionError(
+        f"startingOffsets: {value!r} is neither earliest, latest nor a JSON object of log partitions and offsets, "
+        'such as {"0": 1234}'
+    )
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
