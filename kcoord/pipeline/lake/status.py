@@ -10,8 +10,8 @@ The first rule that holds counts:
 5. WARN: the lag never shrank from one commit to the next.
 6. OK.
 
-Rule 2 comes before rule 3 as in Burrow's code. Without samples of `ends` the lag is unknown, and rules 1 and 5 do not
-hold. Removed offsets have no status.
+Rule 2 comes before rule 3 as in Burrow's code. The lag at a commit before the first sample of `ends` is unknown. Rule 5
+does not hold with such a commit, and without samples rule 1 does not hold either. Removed offsets have no status.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kcoord.pipeline.lake.tables import TABLES
 def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime) -> DataFrame:
     recent = _recent(commits, current)
     recent = with_end_at(recent, ends, "commit_timestamp", "end_then")
-    recent = recent.withColumn("lag_then", F.greatest(F.col("end_then") - F.col("committed_offset"), F.lit(0)))
+    recent = recent.withColumn("lag_then", _lag_to("end_then"))
     order = Window.partitionBy(*KEY).orderBy("log_offset")
     recent = recent.withColumns(
         {
@@ -40,7 +40,7 @@ def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime
     )
     facts = recent.groupBy(*KEY).agg(
         F.min("lag_then").alias("least_lag"),
-        F.max("lag_then").alias("most_lag"),
+        F.count("lag_then").alias("known_lags"),
         F.coalesce(F.max("went_back"), F.lit(False)).alias("went_back"),
         F.coalesce(F.max("shrank"), F.lit(False)).alias("shrank"),
         (F.min("committed_offset") == F.max("committed_offset")).alias("is_same"),
@@ -50,13 +50,17 @@ def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime
         F.count("*").cast("int").alias("commits"),
     )
     facts = facts.join(newest(ends).select(*TOPIC_PARTITION, "end_offset"), list(TOPIC_PARTITION), "left")
-    lag = F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0))
-    facts = facts.withColumn("lag", F.when(F.col("end_offset").isNotNull(), lag))
-    rows = facts.withColumn("status", _status(now))
+    rows = facts.withColumn("lag", _lag_to("end_offset")).withColumn("status", _status(now))
     severity = F.when(F.col("status") == "OK", 0).when(F.col("status") == "WARN", 1).otherwise(2)
     worst = F.max(severity).over(Window.partitionBy("group"))
     name = F.element_at(F.array(F.lit("OK"), F.lit("WARN"), F.lit("ERR")), worst + 1)
     return TABLES["status"].conform(rows.withColumn("group_status", name))
+
+
+def _lag_to(end: str) -> Column:
+    """Returns the lag behind the end in a column, null if the end is unknown. `greatest` alone would return 0 then."""
+    lag = F.greatest(F.col(end) - F.col("committed_offset"), F.lit(0))
+    return F.when(F.col(end).isNotNull(), lag)
 
 
 def _recent(commits: DataFrame, current: DataFrame) -> DataFrame:
@@ -75,6 +79,6 @@ def _status(now: datetime) -> Column:
         .when(F.col("went_back"), "REWIND")
         .when(silent > last - first, "STOP")
         .when(F.col("is_same"), "STALL")
-        .when(F.col("lag").isNotNull() & F.col("least_lag").isNotNull() & ~F.col("shrank"), "WARN")
+        .when(F.col("lag").isNotNull() & (F.col("known_lags") == F.col("commits")) & ~F.col("shrank"), "WARN")
         .otherwise("OK")
     )

@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from kcoord.pipeline.lake import status as status_table
 from kcoord.pipeline.lake import storage
 from kcoord.pipeline.lake.asof import snapshot
 from kcoord.pipeline.lake.builders import WHOLE
@@ -213,6 +214,19 @@ def test_status_follows_burrows_rules(lake: Lake) -> None:
         (5, "OK", "ERR", 500),
     ]
     assert rows(lake.read("status"), "status group_status commits", "`group` = 'slow'") == [("WARN", "WARN", 3)]
+
+
+def test_a_lag_before_the_first_sample_is_not_taken_for_no_lag(spark: SparkSession) -> None:
+    names = "`group` string, topic string, partition int, incarnation int, log_offset bigint, effective_offset bigint"
+    more = "committed_offset bigint, commit_timestamp timestamp, is_tombstone boolean"
+    made = [(0, 0, 10), (0, 5, 10), (1, 0, 10), (1, 5, 10), (2, 4, 5), (2, 7, 10)]
+    values = [("g", "t", partition, 0, at, at, offset, moment(at), False) for partition, at, offset in made]
+    commits = spark.createDataFrame(values, f"{names}, {more}")
+    sampled = "topic string, partition int, timestamp timestamp, end_offset bigint"
+    ends = spark.createDataFrame([("t", 0, moment(6), 30), ("t", 2, moment(6), 30)], sampled)
+    table = status_table.build(commits, commits.where("log_offset IN (5, 7)"), ends, moment(9))
+    # Partition 1 has no sample. One known lag does not show that the lag of partition 2 never shrinks.
+    assert rows(table, "partition status lag") == [(0, "STALL", 20), (1, "STALL", None), (2, "OK", 20)]
 
 
 def test_storms_are_five_epochs_in_ten_seconds(lake: Lake) -> None:
