@@ -214,6 +214,13 @@ async def test_out_of_order_batches_keep_the_start_offset(server: Server) -> Non
     assert (result.error_code, result.log_start_offset) == (Errors.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
 
 
+@pytest.mark.parametrize("records", [None, b"", batch_of("a")[:30], batch_of("a") * 2])
+async def test_records_that_are_no_batch_have_no_start_offset(server: Server, records: bytes | None) -> None:
+    """As in Kafka 4.3.1, which rejects them before it looks at the log."""
+    result = await produced(server, records)
+    assert (result.error_code, result.log_start_offset) == (Errors.INVALID_RECORD, -1)
+
+
 # --- Fetch ------------------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from kcoord.topics.store import ACKS_ALL, VALID_ACKS
 from kcoord.topics.validation import RecordsRejectedError, single_batch
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.batch_header import Buffer
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ProduceRequest, ProduceResponse
 from kcoord_protocol.uuid import uuid_to_string
@@ -55,7 +56,7 @@ _WITHOUT_START_OFFSET: Final = (
     Errors.KAFKA_STORAGE_ERROR,
     Errors.INVALID_REQUIRED_ACKS,
 )
-"""Errors whose result has no log start offset: the log was not looked at, or the error does not concern it."""
+"""Errors of an append whose result has no log start offset: the log was not looked at, or is not concerned."""
 
 Outcome: TypeAlias = ProduceResponse | CloseConnection | None
 """The response, if the client gets one. Else a failure closes the connection."""
@@ -183,6 +184,7 @@ class _Produce:
         self, topic: str | None, partition: ProduceRequest.PartitionProduceData, agreed: Agreed
     ) -> ProduceResponse.PartitionProduceResponse:
         topics, context, acks = self._broker.topics, self._context, self._request.acks
+        batch: Buffer | None = None
         try:
             if topic is None:
                 raise KafkaError(Errors.UNKNOWN_TOPIC_ID)
@@ -204,7 +206,8 @@ class _Produce:
             )
         except KafkaError as error:
             start_offset = -1
-            if topic is not None and error.error not in _WITHOUT_START_OFFSET:
+            # Without a batch to append the log was not looked at.
+            if topic is not None and batch is not None and error.error not in _WITHOUT_START_OFFSET:
                 start_offset = topics.log_start_offset(topic, partition.index)
             return _failure(partition.index, error, start_offset)
         return ProduceResponse.PartitionProduceResponse(
