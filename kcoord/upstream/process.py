@@ -45,6 +45,7 @@ from kcoord.server.composition import compose, local_metadata
 from kcoord.server.disk.data_folder import DataFolder, candidate_identity
 from kcoord.server.environment import Environment
 from kcoord.server.errors import StartError
+from kcoord.server.heap import keep_freed_memory
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.process import BrokerProcess, ReadyLine, process_environment
@@ -86,6 +87,7 @@ _logger = logging.getLogger(__name__)
 
 def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Runs a broker in front of its upstream until a signal ends it. Raises StartError if it cannot start."""
+    keep_freed_memory()
     shorten_time_slice()
     uvloop.run(run_process(config, on_ready))
 
