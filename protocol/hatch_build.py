@@ -64,8 +64,8 @@ def compile_module(root: Path, target: Path) -> list[Path]:
     digest = hashlib.sha256(source).hexdigest()
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / PACKAGE
-        package.mkdir()
-        (package / "__init__.py").touch()
+        # mypyc reads the types of what the module imports, and compiles the module alone.
+        shutil.copytree(root / "protocol" / PACKAGE, package, ignore=shutil.ignore_patterns(PATTERN, "__pycache__"))
         (package / f"{MODULE}.py").write_bytes(source + f'\nSOURCE_SHA256: Final = "{digest}"\n'.encode())
         command = [sys.executable, "-m", "mypyc", f"{PACKAGE}/{MODULE}.py"]
         environment = {**os.environ, "MYPYC_OPT_LEVEL": "3", "MYPYC_DEBUG_LEVEL": "0"}

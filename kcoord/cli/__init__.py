@@ -89,10 +89,11 @@ def _command(name: str) -> ModuleType:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # Commands do not need it, and `serve` starts faster without.
-    from kcoord_protocol.compiled import IS_COMPILED
+    # Commands do not need it, and `serve` starts faster without. The module itself would import libraries.
+    from importlib.util import find_spec
 
-    form = "with compiled checks of records" if IS_COMPILED else "pure Python"
+    is_compiled = find_spec("kcoord_protocol.compiled_record_check") is not None
+    form = "with compiled checks of records" if is_compiled else "pure Python"
     listing = "\n".join(f"  {name:<19}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="kcoord",

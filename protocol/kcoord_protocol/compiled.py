@@ -15,4 +15,5 @@ except ImportError:
     from kcoord_protocol import record_check  # type: ignore[no-redef]
 
 check_records = record_check.check_records
+stamp_sound_batch = record_check.stamp_sound_batch
 IS_COMPILED: Final = record_check.__name__.endswith("compiled_record_check")

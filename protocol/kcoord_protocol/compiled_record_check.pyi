@@ -3,6 +3,7 @@
 
 from kcoord_protocol.record_check import DOUBTFUL as DOUBTFUL
 from kcoord_protocol.record_check import check_records as check_records
+from kcoord_protocol.record_check import stamp_sound_batch as stamp_sound_batch
 
 SOURCE_SHA256: str
 """The digest of the file that was compiled."""
