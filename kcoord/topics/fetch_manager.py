@@ -250,6 +250,8 @@ class FetchManager:
 
     def on_append(self, topic: str, partition: int, size_bytes: int) -> None:
         """Touches the requests that have enough data now that a partition grew by `size_bytes`."""
+        if not self._watchers:
+            return
         for parked in self._watchers.get((topic, partition), {}).values():
             parked.available_bytes += size_bytes
             if parked.available_bytes >= parked.parameters.min_bytes:

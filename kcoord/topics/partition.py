@@ -28,7 +28,7 @@ from kcoord.topics.open_log import OpenLog, replay
 from kcoord.topics.partition_log import PartitionLog
 from kcoord.topics.producer_state import ProducerEntry
 from kcoord.topics.validation import batch_rules, stamp_batch
-from kcoord_protocol.batch_header import NO_TIMESTAMP, BatchHeader, Buffer, decode_header
+from kcoord_protocol.batch_header import NO_TIMESTAMP, TRANSACTIONAL_BIT, BatchHeader, Buffer, decode_header
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch
@@ -149,7 +149,7 @@ class Partition(PartitionLog):
             duplicate = opened.producers.check(header)
             if duplicate is not None:
                 return AppendResult(duplicate.base_offset, duplicate.timestamp_ms, log.start_offset, 0)
-            if header.is_transactional and needs_verification:
+            if needs_verification and header.attributes & TRANSACTIONAL_BIT:
                 self._check_verified(opened, header, verified)
         self._write(opened, data, header, now_ms)
         log_append_time_ms = now_ms if self.rules.log_append_time else NO_TIMESTAMP
@@ -234,14 +234,14 @@ class Partition(PartitionLog):
             if info.rolled:
                 self._take_snapshot(opened, base_offset, at_once=False)
             replay(producers, header, data)
-            assert header.producer_id not in unstable or not header.is_control, (
-                f"P-4: the transaction of producer {header.producer_id} is open after its marker"
-            )
             end_offset = log.end_offset
             assert producers.end_offset == end_offset, (
                 f"P-2: the producer state ends at {producers.end_offset}, the log at {end_offset}"
             )
             if unstable:
+                assert header.producer_id not in unstable or not header.is_control, (
+                    f"P-4: the transaction of producer {header.producer_id} is open after its marker"
+                )
                 assert stable_offset <= opened.last_stable_offset <= end_offset, (
                     f"P-3: the last stable offset goes from {stable_offset} to {opened.last_stable_offset}"
                 )

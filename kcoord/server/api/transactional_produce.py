@@ -31,8 +31,9 @@ from kcoord.server.replies import Reply
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.topics.partition import Verified
 from kcoord.topics.store import TopicStore
-from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, Buffer, decode_header
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, decode_header
 from kcoord_protocol.errors import DecodeError, Errors, KafkaError
+from kcoord_protocol.messages import ProduceRequest
 
 T = TypeVar("T")
 
@@ -65,17 +66,20 @@ class Batch(NamedTuple):
         return self.topic, self.partition, self.producer.producer_id
 
 
-def transactional_batch(topic: str, partition: int, records: Buffer | None) -> Batch | None:
-    """Returns the transactional batch in `records`, None if there is no batch or if it is not transactional."""
-    if records is None or len(records) < BATCH_OVERHEAD_BYTES or not records[_LOW_ATTRIBUTES] & TRANSACTIONAL_BIT:
-        return None
-    try:
-        header = decode_header(records)
-    except DecodeError:
-        return None
-    if header.producer_id < 0:
-        return None
-    return Batch(topic, partition, Producer(header.producer_id, header.producer_epoch))
+def transactional_batches(topic: str, partitions: list[ProduceRequest.PartitionProduceData]) -> list[Batch]:
+    """Returns the batches of a topic that are transactional. Records that are no batch are left out."""
+    batches = []
+    for partition in partitions:
+        records = partition.records
+        if records is None or len(records) < BATCH_OVERHEAD_BYTES or not records[_LOW_ATTRIBUTES] & TRANSACTIONAL_BIT:
+            continue
+        try:
+            header = decode_header(records)
+        except DecodeError:
+            continue
+        if header.producer_id >= 0:
+            batches.append(Batch(topic, partition.index, Producer(header.producer_id, header.producer_epoch)))
+    return batches
 
 
 class TransactionalProduce:

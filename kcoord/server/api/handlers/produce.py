@@ -20,7 +20,7 @@ from kcoord.server.api.api_table import CloseConnection, RequestContext
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.opening_logs import ends_before
-from kcoord.server.api.transactional_produce import Agreed, Batch, transactional_batch
+from kcoord.server.api.transactional_produce import Agreed, Batch, transactional_batches
 from kcoord.server.broker import Broker
 from kcoord.server.quota_use import throttle_of_produce
 from kcoord.server.replies import Reply, map_reply
@@ -111,10 +111,8 @@ class _Produce:
         batches = []
         for topic in self._request.topic_data:
             name = self._name_of(topic)
-            for partition in topic.partition_data if name is not None else ():
-                batch = transactional_batch(name or "", partition.index, partition.records)
-                if batch is not None:
-                    batches.append(batch)
+            if name is not None:
+                batches += transactional_batches(name, topic.partition_data)
         return batches
 
     def _name_of(self, topic: ProduceRequest.TopicProduceData) -> str | None:
@@ -188,8 +186,6 @@ class _Produce:
         try:
             if topic is None:
                 raise KafkaError(Errors.UNKNOWN_TOPIC_ID)
-            if not topics.has_partition(topic, partition.index):
-                raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
             verified = agreed.get((topic, partition.index)) if agreed else None
             if isinstance(verified, KafkaError):
                 raise verified
@@ -204,8 +200,11 @@ class _Produce:
                 now_ms=context.now_ms,
                 verified=verified,
             )
-        except KafkaError as error:
-            start_offset = -1
+        except KafkaError as caught:
+            error, start_offset = caught, -1
+            if topic is not None and not topics.has_partition(topic, partition.index):
+                # Kafka looks for the partition before it looks at the batch.
+                error = KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
             # Without a batch to append the log was not looked at.
             if topic is not None and batch is not None and error.error not in _WITHOUT_START_OFFSET:
                 start_offset = topics.log_start_offset(topic, partition.index)
