@@ -111,8 +111,8 @@ def cpu_seconds(pid: int) -> float:
 class Server:
     """A server process that prints its address on standard output when it is ready.
 
-    It has its own session, as a service has. Linux shares the processors between sessions, so a server in the session of
-    a busy client would compete with each thread of that client.
+    It has its own session, as a service has. Linux shares the processors between sessions, so a server in the session
+    of a busy client would compete with each thread of that client.
     """
 
     tls: ssl.SSLContext | None = None
