@@ -139,8 +139,9 @@ class ProducerState:
         epoch, last_epoch = header.producer_epoch, entry.producer_epoch
         if epoch == last_epoch:
             last_sequence = entry.last_sequence
-            # A batch in sequence is no duplicate, since the kept batches do not use up all sequence numbers.
-            if not _in_sequence(last_sequence, header.base_sequence):
+            # A batch in sequence is no duplicate, since the kept batches follow one another and do not use up all
+            # sequence numbers. Those of epoch -1 need not follow one another.
+            if last_epoch == -1 or not _in_sequence(last_sequence, header.base_sequence):
                 duplicate = entry.find_duplicate(header)
                 if duplicate is not None:
                     return duplicate

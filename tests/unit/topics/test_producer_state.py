@@ -91,6 +91,13 @@ def test_the_last_five_batches_are_recognised() -> None:
         assert (duplicate.base_offset, duplicate.last_offset) == (batch.base_offset, batch.last_offset)
 
 
+def test_a_batch_of_epoch_minus_1_may_be_a_duplicate_and_in_sequence() -> None:
+    state = state_after(header(1, epoch=-1), header(0, epoch=-1, offset=1))
+    duplicate = state.check(header(1, epoch=-1))
+    assert duplicate is not None
+    assert duplicate.base_offset == 0
+
+
 def test_part_of_a_batch_is_no_duplicate() -> None:
     state = state_after(header(0, count=4))
     assert refusal(state, header(0, count=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
