@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 try:
-    from kcoord_protocol import compiled_record_check as record_check
+    # An old module, which was compiled before a function existed, counts as none.
+    from kcoord_protocol.compiled_record_check import check_records, stamp_sound_batch
 except ImportError:
-    from kcoord_protocol import record_check  # type: ignore[no-redef]
+    from kcoord_protocol.record_check import check_records, stamp_sound_batch
 
-check_records = record_check.check_records
-stamp_sound_batch = record_check.stamp_sound_batch
-IS_COMPILED: Final = record_check.__name__.endswith("compiled_record_check")
+__all__ = ["IS_COMPILED", "check_records", "stamp_sound_batch"]
+
+IS_COMPILED: Final = check_records.__module__.endswith("compiled_record_check")

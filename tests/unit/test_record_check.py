@@ -6,8 +6,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import runpy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TypeAlias
 
 import pytest
@@ -182,3 +185,12 @@ def test_a_wrong_count_is_doubtful(check: CheckRecords) -> None:
     data = encode_batch([Record(b"k", b"v", timestamp_ms=5)] * 3)
     results = [check(data, BATCH_OVERHEAD_BYTES, count, False, 5, 0, LATEST) for count in (2, 3, 4, 2**31 - 1)]
     assert results == [DOUBTFUL, 5, DOUBTFUL, DOUBTFUL]
+
+
+def test_an_old_compiled_module_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = ModuleType("kcoord_protocol.compiled_record_check")
+    old.check_records = record_check.check_records  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, old.__name__, old)
+    selected = runpy.run_path(str(compiled.__file__))
+    assert selected["stamp_sound_batch"] is record_check.stamp_sound_batch
+    assert selected["IS_COMPILED"] is False
