@@ -147,6 +147,8 @@ def _partition_set(value: str | None) -> frozenset[int] | None:
         if not numbers:
             raise OptionError(f"logPartitions: {text!r} is neither a number nor a range such as 0-3, up to 99999")
         log_partitions.update(numbers)
+    if not log_partitions:
+        raise OptionError(f"logPartitions: {value!r} has no log partition")
     return frozenset(log_partitions)
 
 

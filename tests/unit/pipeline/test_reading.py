@@ -439,6 +439,8 @@ def test_a_range_with_a_hint_has_the_same_records(tmp_path: Path) -> None:
         ("logPartitions", "1-x", "logPartitions: '1-x'"),
         ("logPartitions", "7-3", "logPartitions: '7-3'"),
         ("logPartitions", "²", "logPartitions: '²'"),
+        ("logPartitions", ",", "logPartitions: ','"),
+        ("logPartitions", "[]", "logPartitions: '[]'"),
         ("logPartitions", "0-1000000", "logPartitions: '0-1000000'"),
         ("splitBytes", "10", "splitBytes: 10 is less than 4096"),
         ("splitBytes", "many", "splitBytes: 'many' is not a number"),
