@@ -14,6 +14,6 @@ def keep_freed_memory() -> None:
 
     A read of a connection, with its frames, takes more than the 128 KiB that glibc keeps at the start. If glibc gave
     them back to the kernel after each read, the next read would fault for every page. glibc keeps twice the size of the
-    largest block that was mapped and freed (mallopt(3), M_MMAP_THRESHOLD). No page of this block is touched.
+    largest block that was mapped and freed (mallopt(3), M_MMAP_THRESHOLD). Only the first page of this block is used.
     """
     bytes(KEPT_BYTES // 2)
