@@ -432,6 +432,7 @@ class FetchManager:
 
     def _failure(self, partition: FetchPartition, error: Errors, api_version: int) -> FetchResponse.PartitionData:
         data = error_data(partition.partition, error)
+        data.aborted_transactions = None
         if api_version >= _OLDEST_VERSION_WITH_LEADER_HINT and error in (
             Errors.NOT_LEADER_OR_FOLLOWER,
             Errors.FENCED_LEADER_EPOCH,
@@ -465,10 +466,9 @@ def partition_data(index: int, result: ReadResult) -> FetchResponse.PartitionDat
 
 
 def error_data(index: int, error: Errors) -> FetchResponse.PartitionData:
-    """Returns the part of a partition that could not be read.
+    """Returns the part of a partition that is not read.
 
-    Every offset in it is unknown (observed in Kafka 4.3.1, also for OFFSET_OUT_OF_RANGE).
+    Every offset in it is unknown (observed in Kafka 4.3.1, also for OFFSET_OUT_OF_RANGE). The list of aborted
+    transactions is empty. If a read fails, Kafka returns null in place of the list.
     """
-    return FetchResponse.PartitionData(
-        partition_index=index, error_code=error, high_watermark=-1, aborted_transactions=None, records=b""
-    )
+    return FetchResponse.PartitionData(partition_index=index, error_code=error, high_watermark=-1, records=b"")

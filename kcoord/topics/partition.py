@@ -283,11 +283,13 @@ class Partition(PartitionLog):
         opened = self.open(now_ms)
         log = opened.log
         stable = opened.last_stable_offset
-        result = ReadResult(b"", log.end_offset, stable, log.start_offset, [] if read_committed else None)
+        result = ReadResult(b"", log.end_offset, stable, log.start_offset)
         if request.last_fetched_epoch != UNDEFINED_EPOCH:
             result.diverging_epoch = self._diverging_epoch(opened, request)
             if result.diverging_epoch is not None:
                 return result
+        if read_committed:
+            result.aborted_transactions = []
         if not log.start_offset <= request.fetch_offset <= log.end_offset:
             raise KafkaError(
                 Errors.OFFSET_OUT_OF_RANGE,

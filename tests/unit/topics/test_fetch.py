@@ -41,6 +41,7 @@ class Client:
         forget: Iterable[tuple[str, int]] = (),
         isolation: int = 0,
         leader_epoch: int = -1,
+        last_epoch: int = -1,
         replica_id: int = -1,
     ) -> FetchRequest:
         topics = [
@@ -53,6 +54,7 @@ class Client:
                         fetch_offset=offset,
                         partition_max_bytes=partition_bytes,
                         current_leader_epoch=leader_epoch,
+                        last_fetched_epoch=last_epoch,
                     )
                 ],
             )
@@ -158,6 +160,50 @@ def test_errors_of_partitions(cluster: Cluster) -> None:
     out_of_range = Client(cluster).fetch((TOPIC, 0, 5))
     assert errors(out_of_range) == [Errors.OFFSET_OUT_OF_RANGE]
     assert data_of(out_of_range)[0].log_start_offset == -1
+
+
+@pytest.mark.parametrize("isolation", [0, 1])
+@pytest.mark.parametrize("version", range(4, 19))
+def test_the_fields_of_a_partition_with_an_error(cluster: Cluster, version: int, isolation: int) -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0: only a partition that exists has no list of aborted transactions."""
+    cluster.append(batch_of("a"))
+    client = Client(cluster, version)
+    absent = Errors.UNKNOWN_TOPIC_OR_PARTITION if version < 13 else Errors.UNKNOWN_TOPIC_ID
+    for place, error, aborted in (
+        ((TOPIC, 9, 0), Errors.UNKNOWN_TOPIC_OR_PARTITION, []),
+        ((TOPIC, -1, 0), Errors.UNKNOWN_TOPIC_OR_PARTITION, []),
+        (("absent", 0, 0), absent, []),
+        ((TOPIC, 0, 5), Errors.OFFSET_OUT_OF_RANGE, None),
+    ):
+        response = client.fetch(place, isolation=isolation)
+        expected = FetchResponse.PartitionData(
+            partition_index=place[1],
+            error_code=error,
+            high_watermark=-1,
+            last_stable_offset=-1,
+            log_start_offset=-1,
+            aborted_transactions=aborted,
+            preferred_read_replica=-1,
+            records=b"",
+        )
+        assert data_of(response) == [expected]
+
+
+@pytest.mark.parametrize("isolation", [0, 1])
+@pytest.mark.parametrize("version", range(12, 19))
+def test_a_diverging_epoch_comes_without_aborted_transactions(cluster: Cluster, version: int, isolation: int) -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0."""
+    cluster.append(batch_of("a"))
+    (data,) = data_of(Client(cluster, version).fetch((TOPIC, 0, 100), isolation=isolation, last_epoch=0))
+    assert data == FetchResponse.PartitionData(
+        partition_index=0,
+        high_watermark=1,
+        last_stable_offset=1,
+        log_start_offset=0,
+        diverging_epoch=FetchResponse.EpochEndOffset(epoch=0, end_offset=1),
+        aborted_transactions=None,
+        records=b"",
+    )
 
 
 def test_unknown_topic_ids(cluster: Cluster) -> None:

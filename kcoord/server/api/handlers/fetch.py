@@ -12,7 +12,7 @@ from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.broker import Broker
 from kcoord.server.quota_use import throttle_of_fetch
 from kcoord.server.replies import Reply, map_reply
-from kcoord.topics.fetch_manager import ReadableTopics, replica_id
+from kcoord.topics.fetch_manager import ReadableTopics, error_data, replica_id
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -71,14 +71,8 @@ def error_response(request: FetchRequest, error: KafkaError, version: int) -> Fe
         responses=[
             FetchResponse.FetchableTopicResponse(
                 topic=topic.topic,
-                partitions=[_failed(partition.partition, error.error) for partition in topic.partitions],
+                partitions=[error_data(partition.partition, error.error) for partition in topic.partitions],
             )
             for topic in request.topics
         ],
-    )
-
-
-def _failed(index: int, error: Errors) -> FetchResponse.PartitionData:
-    return FetchResponse.PartitionData(
-        partition_index=index, error_code=error, high_watermark=-1, aborted_transactions=None, records=b""
     )
