@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FetchResponse
 
@@ -57,8 +58,8 @@ class FetchPartition:
     partition: int
     fetch_offset: int
     max_bytes: int
-    current_leader_epoch: int = -1
-    last_fetched_epoch: int = -1
+    current_leader_epoch: int = UNDEFINED_EPOCH
+    last_fetched_epoch: int = UNDEFINED_EPOCH
     high_watermark: int = -1
     log_start_offset: int = -1
 
@@ -116,7 +117,10 @@ class FetchContext:
 
 
 def requested_partitions(request: FetchRequest, *, uses_topic_ids: bool) -> dict[PartitionKey, FetchPartition]:
-    """Returns the partitions of a request by the keys that the client uses."""
+    """Returns the partitions of a request by the keys that the client uses.
+
+    A negative epoch counts as absent, as in Kafka.
+    """
     partitions: dict[PartitionKey, FetchPartition] = {}
     for topic in request.topics:
         name: str | bytes = topic.topic_id if uses_topic_ids else topic.topic
@@ -127,8 +131,8 @@ def requested_partitions(request: FetchRequest, *, uses_topic_ids: bool) -> dict
                 partition.partition,
                 partition.fetch_offset,
                 partition.partition_max_bytes,
-                partition.current_leader_epoch,
-                partition.last_fetched_epoch,
+                max(partition.current_leader_epoch, UNDEFINED_EPOCH),
+                max(partition.last_fetched_epoch, UNDEFINED_EPOCH),
             )
     return partitions
 

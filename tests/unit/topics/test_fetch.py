@@ -206,6 +206,17 @@ def test_a_diverging_epoch_comes_without_aborted_transactions(cluster: Cluster, 
     )
 
 
+@pytest.mark.parametrize("epoch", [-1, -2, -(2**31)])
+def test_a_negative_epoch_counts_as_absent(epoch: int) -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0, which reject -2 in ListOffsets and OffsetForLeaderEpoch."""
+    cluster = Cluster(image_of({TOPIC: 1}, leader_epoch=3))
+    cluster.append(batch_of("a"))
+    response = Client(cluster).fetch((TOPIC, 0, 0), leader_epoch=epoch, last_epoch=epoch)
+    assert (errors(response), sizes(response)) == ([Errors.NONE], [1])
+    beyond = Client(cluster).fetch((TOPIC, 0, 9), last_epoch=epoch)
+    assert errors(beyond) == [Errors.OFFSET_OUT_OF_RANGE]
+
+
 def test_unknown_topic_ids(cluster: Cluster) -> None:
     assert errors(Client(cluster).fetch(("absent", 0, 0))) == [Errors.UNKNOWN_TOPIC_ID]
 
