@@ -21,14 +21,12 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from kcoord_protocol.batch_header import TRANSACTIONAL_BIT, BatchHeader
+from kcoord_protocol.batch_header import NO_PRODUCER_EPOCH, NO_SEQUENCE, TRANSACTIONAL_BIT, BatchHeader
 from kcoord_protocol.errors import Errors, KafkaError
 
 CACHED_BATCHES: Final = 5
 """A duplicate is recognised among this many last batches of a producer: a client may have as many in flight."""
 
-NO_PRODUCER_ID: Final = -1
-NO_SEQUENCE: Final = -1
 _MAX_SEQUENCE = 2**31 - 1
 _SEQUENCE_SPACE = 2**31
 
@@ -67,7 +65,7 @@ class ProducerEntry:
     """The state of one producer id in one partition."""
 
     producer_id: int
-    producer_epoch: int = -1
+    producer_epoch: int = NO_PRODUCER_EPOCH
     coordinator_epoch: int = -1
     last_timestamp_ms: int = -1
     current_transaction_first_offset: int | None = None
@@ -106,6 +104,13 @@ def _in_sequence(last_sequence: int, next_sequence: int) -> bool:
     return next_sequence == last_sequence + 1 or (next_sequence == 0 and last_sequence == _MAX_SEQUENCE)
 
 
+def _old_epoch(producer_id: int, epoch: int, last_epoch: int) -> KafkaError:
+    return KafkaError(
+        Errors.INVALID_PRODUCER_EPOCH,
+        f"Epoch {epoch} of producer {producer_id} is older than its current epoch {last_epoch}.",
+    )
+
+
 class ProducerState:
     """The producers of one partition. `end_offset` is the offset up to which batches were replayed."""
 
@@ -130,11 +135,13 @@ class ProducerState:
     def check(self, header: BatchHeader) -> CachedBatch | None:
         """Validates a client's batch; returns the earlier batch if it is a duplicate, else None.
 
-        A producer without state may begin with any sequence number, also if its state was lost (observed in Kafka
-        4.3.1, which no longer uses UNKNOWN_PRODUCER_ID).
+        A producer without state has epoch -1. It may begin with any sequence number, also if its state was lost
+        (observed in Kafka 4.3.1, which no longer uses UNKNOWN_PRODUCER_ID).
         """
         entry = self.entries.get(header.producer_id)
         if entry is None:
+            if header.producer_epoch < NO_PRODUCER_EPOCH:
+                raise _old_epoch(header.producer_id, header.producer_epoch, NO_PRODUCER_EPOCH)
             return None
         epoch, last_epoch = header.producer_epoch, entry.producer_epoch
         if epoch == last_epoch:
@@ -152,10 +159,7 @@ class ProducerState:
                         f"written is {last_sequence}.",
                     )
         elif epoch < last_epoch:
-            raise KafkaError(
-                Errors.INVALID_PRODUCER_EPOCH,
-                f"Epoch {epoch} of producer {header.producer_id} is older than its current epoch {last_epoch}.",
-            )
+            raise _old_epoch(header.producer_id, epoch, last_epoch)
         elif header.base_sequence != 0 and last_epoch != -1:
             raise KafkaError(
                 Errors.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -181,6 +185,8 @@ class ProducerState:
         """
         entry = self.entries.get(producer_id)
         if entry is None:
+            if producer_epoch < NO_PRODUCER_EPOCH:
+                raise _old_epoch(producer_id, producer_epoch, NO_PRODUCER_EPOCH)
             return
         is_ahead = producer_epoch > entry.producer_epoch
         may_be_equal = not bumps_epoch or entry.current_transaction_first_offset is None

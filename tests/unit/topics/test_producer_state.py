@@ -66,6 +66,23 @@ def test_an_unknown_producer_may_begin_with_any_sequence_number() -> None:
     assert ProducerState().check(header(1234)) is None
 
 
+@pytest.mark.parametrize("epoch", [-1, 0, 2**15 - 1])
+def test_an_unknown_producer_may_begin_with_any_epoch_from_minus_1_on(epoch: int) -> None:
+    assert ProducerState().check(header(0, epoch=epoch)) is None
+    ProducerState().check_marker(PRODUCER, epoch, bumps_epoch=False)
+
+
+@pytest.mark.parametrize("epoch", [-2, -(2**15)])
+def test_no_producer_has_an_epoch_below_minus_1(epoch: int) -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0, whose producers begin at epoch -1."""
+    assert refusal(ProducerState(), header(0, epoch=epoch)) is Errors.INVALID_PRODUCER_EPOCH
+    assert refusal(state_after(header(0, epoch=-1)), header(1, epoch=epoch)) is Errors.INVALID_PRODUCER_EPOCH
+    for bumps_epoch in (False, True):
+        with pytest.raises(KafkaError) as caught:
+            ProducerState().check_marker(PRODUCER, epoch, bumps_epoch=bumps_epoch)
+        assert caught.value.error is Errors.INVALID_PRODUCER_EPOCH
+
+
 def test_sequence_numbers_must_follow() -> None:
     state = state_after(header(0, count=3))
     assert state.check(header(3)) is None
