@@ -30,13 +30,17 @@ class AbortedTransactions:
     __slots__ = ("_by_producer", "first_open_offset")
 
     def __init__(self, batches: Iterator[tuple[BatchHeader, bytes]]) -> None:
-        """Reads `batches`: the transactional batches and the control batches of the log, in order."""
+        """Reads `batches`: the transactional batches and the control batches of the log, in order.
+
+        A batch without a producer, which Kafka accepts, opens no transaction.
+        """
         self._by_producer: dict[int, list[tuple[int, int]]] = {}
         opened: dict[int, int] = {}
         for header, batch in batches:
             producer_id = header.producer_id
             if not header.is_control:
-                opened.setdefault(producer_id, header.base_offset)
+                if producer_id >= 0:
+                    opened.setdefault(producer_id, header.base_offset)
                 continue
             kind = marker_type(header, batch)
             if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):

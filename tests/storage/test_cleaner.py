@@ -375,6 +375,18 @@ def test_nothing_is_cleaned_at_or_after_the_first_open_transaction() -> None:
         assert offsets_left(writer.log) == [0, 1], "the cleaner also finds open transactions itself"
 
 
+@pytest.mark.parametrize("producer_id", [-1, -2])
+def test_a_transactional_batch_without_a_producer_is_no_open_transaction(producer_id: int) -> None:
+    """Kafka 4.3.1 accepts such a batch, and nobody could end its transaction."""
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"), producer_id=producer_id, is_transactional=True)
+    writer.put(("a", "2"), ("b", "2"))
+    writer.roll()
+    clean(writer.log, file_system)
+    assert offsets_left(writer.log) == [1, 2]
+
+
 # -- transactions and producers ----------------------------------------------------------------------------------------
 
 
