@@ -24,8 +24,6 @@ from kcoord_protocol.batch_header import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_POSITION,
-    NO_PRODUCER_ID,
-    TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
     crc32c,
@@ -208,13 +206,7 @@ def check_batch(data: Buffer, rules: BatchRules) -> BatchHeader:
         raise _wrong_counts(header)
     if header.attributes & CONTROL_BIT:
         raise KafkaError(Errors.INVALID_RECORD, "Clients must not write control records.")
-    if header.producer_id == NO_PRODUCER_ID:
-        if header.attributes & TRANSACTIONAL_BIT:
-            # Nobody could end its transaction.
-            raise KafkaError(Errors.INVALID_RECORD, "A transactional batch needs a producer id.")
-    elif header.producer_id < 0:
-        raise KafkaError(Errors.INVALID_RECORD, f"Producer id {header.producer_id} is below {NO_PRODUCER_ID}.")
-    elif header.base_sequence < 0:
+    if header.producer_id >= 0 and header.base_sequence < 0:
         raise KafkaError(
             Errors.INVALID_RECORD,
             f"Sequence number {header.base_sequence} is not valid: a batch with a producer id needs at least 0.",

@@ -67,7 +67,7 @@ class Batch(NamedTuple):
 
 
 def transactional_batches(topic: str, partitions: list[ProduceRequest.PartitionProduceData]) -> list[Batch]:
-    """Returns the batches of a topic that are transactional. Records that are no batch are left out."""
+    """Returns the batches of a topic that are transactional. Records that are no whole batch are left out."""
     batches = []
     for partition in partitions:
         records = partition.records
@@ -77,7 +77,7 @@ def transactional_batches(topic: str, partitions: list[ProduceRequest.PartitionP
             header = decode_header(records)
         except DecodeError:
             continue
-        if header.producer_id >= 0:
+        if header.size_bytes <= len(records):
             batches.append(Batch(topic, partition.index, Producer(header.producer_id, header.producer_epoch)))
     return batches
 
@@ -103,7 +103,10 @@ class TransactionalProduce:
         batches: list[Batch],
         append: Callable[[Agreed], T],
     ) -> Reply[T]:
-        """Calls `append` when the coordinator has agreed; at once if all partitions are in the transaction already."""
+        """Calls `append` when the coordinator has agreed; at once if all partitions are in the transaction already.
+
+        The batches are of one producer.
+        """
         predecessors = {self._last[batch.key] for batch in batches if batch.key in self._last}
         if not predecessors and not self._need_agreement(context, batches):
             return append({})
@@ -163,13 +166,10 @@ class TransactionalProduce:
         """Returns for each partition the permission to write, or the error for the producer."""
         version = context.api_version
         adds = version >= _ADDS_PARTITIONS_SINCE_VERSION
-        producers = {batch.producer for batch in tickets}
         try:
-            if len(producers) > 1:
-                raise KafkaError(Errors.INVALID_PRODUCER_ID_MAPPING, "A request must be of one producer.")
             reply = self._transactions.agree(
                 transactional_id,
-                producers.pop(),
+                next(iter(tickets)).producer,
                 partitions_of((batch.topic, [batch.partition]) for batch in tickets),
                 context.operation_context(),
                 adds=adds,

@@ -191,6 +191,79 @@ async def test_produce_with_a_repeated_partition_appends_its_last_records(server
     assert end.offset == 1
 
 
+def mixed_request(version: int, batches: list[bytes | None], transactional_id: str | None) -> ProduceRequest:
+    """Returns a request with the batches for as many partitions, and one for a topic that does not exist."""
+    request = produce_request(batches[0], version=version)
+    request.transactional_id = transactional_id
+    request.topic_data[0].partition_data += [
+        ProduceRequest.PartitionProduceData(index=index, records=batch) for index, batch in enumerate(batches) if index
+    ]
+    request.topic_data += produce_request(batch_of("x"), topic="absent", version=version).topic_data
+    return request
+
+
+async def mixed(
+    server: Server, version: int, batches: list[bytes | None], transactional_id: str | None
+) -> list[list[tuple[int, int]]]:
+    """Returns (error, base offset) of each partition of a mixed request, by topic."""
+    response = await server.call(produce, mixed_request(version, batches, transactional_id), version)
+    return [
+        [(partition.error_code, partition.base_offset) for partition in topic.partition_responses]
+        for topic in response.responses
+    ]
+
+
+@pytest.mark.parametrize("producer", [(-1, -1, -1), (-2, 0, 0), (5, 0, 0)])
+@pytest.mark.parametrize("version", [3, 11, 12, 13])
+async def test_a_transactional_batch_needs_a_transactional_id(
+    server: Server, version: int, producer: tuple[int, int, int]
+) -> None:
+    """Kafka 4.3.1 and 4.4.0 reject all partitions of the request."""
+    batch = batch_of("a", producer=producer, is_transactional=True)
+    refused = [(Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)]
+    assert await mixed(server, version, [batch_of("b"), batch], None) == [refused * 2, refused]
+    assert [end.offset for end in await listed(server, list_request(-1, -1))] == [0, 0]
+    request = mixed_request(version, [batch_of("b"), batch], None)
+    request.acks = 0
+    assert isinstance(await server.call(produce, request, version), CloseConnection)
+    alone = await produced(server, batch, version, topic="absent")
+    assert alone.error_code == Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize("version", [3, 11, 12, 13])
+async def test_a_batch_that_is_cut_off_is_not_transactional(server: Server, version: int) -> None:
+    batch = batch_of("a", producer=(5, 0, 0), is_transactional=True)[:-1]
+    assert (await produced(server, batch, version)).error_code == Errors.INVALID_RECORD
+
+
+@pytest.mark.parametrize("producer", [(-1, -1, -1), (-2, 0, 0)])
+@pytest.mark.parametrize("version", [3, 11, 12, 13])
+async def test_a_transactional_batch_without_a_producer_is_stored(
+    server: Server, version: int, producer: tuple[int, int, int]
+) -> None:
+    """Kafka 4.3.1 and 4.4.0 store it, and it opens no transaction."""
+    batch = batch_of("a", producer=producer, is_transactional=True)
+    absent = Errors.UNKNOWN_TOPIC_OR_PARTITION if version < 13 else Errors.UNKNOWN_TOPIC_ID
+    assert await mixed(server, version, [batch, batch_of("b")], "tx") == [[(0, 0), (0, 0)], [(absent, -1)]]
+    request = fetch_request(18)
+    request.isolation_level = 1
+    data = (await server.call(fetch, request, 18)).responses[0].partitions[0]
+    assert (data.records[16:], data.last_stable_offset, data.aborted_transactions) == (batch[16:], 1, [])
+
+
+@pytest.mark.parametrize("other", [(6, 0, 0), (5, 1, 0)])
+@pytest.mark.parametrize("version", [3, 11, 12, 13])
+async def test_a_request_has_the_transaction_of_one_producer(
+    server: Server, version: int, other: tuple[int, int, int]
+) -> None:
+    """Kafka 4.3.1 and 4.4.0 reject all partitions of the request, also those that are not transactional."""
+    batches = [batch_of("a", producer=producer, is_transactional=True) for producer in ((5, 0, 0), other)]
+    server.cluster.update(image_of({TOPIC: 3}))
+    refused = [(Errors.INVALID_PRODUCER_ID_MAPPING, -1)]
+    assert await mixed(server, version, [*batches, batch_of("b")], "tx") == [refused * 3, refused]
+    assert [end.offset for end in await listed(server, list_request(-1, -1, -1))] == [0, 0, 0]
+
+
 async def test_produce_names_the_records_at_fault(server: Server) -> None:
     server.cluster.update(image_of({TOPIC: 1}, configs={TOPIC: {"cleanup.policy": "compact"}}))
     result = await produced(server, batch_of("a", "b", keys=False), 8)

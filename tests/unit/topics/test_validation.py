@@ -123,7 +123,6 @@ def test_checksum() -> None:
         (57, ">i", 3),
         (43, ">q", 4),
         (21, ">h", 5),
-        (21, ">h", 16),
     ],
     ids=[
         "base offset",
@@ -133,17 +132,21 @@ def test_checksum() -> None:
         "count",
         "id without sequence",
         "codec",
-        "transaction without id",
     ],
 )
 def test_impossible_headers(position: int, layout: str, value: int) -> None:
     assert refusal(with_header(batch_of("a", "b"), position, layout, value)).error is Errors.INVALID_RECORD
 
 
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_a_producer_id_below_that_of_no_producer_is_rejected(is_transactional: bool) -> None:
-    batch = batch_of("a", producer=(-5, 0, 0), is_transactional=is_transactional)
-    assert refusal(batch).error is Errors.INVALID_RECORD
+@pytest.mark.parametrize("producer", [(-1, -1, -1), (-1, -2, 0), (-2, 0, -1), (-(2**63), -(2**15), -(2**31))])
+def test_a_negative_producer_id_is_no_producer(
+    producer: tuple[int, int, int], is_transactional: bool, codec: Compression
+) -> None:
+    """Kafka 4.3.1 and 4.4.0 store such a batch as it is, whatever its epoch and sequence number."""
+    batch = batch_of("a", producer=producer, is_transactional=is_transactional, compression=codec)
+    assert stamped(batch)[16:] == batch[16:]
 
 
 def test_control_records_of_clients_are_rejected() -> None:

@@ -94,13 +94,14 @@ class _Produce:
     def run(self) -> Reply[Outcome]:
         context, request = self._context, self._request
         _name_partitions_once(request)
-        self._batches = self._transactional_batches()
-        if self._batches and not _may_use(context.rights, request.transactional_id):
+        batches = self._transactional_batches()
+        if batches and not _may_use(context.rights, request.transactional_id):
             raise KafkaError(Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         if context.rights is not None:
             names = [name for topic in request.topic_data if (name := self._name_of(topic)) is not None]
-            writable = self._writable = context.rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names)
-            self._batches = [batch for batch in self._batches if batch.topic in writable]
+            self._writable = context.rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names)
+        if batches:
+            self._batches = self._batches_of_producer(batches)
         opening = self._open_logs()
         if opening is None:
             return self._append()
@@ -110,9 +111,26 @@ class _Produce:
     def _transactional_batches(self) -> list[Batch]:
         batches = []
         for topic in self._request.topic_data:
-            name = self._name_of(topic)
-            if name is not None:
-                batches += transactional_batches(name, topic.partition_data)
+            batches += transactional_batches(self._name_of(topic) or "", topic.partition_data)
+        return batches
+
+    def _batches_of_producer(self, batches: list[Batch]) -> list[Batch]:
+        """Returns the batches that have a producer and that may be appended.
+
+        A transactional batch without a producer is appended as if it were not transactional.
+        """
+        topics, writable = self._broker.topics, self._writable
+        batches = [
+            batch
+            for batch in batches
+            if batch.producer.producer_id >= 0
+            and (writable is None or batch.topic in writable)
+            and topics.has_partition(batch.topic, batch.partition)
+        ]
+        if len({batch.producer for batch in batches}) > 1:
+            raise KafkaError(
+                Errors.INVALID_PRODUCER_ID_MAPPING, "Transactional records contained more than one producer ID"
+            )
         return batches
 
     def _name_of(self, topic: ProduceRequest.TopicProduceData) -> str | None:
