@@ -25,8 +25,8 @@ class ScanRules:
     checks_timestamps: bool
     earliest_ms: int
     latest_ms: int
-    type_is_wrong: bool
-    """The batch claims log append time, which only a broker may set."""
+    refused: str | None = None
+    """Why the timestamp of every record is rejected, None if each record is looked at."""
 
 
 class RecordsCheck(NamedTuple):
@@ -40,10 +40,7 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
     """Checks `count` records that must fill `data`."""
     errors: list[tuple[int, Errors, str]] = []
     max_timestamp = NO_TIMESTAMP
-    # Two comparisons accept most timestamps. Only others need the slower _check_timestamp.
-    earliest = rules.earliest_ms if rules.checks_timestamps else None
-    latest = rules.latest_ms
-    suspicious = rules.type_is_wrong
+    earliest, latest, refused = rules.earliest_ms if rules.checks_timestamps else None, rules.latest_ms, rules.refused
     needs_key = rules.needs_key
     expected_delta = 0  # zigzag-encoded
     for _, later, offset_delta, key_at, _, _, _ in walk_records(data, count, check_deltas=False, lenient=True):
@@ -56,8 +53,11 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
         if needs_key and key_at < 0:
             reason = f"Record {expected_delta >> 1} has no key, which a compacted topic requires."
             errors.append((expected_delta >> 1, Errors.INVALID_RECORD, reason))
-        elif earliest is not None and (suspicious or not earliest <= timestamp <= latest):
-            _check_timestamp(expected_delta >> 1, timestamp, rules, errors)
+        elif refused is not None:
+            errors.append((expected_delta >> 1, Errors.INVALID_TIMESTAMP, refused))
+        elif earliest is not None and not earliest <= timestamp <= latest and timestamp != NO_TIMESTAMP:
+            reason = f"Timestamp {timestamp} of record {expected_delta >> 1} is not within [{earliest}, {latest}]."
+            errors.append((expected_delta >> 1, Errors.INVALID_TIMESTAMP, reason))
         expected_delta += 2
     return RecordsCheck(max_timestamp, errors)
 
@@ -72,13 +72,3 @@ def largest_record_bytes(data: bytes, count: int) -> int:
         largest = max(largest, decode_uvarint(data, start)[0] >> 1)
         start = end
     return largest
-
-
-def _check_timestamp(index: int, timestamp: int, rules: ScanRules, errors: list[tuple[int, Errors, str]]) -> None:
-    if timestamp != NO_TIMESTAMP and not rules.earliest_ms <= timestamp <= rules.latest_ms:
-        bounds = f"[{rules.earliest_ms}, {rules.latest_ms}]"
-        reason = f"Timestamp {timestamp} of record {index} is not within {bounds}."
-        errors.append((index, Errors.INVALID_TIMESTAMP, reason))
-    elif rules.type_is_wrong:
-        reason = f"Record {index} has the timestamp type LogAppendTime, which only a broker sets."
-        errors.append((index, Errors.INVALID_TIMESTAMP, reason))

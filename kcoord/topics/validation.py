@@ -24,6 +24,7 @@ from kcoord_protocol.batch_header import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_POSITION,
+    NO_TIMESTAMP,
     BatchHeader,
     Buffer,
     crc32c,
@@ -278,18 +279,28 @@ def _stamp(data: Buffer, base_offset: int, leader_epoch: int) -> bytes:
 
 
 def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: int) -> int:
-    """Checks the records; returns their largest timestamp."""
-    earliest_ms, latest_ms, type_is_wrong = _EARLIEST, _LATEST, False
-    if not rules.log_append_time:
+    """Checks the records; returns their largest timestamp.
+
+    If the batch claims log append time, every record has the largest timestamp of the header. Kafka accepts such a
+    batch as if a producer had set that timestamp, unless the topic has log append time.
+    """
+    checks_timestamps, earliest_ms, latest_ms, refused = not rules.log_append_time, _EARLIEST, _LATEST, None
+    if checks_timestamps:
         earliest_ms, latest_ms = now_ms - rules.timestamp_before_max_ms, now_ms + rules.timestamp_after_max_ms
-        type_is_wrong = bool(header.attributes & LOG_APPEND_TIME_BIT)
+    claims_append_time = bool(header.attributes & LOG_APPEND_TIME_BIT)
+    if claims_append_time:
+        if rules.log_append_time or header.max_timestamp == NO_TIMESTAMP:
+            refused = "The batch has the timestamp type LogAppendTime, which only a broker sets."
+        elif not earliest_ms <= header.max_timestamp <= latest_ms:
+            refused = f"Timestamp {header.max_timestamp} of the batch is not within [{earliest_ms}, {latest_ms}]."
+        checks_timestamps, earliest_ms, latest_ms = False, _EARLIEST, _LATEST
     records, start, count, base_timestamp = data, BATCH_OVERHEAD_BYTES, header.records_count, header.base_timestamp
     try:
         if header.attributes & COMPRESSION_BITS:
             records, start = decompress(header.compression, data[start:], rules.max_decompressed_bytes), 0
         largest = check_records(records, start, count, rules.compacted, base_timestamp, earliest_ms, latest_ms)
-        if largest == DOUBTFUL or type_is_wrong:
-            scan_rules = ScanRules(rules.compacted, not rules.log_append_time, earliest_ms, latest_ms, type_is_wrong)
+        if largest == DOUBTFUL or refused is not None:
+            scan_rules = ScanRules(rules.compacted, checks_timestamps, earliest_ms, latest_ms, refused)
             scan = scan_records(records[start:], count, base_timestamp, scan_rules)
             largest, errors = scan.max_timestamp, scan.errors
         else:
@@ -306,7 +317,7 @@ def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: 
             raise KafkaError(Errors.INVALID_RECORD, text)
     if errors:
         _reject(errors)
-    return largest
+    return max(header.max_timestamp, NO_TIMESTAMP) if claims_append_time else largest
 
 
 def _reject(errors: list[tuple[int, Errors, str]]) -> None:

@@ -50,7 +50,7 @@ from tests.support.batch_corpus import (
 )
 from tests.support.plain_records import Refused, plain_records, unzigzag
 
-RULES = ScanRules(needs_key=False, checks_timestamps=False, earliest_ms=0, latest_ms=0, type_is_wrong=False)
+RULES = ScanRules(needs_key=False, checks_timestamps=False, earliest_ms=0, latest_ms=0)
 
 
 def walked(data: bytes, places: list[RecordPlace]) -> list[tuple[object, ...]]:

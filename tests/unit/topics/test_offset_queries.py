@@ -10,7 +10,7 @@ import pytest
 
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import frame_batch
+from kcoord_protocol.record_batch import Record, TimestampType, encode_batch, frame_batch, rewrite_header
 from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of
 
 
@@ -72,6 +72,36 @@ def test_log_append_time_names_the_first_record() -> None:
     assert cluster.append(batch_of("b", "c")).log_append_time_ms == NOW_MS + 1000
     assert find(cluster, -3) == (NOW_MS + 1000, 1, 0)
     assert find(cluster, NOW_MS + 1) == (NOW_MS + 1000, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("codec", "largest", "by_time", "last"),
+    [
+        ("producer", 100, {-100: (0, 0), 0: (0, 0), 1: (1, 5), 5: (1, 5), 6: None, 101: None}, None),
+        ("producer", -100, {-100: (0, 0), -99: None, 0: None, 5: None}, None),
+        ("producer", 5, {-100: (0, 0), 1: (1, 5), 6: None}, (1, 5)),
+        ("gzip", 100, {-100: (0, 100), 6: (0, 100), 100: (0, 100), 101: None}, (0, 100)),
+        ("gzip", -100, {-100: (0, -100), -99: None}, (0, -100)),
+    ],
+)
+def test_timestamps_of_a_batch_that_claims_log_append_time(
+    codec: str, largest: int, by_time: dict[int, tuple[int, int] | None], last: tuple[int, int] | None
+) -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0, before and after a restart. Times are relative to NOW_MS."""
+    cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: {"compression.type": codec}}))
+    records = [Record(b"k", b"v", timestamp_ms=NOW_MS + offset_ms) for offset_ms in (0, 5, 2)]
+    batch = bytearray(encode_batch(records, timestamp_type=TimestampType.LOG_APPEND_TIME))
+    rewrite_header(batch, log_append_time_ms=NOW_MS + largest)
+    cluster.append(bytes(batch))
+
+    def answer(record: tuple[int, int] | None) -> tuple[int, int, int]:
+        return (-1, -1, -1) if record is None else (NOW_MS + record[1], record[0], 0)
+
+    for _ in range(2):
+        for offset_ms, expected in by_time.items():
+            assert find(cluster, NOW_MS + offset_ms) == answer(expected)
+        assert find(cluster, -3) == answer(last)
+        cluster.crash()
 
 
 def test_read_committed_ends_at_the_stable_offset() -> None:

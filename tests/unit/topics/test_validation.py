@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import pytest
@@ -199,9 +200,76 @@ def test_timestamps_do_not_matter_with_log_append_time() -> None:
     assert stamped(batch_of("a", timestamp_ms=1), rules)
 
 
-def test_only_brokers_set_log_append_time() -> None:
-    batch = encode_batch([Record(b"k", b"v", timestamp_ms=NOW_MS)], timestamp_type=TimestampType.LOG_APPEND_TIME)
-    assert refusal(batch).error is Errors.INVALID_TIMESTAMP
+# A batch whose producer claims LogAppendTime, as Kafka 4.3.1 and 4.4.0 answer it.
+
+
+def claiming(codec: Compression, largest: int, *offsets_ms: int) -> bytes:
+    """Returns a batch that claims LogAppendTime, with records at NOW_MS + each offset and `largest` in its header."""
+    records = [Record(b"k", b"v", timestamp_ms=NOW_MS + offset_ms) for offset_ms in offsets_ms]
+    batch = with_header(encode_batch(records, compression=codec), 21, ">h", codec | 0x08)
+    return with_header(batch, 35, ">q", largest)
+
+
+def times(stored: bytes) -> tuple[int, int, list[int]]:
+    """Returns the base timestamp, the largest one, and those of the records."""
+    header = decode_header(stored)
+    return header.base_timestamp, header.max_timestamp, [record.timestamp_ms for record in decode_records(stored)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("topic_codec", [None, *CODECS])
+def test_only_brokers_set_log_append_time(codec: Compression, topic_codec: Compression | None) -> None:
+    rules = BatchRules(1000, 10_000, log_append_time=True, compression=topic_codec)
+    error = refusal(claiming(codec, NOW_MS, 0, 5, 2), rules)
+    assert isinstance(error, RecordsRejectedError)
+    assert (error.error, [index for index, _ in error.record_errors]) == (Errors.INVALID_TIMESTAMP, [0, 1, 2])
+
+
+@pytest.mark.parametrize("largest", [NOW_MS + 5, NOW_MS + 100, NOW_MS - 100, 0, -2])
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_claimed_append_time_is_dropped_with_create_time(codec: Compression, largest: int, compacted: bool) -> None:
+    batch = claiming(codec, largest, 0, 5, 2)
+    for topic_codec in (None, codec):
+        rules = BatchRules(1000, 10_000, compacted, compression=topic_codec, timestamp_after_max_ms=3_600_000)
+        stored = stamped(batch, rules)
+        assert verify_crc(stored)
+        assert stored[61:] == batch[61:]
+        assert decode_header(stored).attributes == codec
+        assert times(stored) == (NOW_MS, max(largest, -1), [NOW_MS, NOW_MS + 5, NOW_MS + 2])
+
+
+@pytest.mark.parametrize("largest", [NOW_MS + 5, NOW_MS + 100, NOW_MS - 100, 0])
+@pytest.mark.parametrize(("codec", "topic_codec"), list(itertools.permutations(CODECS, 2)))
+def test_a_claimed_append_time_is_the_time_of_recompressed_records(
+    codec: Compression, topic_codec: Compression, largest: int
+) -> None:
+    rules = BatchRules(1000, 10_000, compression=topic_codec, timestamp_after_max_ms=3_600_000)
+    stored = stamped(claiming(codec, largest, 0, 5, 2), rules)
+    assert verify_crc(stored)
+    assert decode_header(stored).attributes == topic_codec
+    assert times(stored) == (largest, largest, [largest] * 3)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("topic_codec", [None, *CODECS])
+def test_a_claimed_append_time_is_checked_in_place_of_the_records(
+    codec: Compression, topic_codec: Compression | None
+) -> None:
+    rules = BatchRules(1000, 10_000, compression=topic_codec, timestamp_before_max_ms=1000, timestamp_after_max_ms=1000)
+    for largest in (-1, NOW_MS - 1001, NOW_MS + 1001):
+        error = refusal(claiming(codec, largest, 0, 5), rules)
+        assert isinstance(error, RecordsRejectedError)
+        assert (error.error, [index for index, _ in error.record_errors]) == (Errors.INVALID_TIMESTAMP, [0, 1])
+    assert stamped(claiming(codec, NOW_MS + 1000, -(10**9), 10**9, -NOW_MS - 1), rules)
+
+
+def test_a_record_without_a_key_is_named_before_the_claimed_append_time() -> None:
+    batch = encode_batch([Record(None, b"v", timestamp_ms=NOW_MS), Record(b"k", b"v", timestamp_ms=NOW_MS)])
+    error = refusal(with_header(batch, 21, ">h", 8), BatchRules(1000, 10_000, True, log_append_time=True))
+    assert isinstance(error, RecordsRejectedError)
+    assert error.error is Errors.INVALID_TIMESTAMP
+    assert ["key" in reason for _, reason in error.record_errors] == [True, False]
 
 
 def test_offset_deltas_must_be_consecutive() -> None:
