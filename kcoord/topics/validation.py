@@ -20,11 +20,13 @@ from kcoord_protocol.batch_header import (
     BATCH_OVERHEAD_BYTES,
     COMPRESSION_BITS,
     CONTROL_BIT,
+    DELETE_HORIZON_BIT,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_POSITION,
     NO_TIMESTAMP,
+    TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
     crc32c,
@@ -58,6 +60,8 @@ _LATEST = 2**63 - 1
 _CRC_POSITION = 17
 _MAX_TIMESTAMP_POSITION = 35
 _CRC_AND_ATTRIBUTES = struct.Struct(">Ih")
+_KEPT_BITS = COMPRESSION_BITS | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
+"""The attributes that stay if a timestamp is changed. Kafka drops those without a meaning, too."""
 
 
 class RecordsRejectedError(KafkaError):
@@ -353,7 +357,7 @@ def _stamp_timestamp(data: bytes, max_timestamp: int, *, log_append_time: bool) 
     batch = bytearray(data)
     _OFFSET.pack_into(batch, _MAX_TIMESTAMP_POSITION, max_timestamp)
     _, attributes = _CRC_AND_ATTRIBUTES.unpack_from(batch, _CRC_POSITION)
-    attributes = attributes | LOG_APPEND_TIME_BIT if log_append_time else attributes & ~LOG_APPEND_TIME_BIT
+    attributes = attributes & _KEPT_BITS | log_append_time * LOG_APPEND_TIME_BIT
     _CRC_AND_ATTRIBUTES.pack_into(batch, _CRC_POSITION, 0, attributes)
     crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
     _CRC_AND_ATTRIBUTES.pack_into(batch, _CRC_POSITION, crc, attributes)

@@ -200,6 +200,18 @@ def test_timestamps_do_not_matter_with_log_append_time() -> None:
     assert stamped(batch_of("a", timestamp_ms=1), rules)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_attributes_without_a_meaning_go_with_a_changed_timestamp(codec: Compression) -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0."""
+    batch = with_header(batch_of("a", "b", compression=codec), 21, ">h", 0x4180 | codec)
+    assert decode_header(stamped(batch)).attributes == 0x4180 | codec
+    assert decode_header(stamped(with_header(batch, 35, ">q", NOW_MS))).attributes == codec
+    rules = BatchRules(1000, 10_000, log_append_time=True)
+    assert decode_header(stamped(batch, rules)).attributes == 0x08 | codec
+    with_horizon = with_header(batch, 21, ">h", 0x50 | codec)
+    assert decode_header(stamped(with_header(with_horizon, 35, ">q", NOW_MS))).attributes == 0x50 | codec
+
+
 # A batch whose producer claims LogAppendTime, as Kafka 4.3.1 and 4.4.0 answer it.
 
 
