@@ -194,14 +194,15 @@ def _whole_batch_bytes(records: Buffer, position: int) -> int | None:
 
 def check_batch(data: Buffer, rules: BatchRules) -> BatchHeader:
     """Checks the header and the checksum of a batch, in Kafka's order; returns the header."""
+    (base_offset,) = _OFFSET.unpack_from(data)
+    if base_offset != 0:
+        raise KafkaError(Errors.INVALID_RECORD, f"The base offset of a sent batch must be 0, not {base_offset}.")
     if len(data) < BATCH_OVERHEAD_BYTES:
         raise KafkaError(
             Errors.CORRUPT_MESSAGE,
             f"The record batch has {len(data)} bytes; its header alone has {BATCH_OVERHEAD_BYTES}.",
         )
     header = decode_header(data)
-    if header.base_offset != 0:
-        raise KafkaError(Errors.INVALID_RECORD, f"The base offset of a sent batch must be 0, not {header.base_offset}.")
     if len(data) > rules.max_message_bytes:
         raise _too_large(len(data), rules)
     end = header.batch_length + LOG_OVERHEAD_BYTES

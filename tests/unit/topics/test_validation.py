@@ -334,6 +334,11 @@ def test_a_length_below_the_smallest_batch_is_rejected() -> None:
     assert refusal(tiny).error is Errors.CORRUPT_MESSAGE
 
 
+def test_the_base_offset_is_checked_before_the_size_of_the_header() -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0."""
+    assert refusal(struct.pack(">qiib", 1, 20, 0, 2) + bytes(15)).error is Errors.INVALID_RECORD
+
+
 def test_zstd_needs_produce_version_7() -> None:
     batch = batch_of("a", compression=Compression.ZSTD)
     assert set_refusal(batch, 6) is Errors.UNSUPPORTED_COMPRESSION_TYPE
