@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 from kcoord.runtime.shard_log import Append
 from kcoord.storage.file_system import FileSlice
 from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
+from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
 from kcoord.topics.log_opening import LogBeingOpenedError
 from kcoord.topics.producer_state import AbortedTransaction
 from kcoord_protocol.errors import Errors, KafkaError
@@ -411,7 +412,7 @@ class FetchManager:
         try:
             if parameters.replica_id >= 0:
                 raise KafkaError(
-                    Errors.NOT_LEADER_OR_FOLLOWER,
+                    self._error_for_replica(partition),
                     f"Broker {parameters.replica_id} is not a replica of {partition.topic}-{partition.partition}.",
                 )
             result = self._source.read(
@@ -429,6 +430,14 @@ class FetchManager:
         if result.diverging_epoch is not None:
             reading.answer_now = True
         return partition_data(partition.partition, result)
+
+    def _error_for_replica(self, partition: FetchPartition) -> Errors:
+        """Returns the error for a broker that fetches, since no broker is a replica. It may name its leader epoch."""
+        if partition.current_leader_epoch == UNDEFINED_EPOCH:
+            return Errors.NOT_LEADER_OR_FOLLOWER
+        _, leader_epoch = self._source.leader_of(partition.topic, partition.partition)
+        is_old = partition.current_leader_epoch < leader_epoch
+        return Errors.FENCED_LEADER_EPOCH if is_old else Errors.UNKNOWN_LEADER_EPOCH
 
     def _failure(self, partition: FetchPartition, error: Errors, api_version: int) -> FetchResponse.PartitionData:
         data = error_data(partition.partition, error)

@@ -55,7 +55,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
 }
-REASONS = ("", "text", "tags", "length", "records", "server-error", "nothing-asked", "repeated", "header", "replica")
+REASONS = ("", "text", "tags", "length", "records", "server-error", "nothing-asked", "repeated", "header")
 _LEFT_OUT = {
     ApiKey.ALTER_CONFIGS,
     ApiKey.INCREMENTAL_ALTER_CONFIGS,
@@ -225,7 +225,7 @@ class Row(NamedTuple):
             return "repeated"
         if key == ApiKey.API_VERSIONS and self.ours == str(int(Errors.UNSUPPORTED_VERSION)):
             return "header"
-        return "replica" if key == ApiKey.FETCH else ""
+        return ""
 
     def line(self) -> str:
         differs = f" {self.ours or '-'} {self.why or 'unknown'}" if self.ours != self.theirs else ""

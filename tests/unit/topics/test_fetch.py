@@ -230,9 +230,21 @@ def test_leader_epoch_errors_name_the_leader_from_version_16() -> None:
 
 
 @pytest.mark.parametrize("version", [12, 18])
-def test_fetches_of_replicas_are_rejected(cluster: Cluster, version: int) -> None:
-    response = Client(cluster, version).fetch((TOPIC, 0, 0), replica_id=2)
-    assert errors(response) == [Errors.NOT_LEADER_OR_FOLLOWER]
+@pytest.mark.parametrize(
+    ("epoch", "error"),
+    [
+        (-2, Errors.NOT_LEADER_OR_FOLLOWER),
+        (-1, Errors.NOT_LEADER_OR_FOLLOWER),
+        (2, Errors.FENCED_LEADER_EPOCH),
+        (3, Errors.UNKNOWN_LEADER_EPOCH),
+        (4, Errors.UNKNOWN_LEADER_EPOCH),
+    ],
+)
+def test_fetches_of_replicas_are_rejected(version: int, epoch: int, error: Errors) -> None:
+    """Observed in Kafka 4.3.1, which rejects a broker that is not among the replicas."""
+    cluster = Cluster(image_of({TOPIC: 1}, leader_epoch=3))
+    response = Client(cluster, version).fetch((TOPIC, 0, 0), replica_id=2, leader_epoch=epoch)
+    assert errors(response) == [error]
 
 
 # --- long polls -------------------------------------------------------------------------------------------------------
