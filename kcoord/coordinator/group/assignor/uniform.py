@@ -86,7 +86,7 @@ def topic_classes(subscriptions: Iterable[Subscription], partition_counts: Mappi
 class PartitionSpace:
     """The flat numbering of the partitions of some topics."""
 
-    __slots__ = ("_whole", "base_of", "counts", "ends", "topic_ids", "total")
+    __slots__ = ("base_of", "counts", "ends", "topic_ids", "total")
 
     def __init__(self, topic_ids: Iterable[bytes], partition_counts: Mapping[bytes, int]) -> None:
         self.topic_ids = sorted({topic_id for topic_id in topic_ids if topic_id in partition_counts})
@@ -99,8 +99,6 @@ class PartitionSpace:
             self.base_of[topic_id] = (self.total, count)
             self.total += count
             self.ends.append(self.total)
-        self._whole: dict[int, frozenset[int]] = {}
-        """Number of partitions -> all of them. Topics of the same size share the set."""
 
     def flatten(self, assigned: Claim) -> list[int]:
         """Returns the ascending flat numbers of the partitions in `assigned` that exist."""
@@ -124,12 +122,7 @@ class PartitionSpace:
             stop = size if flat[-1] < end else bisect_left(flat, end, start)
             first, last = flat[start] - base, flat[stop - 1] - base
             count = stop - start
-            if count == self.counts[topic]:
-                # A group of one member gets all partitions in the turn of its first heartbeat.
-                partitions = self._whole.get(count)
-                if partitions is None:
-                    partitions = self._whole[count] = frozenset(range(count))
-            elif last - first == count - 1:
+            if last - first == count - 1:
                 partitions = frozenset(range(first, last + 1))
             else:
                 partitions = frozenset([number - base for number in flat[start:stop]])
@@ -310,6 +303,9 @@ class UniformAssignor:
         partition_counts: Mapping[bytes, int],
         partition_racks: PartitionRacks = no_racks,
     ) -> Assignment:
+        if len(members) == 1:
+            [(member_id, member)] = members.items()
+            return {member_id: _all_partitions(member.subscribed_topic_ids, partition_counts)}
         subscriptions = subscriptions_of(sorted(members), members)
         classes = topic_classes(subscriptions, partition_counts)
         claims = {member_id: member.assigned for member_id, member in members.items()}
@@ -323,6 +319,13 @@ class UniformAssignor:
         for subscription, before, after, load in zip(subscriptions, held, balance.held, balance.loads, strict=True):
             sharing.share(subscription, sharing.take(before, after), load)
         return sharing.claims
+
+
+def _all_partitions(topic_ids: Collection[bytes], partition_counts: Mapping[bytes, int]) -> Claim:
+    """Returns what the only member of a group gets, in the turn of its first heartbeat. Topics share equal sets."""
+    counts = {topic_id: partition_counts.get(topic_id, 0) for topic_id in sorted(topic_ids)}
+    whole = {count: frozenset(range(count)) for count in set(counts.values())}
+    return {topic_id: whole[count] for topic_id, count in counts.items() if count}
 
 
 class _Sharing:
