@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,14 @@ def test_topics_together_have_the_hash_that_kafka_computes(
     image = MetadataImage(1, topics, {}, {}, {}, {}, 0, -1)
     monkeypatch.setattr(assignment, "topic_hash", lambda topic, racks: hashes[topic.name])
     assert assignment.metadata_hash(image, [*hashes, "unknown"]) == vector["hash"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 999, 1000, 1001, 65_535, 65_536, 65_537, 65_793, 131_073])
+def test_the_hash_without_racks_has_the_numbers_of_all_partitions(count: int) -> None:
+    topic = TopicImage("", bytes(16), [PartitionImage(0, 1, 0, 0, [1], [1])] * count)
+    data = struct.pack(f"<x16xii{count}i", 0, count, *range(count))
+    digest = xxhash.xxh3_64_intdigest(data)
+    assert assignment.topic_hash(topic, {}) % (1 << 64) == digest
 
 
 def made(count: int) -> MetadataImage:

@@ -493,6 +493,9 @@ def topic_ids_of(
 
 _INT = Struct("<i")
 _LONG = Struct("<q")
+_FIRST_NUMBERS: Final = 1_000
+_FIRST: Final = pack(f"<{_FIRST_NUMBERS}i", *range(_FIRST_NUMBERS))
+"""The numbers of the partitions of a topic that is not large."""
 _FORMAT_BYTE = b"\0"
 """The version of the digest's input format, as in Kafka."""
 
@@ -523,9 +526,8 @@ def _head(topic: TopicImage) -> bytes:
 
 
 def _partitions(topic: TopicImage, racks: Mapping[int, str]) -> bytes:
-    count = len(topic.partitions)
     if not racks:
-        return pack(f"<{count}i", *range(count))
+        return _numbers(len(topic.partitions))
     # Most topics have few combinations of replicas, so the racks of a combination are looked up once.
     suffixes: dict[tuple[int, ...], bytes] = {}
     parts = []
@@ -536,6 +538,21 @@ def _partitions(topic: TopicImage, racks: Mapping[int, str]) -> bytes:
             suffix = suffixes[replicas] = _racks(replicas, racks)
         parts.append(_INT.pack(number) + suffix)
     return b"".join(parts)
+
+
+def _numbers(count: int) -> bytes:
+    """Returns the numbers below `count` as little-endian int32, without an object for each number."""
+    if count <= _FIRST_NUMBERS:
+        return _FIRST[: count * _INT.size]
+    data = bytearray(count * _INT.size)
+    place, repeats = 0, 1
+    while repeats < count:
+        # The bytes at one place of all numbers: each of up to 256 digits several times in a row, again and again.
+        digits = range(min(256, -(-count // repeats)))
+        cycle = b"".join([bytes((digit,)) * repeats for digit in digits])
+        data[place :: _INT.size] = (cycle * -(-count // len(cycle)))[:count]
+        place, repeats = place + 1, repeats * 256
+    return bytes(data)
 
 
 def _racks(replicas: Sequence[int], racks: Mapping[int, str]) -> bytes:
