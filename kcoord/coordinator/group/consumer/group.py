@@ -346,6 +346,7 @@ class ConsumerGroup:
         "_offers",
         "_owners",
         "_regex_counts",
+        "_sole_owners",
         "_stable_members",
         "asked_to_rejoin",
         "assigned_by",
@@ -398,6 +399,10 @@ class ConsumerGroup:
         """The id of the member that computed the target assignment; empty if the broker did."""
         self.resolved_regexes: dict[str, ResolvedRegularExpression] = {}
         self._owners: dict[bytes, dict[int, str]] = {}
+        self._sole_owners: dict[bytes, str] = {}
+        """Topic id -> the id of its only owner. The topic moves to `_owners` when somebody asks for the owners of its
+        partitions, so a first join costs nothing for each partition.
+        """
         self._name_counts: Counter[str] = Counter()
         self._regex_counts: Counter[str] = Counter()
         self._stable_members: Counter[int] = Counter()
@@ -471,7 +476,7 @@ class ConsumerGroup:
 
     def owners_of(self, topic_id: bytes) -> Mapping[int, str]:
         """Returns partition -> id of the member that owns it; a member owns a partition until it has revoked it."""
-        return self._owners.get(topic_id, {})
+        return self._owners_by_partition(topic_id)
 
     def note_metadata(self, change: MetadataChange) -> None:
         """Makes the next heartbeat look again if the group depends on what has changed."""
@@ -580,6 +585,10 @@ class ConsumerGroup:
         if old is not None and new is not None and _owned(old) == _owned(new):
             return
         for member_id, topic_id, partitions in _owned_partitions(old):
+            if topic_id in self._sole_owners:
+                if self._sole_owners[topic_id] == member_id:
+                    del self._sole_owners[topic_id]
+                continue
             owners = self._owners.get(topic_id, {})
             for partition in partitions:
                 # In a compacted log the record of the new owner may precede the record in which this member revokes.
@@ -588,10 +597,19 @@ class ConsumerGroup:
             if not owners:
                 self._owners.pop(topic_id, None)
         for member_id, topic_id, partitions in _owned_partitions(new):
-            theirs = dict.fromkeys(partitions, member_id)
-            owners = self._owners.setdefault(topic_id, theirs)
-            if owners is not theirs:
-                owners.update(theirs)
+            if topic_id not in self._owners and self._sole_owners.get(topic_id, member_id) == member_id:
+                self._sole_owners[topic_id] = member_id
+            else:
+                self._owners_by_partition(topic_id).update(dict.fromkeys(partitions, member_id))
+
+    def _owners_by_partition(self, topic_id: bytes) -> dict[int, str]:
+        """Returns the owners of a topic's partitions by partition, from now on also if there is only one owner."""
+        member_id = self._sole_owners.pop(topic_id, None)
+        if member_id is not None:
+            owners = self._owners[topic_id] = {}
+            for owned in _owned(self.members[member_id]):
+                owners.update(dict.fromkeys(owned.get(topic_id, ()), member_id))
+        return self._owners.get(topic_id, {})
 
     # Questions of a heartbeat about the group with `changed`, a member whose records are not replayed yet.
 
@@ -767,7 +785,7 @@ def _recount(counts: Counter[_T], gone: Iterable[_T], come: Iterable[_T]) -> Non
         counts[name] += 1
 
 
-def _owned(member: ConsumerGroupMember) -> tuple[object, object]:
+def _owned(member: ConsumerGroupMember) -> tuple[EpochAssignment, EpochAssignment]:
     return member.assigned, member.pending_revocation
 
 
