@@ -34,7 +34,7 @@ changed since. Each state of a topic is digested once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress
@@ -126,25 +126,27 @@ class CurrentAssignmentBuilder:
         member = self.member
         kept: dict[bytes, Mapping[int, int]] = {}
         revoked: dict[bytes, Mapping[int, int]] = {}
-        taken: dict[bytes, Collection[int]] = {}
+        taken: dict[bytes, frozenset[int]] = {}
         unreleased = False
         for topic_id in sorted(member.assigned.keys() | self.target.keys()):
             target = self.target.get(topic_id, frozenset()) if topic_id in self.subscribed_topic_ids else frozenset()
             assigned = member.assigned.get(topic_id, {})
-            if stay := {p: epoch for p, epoch in assigned.items() if p in target}:
-                kept[topic_id] = stay
-            if leave := {p: epoch for p, epoch in assigned.items() if p not in target}:
-                revoked[topic_id] = leave
-            # `dict.fromkeys` reserves the space for a set at once, and for a list step by step.
-            missing: Collection[int] = target.difference(assigned) if assigned else target
-            free = missing
-            if owners := self.owners_of(topic_id):
-                # The member has just revoked these, but the group still has it as their owner until the replay.
-                revoked_before = member.pending_revocation.get(topic_id, {})
-                free = [p for p in sorted(missing) if p in revoked_before or p not in owners]
-            unreleased = unreleased or len(free) < len(missing)
-            if free:
-                taken[topic_id] = free
+            missing = target
+            if assigned:
+                stay, leave = _split(assigned, target)
+                if stay:
+                    kept[topic_id] = stay
+                if leave:
+                    revoked[topic_id] = leave
+                missing = target.difference(stay) if len(stay) < len(target) else frozenset()
+            if missing and (owners := self.owners_of(topic_id)):
+                # The member has just revoked some, but the group still has it as their owner until the replay.
+                of_others = (missing & owners.keys()).difference(member.pending_revocation.get(topic_id, ()))
+                if of_others:
+                    unreleased = True
+                    missing -= of_others
+            if missing:
+                taken[topic_id] = missing
         if revoked and self._still_owns(revoked):
             state = MemberState.UNREVOKED_PARTITIONS
             return member.with_progress(state, member_epoch, kept, revoked, member.metadata)
@@ -175,6 +177,21 @@ class CurrentAssignmentBuilder:
             pending[topic_id] = {**pending.get(topic_id, {}), **partitions}
         state = MemberState.UNREVOKED_PARTITIONS
         return member.with_progress(state, member.member_epoch, kept, pending, member.metadata)
+
+
+def _split(assigned: Mapping[int, int], target: frozenset[int]) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """Returns the partitions that are in the target, and those that are not, with their epochs."""
+    if assigned.keys() <= target:
+        return assigned, {}
+    epochs = [*assigned.values()]
+    if epochs.count(epochs[0]) == len(epochs):
+        # A member that gets many partitions gets most of them at once.
+        stay = target.intersection(assigned)
+        return dict.fromkeys(stay, epochs[0]), dict.fromkeys(set(assigned).difference(stay), epochs[0])
+    return (
+        {partition: epoch for partition, epoch in assigned.items() if partition in target},
+        {partition: epoch for partition, epoch in assigned.items() if partition not in target},
+    )
 
 
 _US_PER_MEMBER: Final = 4.0

@@ -416,9 +416,10 @@ class MemberTransition:
             f"G-3: member {after.member_id} goes from epoch {epoch} to {after.member_epoch}, with target {target_epoch}"
         )
         for topic_id, partitions in after.assigned.items():
-            if owners := self.group.owners_of(topic_id):
-                owned = before.assigned.get(topic_id, {}).keys() | before.pending_revocation.get(topic_id, {}).keys()
-                of_others = (partitions.keys() - owned) & owners.keys()
+            kept = before.assigned.get(topic_id, {})
+            if not partitions.keys() <= kept.keys() and (owners := self.group.owners_of(topic_id)):
+                gained = set(partitions).difference(kept, before.pending_revocation.get(topic_id, {}))
+                of_others = gained & owners.keys()
                 assert not of_others, (
                     f"G-4: member {after.member_id} gets partition {min(of_others)} of member {owners[min(of_others)]}"
                 )
