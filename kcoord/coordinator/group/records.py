@@ -223,8 +223,12 @@ def new_target_assignment_record(
     group_id: str, member_id: str, assignment: Assignment, metadata: TargetMetadata = NO_METADATA
 ) -> CoordinatorRecord:
     """Returns a member's target record. Topics and partitions are sorted, so that equal targets give equal bytes."""
+    shared: dict[int, list[int]] = {}
     topic_partitions = [
-        ConsumerGroupTargetAssignmentMemberValue.TopicPartition(topic_id=topic_id, partitions=sorted(partitions))
+        ConsumerGroupTargetAssignmentMemberValue.TopicPartition(
+            topic_id=topic_id,
+            partitions=shared.get(id(partitions)) or shared.setdefault(id(partitions), sorted(partitions)),
+        )
         for topic_id, partitions in sorted(assignment.items())
     ]
     value = ConsumerGroupTargetAssignmentMemberValue(topic_partitions=topic_partitions)
@@ -257,17 +261,26 @@ def new_current_assignment_record(group_id: str, member: ConsumerGroupMember) ->
 def _partitions_with_epochs(
     assignment: EpochAssignment,
 ) -> list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions]:
+    shared: dict[int, tuple[list[int], list[int]]] = {}
     topics = []
     for topic_id, epochs in sorted(assignment.items()):
-        partitions = sorted(epochs)
-        # The partitions of a large assignment are usually in order. Then no lookups are necessary.
-        values = [*epochs.values()] if partitions == [*epochs] else [epochs[p] for p in partitions]
+        partitions, values = shared.get(id(epochs)) or shared.setdefault(id(epochs), _columns(epochs))
         topics.append(
             ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions(
                 topic_id=topic_id, partitions=partitions, assignment_epochs=values
             )
         )
     return topics
+
+
+def _columns(epochs: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """Returns the partitions in order, and their epochs."""
+    partitions = sorted(epochs)
+    values = [*epochs.values()]
+    # A large assignment usually has one epoch, or its partitions are in order. Then no lookups are necessary.
+    if values.count(values[0] if values else 0) < len(values) and partitions != [*epochs]:
+        values = [epochs[partition] for partition in partitions]
+    return partitions, values
 
 
 def new_current_assignment_tombstone(group_id: str, member_id: str, reason: TombstoneReason) -> CoordinatorRecord:
@@ -361,7 +374,12 @@ def attribute(tombstones: Iterable[CoordinatorRecord], principal: str) -> None:
 
 
 def target_assignment_from(value: ConsumerGroupTargetAssignmentMemberValue) -> Assignment:
-    return {topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions}
+    shared: dict[int, frozenset[int]] = {}
+    return {
+        topic.topic_id: shared.get(id(topic.partitions))
+        or shared.setdefault(id(topic.partitions), frozenset(topic.partitions))
+        for topic in value.topic_partitions
+    }
 
 
 def assignment_metadata_from(
@@ -400,14 +418,21 @@ def epoch_assignment_from(
     Records of Kafka before 4.3 have no assignment epochs; they count as the member's epoch.
     """
     assignment: dict[bytes, Mapping[int, int]] = {}
+    shared: dict[tuple[int, int], Mapping[int, int]] = {}
     for topic in topics:
-        epochs = topic.assignment_epochs
-        if not epochs or epochs.count(epochs[0]) == len(epochs) == len(topic.partitions):
-            # A member that gets many partitions gets most of them at once.
-            assignment[topic.topic_id] = dict.fromkeys(topic.partitions, epochs[0] if epochs else member_epoch)
-        else:
-            assignment[topic.topic_id] = dict(zip(topic.partitions, epochs, strict=True))
+        partitions, epochs = topic.partitions, topic.assignment_epochs
+        lists = id(partitions), id(epochs)
+        if lists not in shared:
+            shared[lists] = _epochs_by_partition(partitions, epochs, member_epoch)
+        assignment[topic.topic_id] = shared[lists]
     return assignment
+
+
+def _epochs_by_partition(partitions: list[int], epochs: list[int] | None, member_epoch: int) -> Mapping[int, int]:
+    if not epochs or epochs.count(epochs[0]) == len(epochs) == len(partitions):
+        # A member that gets many partitions gets most of them at once.
+        return dict.fromkeys(partitions, epochs[0] if epochs else member_epoch)
+    return dict(zip(partitions, epochs, strict=True))
 
 
 def classic_metadata_from(value: ConsumerGroupMemberMetadataValue) -> ClassicMemberMetadata | None:

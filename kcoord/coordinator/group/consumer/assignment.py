@@ -150,8 +150,11 @@ class CurrentAssignmentBuilder:
         if revoked and self._still_owns(revoked):
             state = MemberState.UNREVOKED_PARTITIONS
             return member.with_progress(state, member_epoch, kept, revoked, member.metadata)
+        shared: dict[int, Mapping[int, int]] = {}
         for topic_id, partitions in taken.items():
-            new = dict.fromkeys(partitions, self.target_epoch)
+            new = shared.get(id(partitions)) or shared.setdefault(
+                id(partitions), dict.fromkeys(partitions, self.target_epoch)
+            )
             kept[topic_id] = {**kept[topic_id], **new} if topic_id in kept else new
         state = MemberState.UNRELEASED_PARTITIONS if unreleased else MemberState.STABLE
         if (

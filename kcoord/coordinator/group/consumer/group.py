@@ -61,9 +61,12 @@ LEAVE_GROUP_STATIC_MEMBER_EPOCH = -2
 """The member epoch of a static member that leaves and will return; also the epoch it keeps meanwhile."""
 
 Assignment: TypeAlias = Mapping[bytes, frozenset[int]]
-"""Topic id -> partitions."""
+"""Topic id -> partitions. Topics of one size may share a set, and what is made for one of them is then for all.
+
+A member that gets all of 100,000 partitions in one turn of the event loop would be too slow otherwise.
+"""
 EpochAssignment: TypeAlias = Mapping[bytes, Mapping[int, int]]
-"""Topic id -> partition -> the group epoch at which the partition was assigned to the member."""
+"""Topic id -> partition -> the group epoch at which the partition was assigned to the member. Topics may share this."""
 
 
 class TargetMetadata(NamedTuple):

@@ -741,8 +741,11 @@ def _is_subset(owned: OwnedPartitions, assigned: EpochAssignment) -> bool:
 
 
 def _assignment(assigned: EpochAssignment) -> ConsumerGroupHeartbeatResponse.Assignment:
+    shared: dict[int, list[int]] = {}
     topics = [
-        ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=topic_id, partitions=sorted(partitions))
-        for topic_id, partitions in sorted(assigned.items())
+        ConsumerGroupHeartbeatResponse.TopicPartitions(
+            topic_id=topic_id, partitions=shared.get(id(epochs)) or shared.setdefault(id(epochs), sorted(epochs))
+        )
+        for topic_id, epochs in sorted(assigned.items())
     ]
     return ConsumerGroupHeartbeatResponse.Assignment(topic_partitions=topics)
