@@ -18,7 +18,9 @@ Flow).
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from typing import Final
+
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
@@ -26,6 +28,27 @@ from kcoord.pipeline.lake.ends_lines import TOPIC_PARTITION, newest, with_end_at
 from kcoord.pipeline.lake.frames import unique
 from kcoord.pipeline.lake.groups import group_states, subscriptions
 from kcoord.pipeline.lake.tables import TABLES
+
+_PLACE: Final = [*KEY, "incarnation"]
+# A partition that is empty in its first sample was empty before.
+_END_THEN: Final = """coalesce(
+    end_at_assignment, if(first_assigned IS NOT NULL AND first_end <= start_offset, start_offset, NULL)
+) AS end_then"""
+_VERDICT: Final = """CASE
+    WHEN first_committed_offset IS NULL THEN 'at-risk'
+    WHEN first_assigned IS NOT NULL AND first_committed_offset <= start_offset THEN 'safe'
+    WHEN end_then IS NULL THEN 'unknown'
+    WHEN end_then > start_offset AND first_committed_offset >= end_then THEN 'skipped'
+    ELSE 'safe'
+END AS verdict"""
+_RECORDS: Final = """CASE verdict
+    WHEN 'at-risk' THEN end_offset - start_offset
+    WHEN 'skipped' THEN end_then - start_offset
+    WHEN 'unknown' THEN greatest(
+        if(first_assigned IS NULL, first_committed_offset, least(first_committed_offset, first_end)) - start_offset, 0
+    )
+    ELSE 0
+END"""
 
 
 def build(
@@ -37,28 +60,19 @@ def build(
     ends: DataFrame,
 ) -> DataFrame:
     # What streams groups read is not known.
-    groups = (
-        group_states(epochs, members)
-        .where("`kind` != 'streams'")
-        .select("group", "incarnation", F.col("creation_timestamp").alias("group_created"))
-    )
-    topics = subscriptions(members, regexes).select("group", F.explode("topics").alias("topic"))
-    read = (
-        commits.where("NOT is_tombstone")
-        .select("group", "incarnation", "topic")
-        .join(groups.select("group", "incarnation"), ["group", "incarnation"])
-    )
-    topics = unique(topics.unionByName(read.select("group", "topic")), "group", "topic")
-    pairs = groups.join(topics, "group").join(_partitions(ends), "topic")
-    pairs = pairs.where(F.col("partition_created") > F.col("group_created"))
-    key = [*KEY, "incarnation"]
-    pairs = pairs.join(_first_assigned(assignments), key, "left").join(_first_commits(commits), key, "left")
+    groups = group_states(epochs, members).where("kind != 'streams'")
+    groups = groups.selectExpr("group", "incarnation", "creation_timestamp AS group_created")
+    topics = subscriptions(members, regexes).selectExpr("group", "explode(topics) AS topic")
+    counted = commits.where("NOT is_tombstone").select(*_PLACE, "committed_offset", "log_offset")
+    read = counted.join(groups, ["group", "incarnation"]).select("group", "topic")
+    topics = unique(topics.union(read), "group", "topic")
+    pairs = groups.join(topics, "group").join(_partitions(ends), "topic").where("partition_created > group_created")
+    owned = assignments.where("kind != 'target' AND topic IS NOT NULL").groupBy(*_PLACE)
+    pairs = pairs.join(owned.agg(F.min("from_timestamp").alias("first_assigned")), _PLACE, "left")
+    first_commit = F.min_by("committed_offset", "log_offset").alias("first_committed_offset")
+    pairs = pairs.join(counted.groupBy(*_PLACE).agg(first_commit), _PLACE, "left")
     pairs = with_end_at(pairs, ends, "first_assigned", "end_at_assignment")
-    # A partition that is empty in its first sample was empty before.
-    is_empty = F.col("first_assigned").isNotNull() & (F.col("first_end") <= F.col("start_offset"))
-    end_then = F.coalesce("end_at_assignment", F.when(is_empty, F.col("start_offset")))
-    pairs = pairs.withColumn("end_then", end_then).withColumn("verdict", _verdict())
-    return TABLES["audit_1327"].conform(pairs.withColumn("records", _records()))
+    return TABLES["audit_1327"].conform(pairs.selectExpr("*", _END_THEN, _VERDICT), records=_RECORDS)
 
 
 def _partitions(ends: DataFrame) -> DataFrame:
@@ -66,57 +80,18 @@ def _partitions(ends: DataFrame) -> DataFrame:
 
     `first_end` is the end offset in the first sample.
     """
-    by_topic = Window.partitionBy("topic").orderBy("timestamp")
-    moments = unique(ends, "topic", "timestamp")
-    moments = moments.withColumn("missing_at", F.lag("timestamp").over(by_topic))
+    missing_at = "lag(timestamp) OVER (PARTITION BY topic ORDER BY timestamp) AS missing_at"
+    moments = unique(ends, "topic", "timestamp").selectExpr("*", missing_at)
     first = ends.groupBy(*TOPIC_PARTITION).agg(
         F.min("timestamp").alias("timestamp"),
         F.max("created_timestamp").alias("recorded"),
         F.min_by("end_offset", "timestamp").alias("first_end"),
     )
-    first = first.join(moments, ["topic", "timestamp"])
-    created = F.coalesce("recorded", "missing_at")
-    source = F.when(F.col("recorded").isNotNull(), "recorded").when(F.col("missing_at").isNotNull(), "inferred")
-    first = first.select(
-        *TOPIC_PARTITION, created.alias("partition_created"), source.alias("created_source"), "first_end"
+    first = first.join(moments, ["topic", "timestamp"]).selectExpr(
+        *(*TOPIC_PARTITION, "first_end"),
+        "coalesce(recorded, missing_at) AS partition_created",
+        "CASE WHEN recorded IS NOT NULL THEN 'recorded' WHEN missing_at IS NOT NULL THEN 'inferred' END"
+        " AS created_source",
     )
     last = newest(ends).select(*TOPIC_PARTITION, "start_offset", "end_offset")
     return last.join(first, list(TOPIC_PARTITION))
-
-
-def _first_assigned(assignments: DataFrame) -> DataFrame:
-    owned = assignments.where("`kind` != 'target' AND topic IS NOT NULL")
-    return owned.groupBy(*KEY, "incarnation").agg(F.min("from_timestamp").alias("first_assigned"))
-
-
-def _first_commits(commits: DataFrame) -> DataFrame:
-    return (
-        commits.where("NOT is_tombstone")
-        .groupBy(*KEY, "incarnation")
-        .agg(F.min_by("committed_offset", "log_offset").alias("first_committed_offset"))
-    )
-
-
-def _verdict() -> Column:
-    return (
-        F.when(F.col("first_committed_offset").isNull(), "at-risk")
-        .when(F.col("first_assigned").isNotNull() & (F.col("first_committed_offset") <= F.col("start_offset")), "safe")
-        .when(F.col("end_then").isNull(), "unknown")
-        .when(
-            (F.col("end_then") > F.col("start_offset")) & (F.col("first_committed_offset") >= F.col("end_then")),
-            "skipped",
-        )
-        .otherwise("safe")
-    )
-
-
-def _records() -> Column:
-    start = F.col("start_offset")
-    most = F.when(F.col("first_assigned").isNotNull(), F.least("first_committed_offset", "first_end"))
-    most = F.coalesce(most, "first_committed_offset")
-    return (
-        F.when(F.col("verdict") == "at-risk", F.col("end_offset") - start)
-        .when(F.col("verdict") == "skipped", F.col("end_then") - start)
-        .when(F.col("verdict") == "unknown", F.greatest(most - start, F.lit(0)))
-        .otherwise(0)
-    )

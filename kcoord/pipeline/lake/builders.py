@@ -26,9 +26,8 @@ from kcoord.pipeline.lake import (
     rebalances,
     status,
 )
-from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
+from kcoord.pipeline.lake.group_records import group_records
 from kcoord.pipeline.lake.settings import LakeSettings
-from kcoord.pipeline.lake.values import with_values
 
 Inputs = Mapping[str, DataFrame]
 Build = Callable[[Inputs, LakeSettings, datetime], DataFrame]
@@ -45,29 +44,29 @@ class Builder:
 
 def topic_names(commits: DataFrame, ends: DataFrame) -> DataFrame:
     """Returns `topic_id` and `topic` of all topics whose commits or samples have both."""
-    committed = commits.where("topic_id IS NOT NULL AND topic IS NOT NULL").select("topic_id", "topic")
-    sampled = ends.where("topic_id IS NOT NULL").select("topic_id", "topic")
-    return committed.unionByName(sampled).groupBy("topic_id").agg(F.max("topic").alias("topic"))
-
-
-def _group_records(inputs: Inputs) -> DataFrame:
-    """Returns the records of groups, with their values and incarnations."""
-    records = inputs["records"].where("`kind` = 'group'")
-    return with_incarnation(with_values(records), group_ends(records))
+    named = commits.select("topic_id", "topic").union(ends.select("topic_id", "topic"))
+    known = named.where("topic_id IS NOT NULL AND topic IS NOT NULL")
+    return known.groupBy("topic_id").agg(F.max("topic").alias("topic"))
 
 
 def _convergence(inputs: Inputs, settings: LakeSettings, now: datetime) -> DataFrame:
-    return rebalances.build_convergence(inputs["group_epochs"], _group_records(inputs))
+    return rebalances.build_convergence(inputs["group_epochs"], group_records(inputs["records"]))
 
 
 BY_LOG_PARTITION: Final = {
-    "group_epochs": Builder(("records",), lambda inputs, settings, now: group_epochs.build(_group_records(inputs))),
-    "members": Builder(("records",), lambda inputs, settings, now: members.build_members(_group_records(inputs))),
-    "regexes": Builder(("records",), lambda inputs, settings, now: members.build_regexes(_group_records(inputs))),
+    "group_epochs": Builder(
+        ("records",), lambda inputs, settings, now: group_epochs.build(group_records(inputs["records"]))
+    ),
+    "members": Builder(
+        ("records",), lambda inputs, settings, now: members.build_members(group_records(inputs["records"]))
+    ),
+    "regexes": Builder(
+        ("records",), lambda inputs, settings, now: members.build_regexes(group_records(inputs["records"]))
+    ),
     "assignments": Builder(
         ("records", "commits", "ends"),
         lambda inputs, settings, now: members.build_assignments(
-            _group_records(inputs), topic_names(inputs["commits"], inputs["ends"])
+            group_records(inputs["records"]), topic_names(inputs["commits"], inputs["ends"])
         ),
     ),
 }

@@ -19,7 +19,8 @@ def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:
         rows = rows.unionByName(before.select(*KEY, *_VALUES, F.lit(False).alias("is_tombstone")))
     order = F.struct("effective_offset", "log_offset")
     newest = rows.groupBy(*KEY).agg(F.max_by(F.struct("is_tombstone", *_VALUES), order).alias("newest"))
-    return TABLES["current_offsets"].conform(newest.where("NOT newest.is_tombstone").select(*KEY, "newest.*"))
+    values = {name: f"newest.{name}" for name in _VALUES}
+    return TABLES["current_offsets"].conform(newest.where("NOT newest.is_tombstone"), **values)
 
 
 def last_places(commits: DataFrame) -> DataFrame:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.frames import with_latest
@@ -17,16 +17,14 @@ def with_lives(ends: DataFrame) -> DataFrame:
     `reached` is the largest end in the life until the sample. The end of a partition may fall, if its log is truncated.
     Without topic ids a fall begins a new life.
     """
-    order = Window.partitionBy(*TOPIC_PARTITION).orderBy("timestamp")
-    before, fell = F.lag("topic_id").over(order), F.col("end_offset") < F.lag("end_offset").over(order)
-    is_known = before.isNotNull() & F.col("topic_id").isNotNull()
-    begins = F.when(is_known, F.col("topic_id") != before).otherwise(F.coalesce(fell, F.lit(False))).cast("int")
-    life = Window.partitionBy(*TOPIC_PARTITION, "life")
-    return (
-        ends.withColumn("begins", begins)
-        .withColumn("life", F.sum("begins").over(order))
-        .withColumn("first_ms", F.min(F.unix_millis("timestamp")).over(life))
-        .withColumn("reached", F.max("end_offset").over(life.orderBy("timestamp")))
+    order = "OVER (PARTITION BY topic, partition ORDER BY timestamp)"
+    is_other, fell = f"topic_id != lag(topic_id) {order}", f"end_offset < lag(end_offset) {order}"
+    lives = ends.selectExpr("*", f"sum(int(coalesce({is_other}, {fell}, false))) {order} AS life")
+    life = "PARTITION BY topic, partition, life"
+    return lives.selectExpr(
+        "*",
+        f"min(unix_millis(timestamp)) OVER ({life}) AS first_ms",
+        f"max(end_offset) OVER ({life} ORDER BY timestamp) AS reached",
     )
 
 
@@ -35,22 +33,22 @@ def lines(samples: DataFrame, key: tuple[str, ...] = TOPIC_PARTITION, end: str =
 
     t1 and e1 of the last sample are null.
     """
-    order = Window.partitionBy(*key).orderBy("timestamp")
-    return samples.select(
+    order = f"OVER (PARTITION BY {', '.join(key)} ORDER BY timestamp)"
+    return samples.selectExpr(
         *key,
-        F.unix_millis("timestamp").alias("t0"),
-        F.col(end).alias("e0"),
-        F.lead(F.unix_millis("timestamp")).over(order).alias("t1"),
-        F.lead(end).over(order).alias("e1"),
+        "unix_millis(timestamp) AS t0",
+        f"{end} AS e0",
+        f"unix_millis(lead(timestamp) {order}) AS t1",
+        f"lead({end}) {order} AS e1",
     )
 
 
 def with_end_at(rows: DataFrame, ends: DataFrame, at: str, name: str) -> DataFrame:
     """Adds the column `name`: the end offset at the time in column `at`, or null before the first sample."""
-    rows = rows.withColumn("t0", F.unix_millis(F.col(at)))
+    rows = rows.selectExpr("*", f"unix_millis({at}) AS t0")
     rows = with_latest(rows, lines(ends).where("t1 IS NULL OR t1 > t0"), TOPIC_PARTITION, "t0", "line")
-    between = F.expr("line.e0 + (line.e1 - line.e0) * (t0 - line.t0) / (line.t1 - line.t0)")
-    return rows.withColumn(name, F.when(F.col("line.t1").isNull(), F.col("line.e0")).otherwise(F.floor(between)))
+    between = "line.e0 + (line.e1 - line.e0) * (t0 - line.t0) / (line.t1 - line.t0)"
+    return rows.selectExpr("*", f"if(line.t1 IS NULL, line.e0, floor({between})) AS {name}")
 
 
 def newest(ends: DataFrame) -> DataFrame:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
@@ -29,17 +29,15 @@ from kcoord.pipeline.lake.tables import TABLES
 def build_expiry(
     current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, settings: LakeSettings, now: datetime
 ) -> DataFrame:
-    rows = _with_group(current, epochs, members, regexes)
-    rows = rows.withColumn("basis", _basis(settings))
-    begins = F.when(F.col("basis") == "empty", F.greatest("commit_timestamp", "empty_since")).otherwise(
-        F.col("commit_timestamp")
-    )
-    due = F.when(F.col("basis") == "own", F.col("expire_timestamp")).when(
-        ~F.col("basis").isin("protected", "unknown"), F.timestamp_millis(F.unix_millis(begins) + settings.retention_ms)
-    )
-    rows = rows.withColumn("expires_at", due)
-    left = F.unix_millis("expires_at") - F.unix_millis(F.lit(now))
-    return TABLES["expiry"].conform(rows.withColumn("expires_in_ms", left))
+    rows = _with_group(current, epochs, members, regexes).withColumn("now", F.lit(now))
+    begins = "if(basis = 'empty', greatest(commit_timestamp, empty_since), commit_timestamp)"
+    expires_at = f"""CASE
+        WHEN basis = 'own' THEN expire_timestamp
+        WHEN basis NOT IN ('protected', 'unknown') THEN
+            timestamp_millis(unix_millis({begins}) + {settings.retention_ms})
+    END"""
+    rows = rows.selectExpr("*", f"{_basis(settings)} AS basis", f"{expires_at} AS expires_at")
+    return TABLES["expiry"].conform(rows, expires_in_ms="unix_millis(expires_at) - unix_millis(now)")
 
 
 def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame) -> DataFrame:
@@ -49,26 +47,24 @@ def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regex
     """
     states = group_states(epochs, members)
     rows = current.join(states, "group", "left").join(subscriptions(members, regexes), "group", "left")
-    return rows.withColumns(
-        {
-            "has_members": F.coalesce(F.col("members") > 0, F.lit(False)),
-            "is_wanted": ~F.col("is_known") | F.array_contains("topics", F.col("topic")),
-        }
+    return rows.selectExpr(
+        "*",
+        "coalesce(members > 0, false) AS has_members",
+        "NOT is_known OR array_contains(topics, topic) AS is_wanted",
     )
 
 
-def _basis(settings: LakeSettings) -> Column:
-    is_simple = F.col("kind").isNull() | ((F.col("kind") == "classic") & (F.coalesce("protocol_type", F.lit("")) == ""))
-    by_commit = F.lit(settings.expiry_policy is ExpiryPolicy.KAFKA) & (F.col("kind") == "consumer")
-    return (
-        F.when(F.col("kind") == "streams", "unknown")
-        .when(F.col("has_members") & F.coalesce("is_wanted", F.lit(True)), "protected")
-        .when(F.col("expire_timestamp").isNotNull(), "own")
-        .when(F.col("has_members"), "unsubscribed")
-        .when(is_simple, "simple")
-        .when(by_commit, "commit-age")
-        .otherwise("empty")
-    )
+def _basis(settings: LakeSettings) -> str:
+    without_members = "commit-age" if settings.expiry_policy is ExpiryPolicy.KAFKA else "empty"
+    return f"""CASE
+        WHEN kind = 'streams' THEN 'unknown'
+        WHEN has_members AND coalesce(is_wanted, true) THEN 'protected'
+        WHEN expire_timestamp IS NOT NULL THEN 'own'
+        WHEN has_members THEN 'unsubscribed'
+        WHEN kind IS NULL OR kind = 'classic' AND coalesce(protocol_type, '') = '' THEN 'simple'
+        WHEN kind = 'consumer' THEN '{without_members}'
+        ELSE 'empty'
+    END"""
 
 
 def build_orphans(
@@ -87,18 +83,16 @@ def build_orphans(
     rows = _with_group(current, epochs, members, regexes).join(expiry.select(*KEY, "expires_at"), list(KEY))
     sampled = ends.select(F.lit(True).alias("is_sampled")).limit(1)
     rows = rows.join(F.broadcast(_topic_states(ends, topics)), "topic", "left").join(F.broadcast(sampled), how="left")
-    is_deleted = (F.col("topic_state.name") == "deleted") & (F.col("commit_timestamp") < F.col("topic_state.timestamp"))
-    is_visible = F.coalesce(F.col("topic_state.name") == "listed", F.lit(False))
-    reason = (
-        F.when(is_deleted, "topic-deleted")
-        .when(F.col("has_members") & ~F.col("is_wanted"), "unsubscribed")
-        .when(F.col("is_sampled") & ~is_visible, "topic-not-visible")
-    )
-    return TABLES["orphans"].conform(rows.withColumn("reason", reason).where("reason IS NOT NULL"))
+    reason = """CASE
+        WHEN topic_state.name = 'deleted' AND commit_timestamp < topic_state.timestamp THEN 'topic-deleted'
+        WHEN has_members AND NOT is_wanted THEN 'unsubscribed'
+        WHEN is_sampled AND NOT topic_state.name <=> 'listed' THEN 'topic-not-visible'
+    END"""
+    return TABLES["orphans"].conform(rows, reason=reason).where("reason IS NOT NULL")
 
 
 def _topic_states(ends: DataFrame, topics: DataFrame) -> DataFrame:
     """Returns the newest state of each topic name. A topic that was created again at the same time is `listed`."""
-    sampled = newest(ends).select("topic", "timestamp", F.lit("listed").alias("state"))
-    states = topics.select("topic", "timestamp", "state").unionByName(sampled)
-    return states.groupBy("topic").agg(F.max(F.struct("timestamp", F.col("state").alias("name"))).alias("topic_state"))
+    sampled = newest(ends).selectExpr("topic", "timestamp", "'listed' AS name")
+    states = topics.selectExpr("topic", "timestamp", "state AS name").unionByName(sampled)
+    return states.groupBy("topic").agg(F.max(F.struct("timestamp", "name")).alias("topic_state"))

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 
 def unique(frame: DataFrame, *columns: str) -> DataFrame:
     """Returns the distinct values of the columns."""
     return frame.groupBy(*columns).agg(F.count("*").alias("rows")).select(*columns)
-
-
-def with_zeros(frame: DataFrame, *columns: str) -> DataFrame:
-    """Replaces null by 0 in the columns."""
-    return frame.withColumns({name: F.coalesce(name, F.lit(0)) for name in columns})
 
 
 def with_latest(
@@ -31,10 +26,9 @@ def with_latest(
     It is null if there is none. Facts with the same `at` are in the order of the columns `order`, and precede rows with
     that `at`. This sorts rows and facts of a key once. A join would compare each row with all facts of its key.
     """
-    told = facts.select(*key, at, *order, F.struct("*").alias(name))
-    asked = rows.select(*key, at, F.struct("*").alias("row"))
-    sequence = Window.partitionBy(*key).orderBy(at, F.col("row").isNotNull(), *order)
-    until = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    told = facts.selectExpr(*key, at, *order, f"struct(*) AS {name}")
+    asked = rows.selectExpr(*key, at, "struct(*) AS row")
+    sequence = f"PARTITION BY {', '.join(key)} ORDER BY {', '.join((at, 'row IS NOT NULL', *order))}"
     both = told.unionByName(asked, allowMissingColumns=True)
-    both = both.withColumn(name, F.last(name, ignorenulls=True).over(until))
+    both = both.selectExpr("row", f"last({name}, true) OVER ({sequence} ROWS UNBOUNDED PRECEDING) AS {name}")
     return both.where("row IS NOT NULL").select("row.*", name)

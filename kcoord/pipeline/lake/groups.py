@@ -11,8 +11,6 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.frames import with_zeros
-
 
 def as_of(spells: DataFrame, moment: datetime | None) -> DataFrame:
     """Returns the spells that were valid at the moment. None means now."""
@@ -33,20 +31,22 @@ def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None 
     rows = epochs.where("`kind` != 'target'")
     if moment is not None:
         rows = rows.where(F.col("timestamp") <= F.lit(moment))
-    values = ["incarnation", "kind", "epoch", "protocol_type", "protocol", "empty_since", "creation_timestamp"]
+    values = ("incarnation", "kind", "epoch", "protocol_type", "protocol", "empty_since", "creation_timestamp")
     newest = rows.groupBy("group").agg(
-        F.max_by(F.struct("is_tombstone", *values), F.struct("log_offset")).alias("newest")
+        F.expr(f"max_by(struct(is_tombstone, {', '.join(values)}), struct(log_offset)) AS newest")
     )
     there = newest.where("NOT newest.is_tombstone").select("group", "newest.*")
     counts = (
         as_of(members, moment)
         .groupBy("group", "incarnation", "kind")
-        .agg(F.count_distinct("member_id").cast("int").alias("members"))
+        .agg(F.expr("int(count(DISTINCT member_id)) AS counted"))
     )
-    states = with_zeros(there.join(counts, ["group", "incarnation", "kind"], "left"), "members")
-    is_read, is_stable = F.col("kind") != "streams", F.col("members") > 0
-    state = F.when(~is_read, "Unknown").when(is_stable, "Stable").otherwise("Empty")
-    return states.withColumns({"state": state, "members": F.when(is_read, F.col("members"))})
+    return there.join(counts, ["group", "incarnation", "kind"], "left").selectExpr(
+        "group",
+        *values,
+        "if(kind = 'streams', NULL, coalesce(counted, 0)) AS members",
+        "CASE WHEN kind = 'streams' THEN 'Unknown' WHEN counted > 0 THEN 'Stable' ELSE 'Empty' END AS state",
+    )
 
 
 def subscriptions(members: DataFrame, regexes: DataFrame) -> DataFrame:
@@ -55,11 +55,10 @@ def subscriptions(members: DataFrame, regexes: DataFrame) -> DataFrame:
     `is_known` is true if the log has the subscription of every member.
     """
     now = as_of(members, None)
-    matched = regexes.select("group", F.col("regex").alias("subscribed_regex"), F.col("topics").alias("matched"))
+    matched = regexes.selectExpr("group", "regex AS subscribed_regex", "topics AS matched")
     said = now.join(matched, ["group", "subscribed_regex"], "left")
-    none = F.array().cast("array<string>")
-    topics = F.array_union(F.coalesce("subscribed_topics", none), F.coalesce("matched", none))
-    is_known = F.col("subscribed_topics").isNotNull() | F.col("subscribed_regex").isNotNull()
+    topics = "array_union(coalesce(subscribed_topics, array()), coalesce(matched, array()))"
     return said.groupBy("group").agg(
-        F.array_distinct(F.flatten(F.collect_list(topics))).alias("topics"), F.min(is_known).alias("is_known")
+        F.expr(f"array_distinct(flatten(collect_list({topics}))) AS topics"),
+        F.expr("min(subscribed_topics IS NOT NULL OR subscribed_regex IS NOT NULL) AS is_known"),
     )

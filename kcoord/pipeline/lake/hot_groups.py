@@ -6,7 +6,7 @@ One group can make its log partition hot, since all its commits go there.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.tables import TABLES
@@ -26,8 +26,9 @@ def build(commits: DataFrame) -> DataFrame:
         F.sum("tombstones").alias("tombstones"),
         F.count_if(F.col("commits") > 0).alias("partitions"),
     )
-    all_commits = F.sum("commits").over(Window.partitionBy("hour"))
-    share = F.when(all_commits > 0, F.col("commits") / all_commits).otherwise(0.0)
+    all_commits = "sum(commits) OVER (PARTITION BY hour)"
     return TABLES["hot_groups"].conform(
-        rows.withColumns({"commits_per_s": F.col("commits") / SECONDS_PER_HOUR, "share": share})
+        rows,
+        commits_per_s=f"commits / {SECONDS_PER_HOUR}D",
+        share=f"if({all_commits} > 0, commits / {all_commits}, 0)",
     )

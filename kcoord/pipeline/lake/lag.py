@@ -10,7 +10,7 @@ say otherwise, because each is that of the coordinator's clock. So no commit cou
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
@@ -27,26 +27,22 @@ def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
     # What a life has reached only grows, so the last line that begins at or below the offset is the one that passes it.
     rising = lines(samples, _LIFE, "reached").where("e1 > e0").withColumn("committed_offset", F.col("e0"))
     rows = with_latest(committed, rising, _LIFE, "committed_offset", "line")
-    passed = F.expr("line.t0 + (committed_offset - line.e0) * (line.t1 - line.t0) / (line.e1 - line.e0)")
-    seconds = (F.unix_millis("timestamp") - F.coalesce(passed, F.col("first_ms"))) / 1000.0
-    lag = F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0))
-    behind = lag > 0
+    passed = "(line.t0 + (committed_offset - line.e0) * (line.t1 - line.t0) / (line.e1 - line.e0))"
+    behind = "end_offset > committed_offset"
     return TABLES["lag"].conform(
-        rows.withColumns(
-            {
-                "lag": lag,
-                "seconds_behind": F.when(behind, seconds).otherwise(0.0),
-                "is_lower_bound": behind & passed.isNull(),
-            }
-        )
+        rows,
+        lag="greatest(end_offset - committed_offset, 0)",
+        seconds_behind=f"if({behind}, (unix_millis(timestamp) - coalesce({passed}, first_ms)) / 1000D, 0)",
+        is_lower_bound=f"{behind} AND {passed} IS NULL",
     )
 
 
 def _committed_at_samples(commits: DataFrame, samples: DataFrame) -> DataFrame:
     """Returns the samples for each key that has an offset then, with KEY and `committed_offset`."""
     place = ["effective_offset", "log_offset"]
-    until = Window.partitionBy(*KEY).orderBy(*place).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    commits = commits.withColumn("timestamp", F.max("effective_timestamp").over(until))
+    order = f"PARTITION BY {', '.join(KEY)} ORDER BY {', '.join(place)} ROWS UNBOUNDED PRECEDING"
+    time = f"max(effective_timestamp) OVER ({order}) AS timestamp"
+    commits = commits.selectExpr(*KEY, *place, "committed_offset", "is_tombstone", time)
     rows = samples.join(unique(commits, *KEY), list(TOPIC_PARTITION))
     # A commit at the time of a sample precedes the sample.
     rows = with_latest(rows, commits, KEY, "timestamp", "commit", place)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
@@ -23,48 +23,36 @@ from kcoord.pipeline.lake.tables import TABLES
 _NEAR_MS: Final = 10_000
 _PLACE: Final = ("log_partition", "log_offset")
 _WHO: Final = ("principal", "host", "client_id", "request", "request_timestamp")
+_ORDER: Final = f"PARTITION BY {', '.join(KEY)} ORDER BY effective_offset, log_offset"
+_IS_GUESS: Final = "reason_source = 'inferred' AND reason = 'offset-delete'"
+_REASON: Final = f"""if({_IS_GUESS} AND size(collect_set(if(is_tombstone AND {_IS_GUESS}, group, NULL)) OVER (
+    PARTITION BY topic, date_trunc('second', timestamp)
+)) > 1, 'topic-delete', reason)"""
+"""The reason of a tombstone."""
 
 
 def build(commits: DataFrame, changes: DataFrame) -> DataFrame:
-    rows = _with_lost_offsets(commits)
-    asked = _requests_of(rows, changes)
-    rows = rows.join(F.broadcast(asked), list(_PLACE), "left").select("*", "asked.*")
-    is_reset = F.col("action").isNotNull() & ~F.col("is_tombstone")
-    source = F.when(F.col("is_tombstone") & (F.col("reason_source") == "recorded"), "recorded")
-    source = source.when(F.col("action").isNotNull(), "audit").otherwise("inferred")
-    rows = rows.where(F.col("is_tombstone") | F.col("is_rewind") | is_reset).withColumns(
-        {
-            "action": F.when(F.col("is_tombstone"), _reason()).otherwise(F.coalesce("action", F.lit("rewind"))),
-            "reason_source": source,
-            "records": F.col("new_offset") - F.col("lost_offset"),
-            "principal": F.coalesce("tombstone_principal", "principal"),
-        }
+    rows = commits.selectExpr(
+        *(*_PLACE, *KEY, "incarnation", "effective_timestamp AS timestamp", "committed_offset", "is_tombstone"),
+        *("reason", "reason_source", "tombstone_principal"),
+        f"last(committed_offset, true) OVER ({_ORDER} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS lost_offset",
+        f"NOT lag(is_tombstone) OVER ({_ORDER}) AS was_there",
+        "coalesce(was_there AND committed_offset < lost_offset, false) AS is_rewind",
     )
-    return TABLES["losses"].conform(rows)
-
-
-def _reason() -> Column:
-    """Returns the reason of a tombstone."""
-    is_guess = (F.col("reason_source") == "inferred") & (F.col("reason") == "offset-delete")
-    together = Window.partitionBy("topic", F.date_trunc("second", "timestamp"))
-    groups = F.size(F.collect_set(F.when(F.col("is_tombstone") & is_guess, F.col("group"))).over(together))
-    return F.when(is_guess & (groups > 1), "topic-delete").otherwise(F.col("reason"))
-
-
-def _with_lost_offsets(commits: DataFrame) -> DataFrame:
-    """Adds `lost_offset`, which was committed before each row, `new_offset`, and `is_rewind`."""
-    order = Window.partitionBy(*KEY).orderBy("effective_offset", "log_offset")
-    before = order.rowsBetween(Window.unboundedPreceding, -1)
-    rows = commits.withColumns(
-        {
-            "timestamp": F.col("effective_timestamp"),
-            "new_offset": F.col("committed_offset"),
-            "lost_offset": F.last("committed_offset", ignorenulls=True).over(before),
-            "was_there": ~F.lag("is_tombstone").over(order),
-        }
+    rows = rows.join(F.broadcast(_requests_of(rows, changes)), list(_PLACE), "left")
+    return TABLES["losses"].conform(
+        rows.where("is_tombstone OR is_rewind OR asked.action IS NOT NULL"),
+        action=f"if(is_tombstone, {_REASON}, coalesce(asked.action, 'rewind'))",
+        new_offset="committed_offset",
+        records="committed_offset - lost_offset",
+        reason_source="""CASE
+            WHEN is_tombstone AND reason_source = 'recorded' THEN 'recorded'
+            WHEN asked.action IS NOT NULL THEN 'audit'
+            ELSE 'inferred'
+        END""",
+        principal="coalesce(tombstone_principal, asked.principal)",
+        **{name: f"asked.{name}" for name in _WHO if name != "principal"},
     )
-    is_rewind = F.col("was_there") & (F.col("new_offset") < F.col("lost_offset"))
-    return rows.withColumn("is_rewind", F.coalesce(is_rewind, F.lit(False)))
 
 
 def _requests_of(rows: DataFrame, changes: DataFrame) -> DataFrame:
@@ -72,20 +60,21 @@ def _requests_of(rows: DataFrame, changes: DataFrame) -> DataFrame:
     requests = changes.where("error IS NULL").select(
         "action", *KEY, "committed_offset", F.col("timestamp").alias("request_timestamp"), *_WHO[:-1]
     )
+    rows = rows.select(*_PLACE, "timestamp", *KEY, "committed_offset", "is_tombstone", "reason")
     removed = rows.where("is_tombstone AND reason != 'expired'")
     matches = [
-        _match(removed, requests.where("action = 'group-delete'"), ["group"]),
-        _match(removed, requests.where("action = 'topic-delete'"), ["topic"]),
-        _match(removed, requests.where("action = 'offset-delete'"), [*KEY]),
-        _match(rows.where("NOT is_tombstone"), requests.where("action = 'reset'"), [*KEY, "committed_offset"]),
+        _match(removed, requests, "group-delete", ["group"]),
+        _match(removed, requests, "topic-delete", ["topic"]),
+        _match(removed, requests, "offset-delete", [*KEY]),
+        _match(rows.where("NOT is_tombstone"), requests, "reset", [*KEY, "committed_offset"]),
     ]
-    nearest = F.min_by(F.struct("action", *_WHO), "distance_ms").alias("asked")
-    return reduce(DataFrame.unionByName, matches).groupBy(*_PLACE).agg(nearest)
+    distance_ms = "abs(unix_millis(timestamp) - unix_millis(request_timestamp))"
+    nearest = F.expr(f"min_by(struct(action, {', '.join(_WHO)}), {distance_ms}) AS asked")
+    near = reduce(DataFrame.unionByName, matches).where(f"{distance_ms} <= {_NEAR_MS}")
+    return near.groupBy(*_PLACE).agg(nearest)
 
 
-def _match(rows: DataFrame, requests: DataFrame, key: list[str]) -> DataFrame:
-    """Returns the places of the rows and the requests with the same key that came at about their time."""
-    distance_ms = F.abs(F.unix_millis("timestamp") - F.unix_millis("request_timestamp"))
-    matches = rows.select(*_PLACE, "timestamp", *key).join(F.broadcast(requests.select("action", *_WHO, *key)), key)
-    matches = matches.withColumn("distance_ms", distance_ms).where(F.col("distance_ms") <= _NEAR_MS)
-    return matches.select(*_PLACE, "action", *_WHO, "distance_ms")
+def _match(rows: DataFrame, requests: DataFrame, action: str, key: list[str]) -> DataFrame:
+    """Returns the rows and the requests with the same key."""
+    requests = requests.where(f"action = '{action}'").select("action", *_WHO, *key)
+    return rows.join(F.broadcast(requests), key)

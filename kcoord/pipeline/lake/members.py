@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.spells import spells, with_next
+from kcoord.pipeline.lake.spells import next_columns, spells
 from kcoord.pipeline.lake.tables import TABLES
 
 CLASSIC_GROUP: Final = 2
@@ -24,66 +24,76 @@ CURRENT_ASSIGNMENT: Final = 8
 REGULAR_EXPRESSION: Final = 16
 STREAMS_GROUP: Final = 17
 
-_SAID = ("instance_id", "rack_id", "client_id", "client_host", "subscribed_topics", "subscribed_regex")
-_PLACE = ("log_partition", "group", "incarnation")
+_PLACE: Final = ("log_partition", "group", "incarnation")
+_STATE: Final = (*_PLACE, "n", "timestamp", "log_offset", "next_timestamp", "next_offset")
+_SAID: Final = (
+    "instance_id",
+    "rack_id",
+    "client_id",
+    "client_host",
+    "subscribed_topics",
+    "subscribed_regex",
+    "server_assignor",
+)
+_BY_CLASSIC: Final = ("instance_id", "client_id", "client_host", "subscribed_topics")
 
 
 def build_members(records: DataFrame) -> DataFrame:
-    said = [*_SAID, "server_assignor"]
-    own = with_next(records.where(f"record_type = {MEMBER}"), ["group", "member_id"]).where("NOT is_tombstone")
-    own = own.select(*_state(), F.lit("consumer").alias("kind"), "member_id", *(f"member.{name}" for name in said))
-    classic = _classic_members(records).select(
-        *_state(),
-        F.lit("classic").alias("kind"),
-        "classic_member.member_id",
-        "classic_member.instance_id",
-        F.lit(None).cast("string").alias("rack_id"),
-        "classic_member.client_id",
-        "classic_member.client_host",
-        "classic_member.subscribed_topics",
-        F.lit(None).cast("string").alias("subscribed_regex"),
-        F.lit(None).cast("string").alias("server_assignor"),
+    own = _states(records, f"record_type = {MEMBER}", ["group", "member_id"], "member_id", "member")
+    own = own.where("NOT is_tombstone").selectExpr(
+        *_STATE, "'consumer' AS kind", "member_id", *(f"member.{name}" for name in _SAID)
     )
-    return TABLES["members"].conform(spells(own.unionByName(classic), [*_PLACE, "kind", "member_id", *said]))
+    classic = _classic_members(records).selectExpr(
+        *_STATE, "'classic' AS kind", "member.member_id", *(f"member.{name}" for name in _BY_CLASSIC)
+    )
+    states = own.unionByName(classic, allowMissingColumns=True)
+    return TABLES["members"].conform(spells(states, [*_PLACE, "kind", "member_id", *_SAID]))
 
 
 def build_assignments(records: DataFrame, topic_names: DataFrame) -> DataFrame:
     """Makes the table. `topic_names` has `topic_id` and `topic` of the topics whose names are known."""
     states = _member_states(records).unionByName(_classic_states(records))
-    exploded = states.select(
-        *_state(), "kind", "member_id", "is_revoking", "epoch", F.explode("partitions").alias("place")
-    ).select("*", "place.topic", "place.topic_id", "place.partition")
+    exploded = states.selectExpr(
+        *_STATE,
+        *("kind", "member_id", "is_revoking", "epoch"),
+        "inline(partitions) AS (topic, topic_id, partition, partition_epoch)",
+    )
     key = [*_PLACE, "kind", "member_id", "topic", "topic_id", "partition", "is_revoking"]
     owned = spells(exploded, key, first=["epoch"])
     names = topic_names.select("topic_id", F.col("topic").alias("known_topic"))
     named = owned.join(F.broadcast(names), "topic_id", "left")
-    return TABLES["assignments"].conform(named.withColumn("topic", F.coalesce("topic", "known_topic")))
+    return TABLES["assignments"].conform(named, topic="coalesce(topic, known_topic)")
 
 
 def build_regexes(records: DataFrame) -> DataFrame:
-    rows = records.where(f"record_type = {REGULAR_EXPRESSION}").select(
-        "log_partition", "group", "key", "log_offset", "is_tombstone", "regular_expression.*"
-    )
+    rows = records.where(f"record_type = {REGULAR_EXPRESSION}")
     # A tombstone has the expression in its key only.
     newest = rows.groupBy("log_partition", "group", "key").agg(
-        F.max_by(F.struct("is_tombstone", "regex", "topics", "resolved_timestamp"), "log_offset").alias("newest")
+        F.max_by(F.struct("is_tombstone", "regular_expression"), "log_offset").alias("newest")
     )
-    return TABLES["regexes"].conform(newest.where("NOT newest.is_tombstone").select("*", "newest.*"))
+    values = {name: f"newest.regular_expression.{name}" for name in ("regex", "topics", "resolved_timestamp")}
+    return TABLES["regexes"].conform(newest.where("NOT newest.is_tombstone"), **values)
 
 
-def _state() -> tuple[str, ...]:
-    return (*_PLACE, "n", "timestamp", "log_offset", "next_timestamp", "next_offset")
+def _states(records: DataFrame, types: str, sequence: list[str], *columns: str) -> DataFrame:
+    """Returns the records of some types as states of their sequence, with the columns."""
+    place = (*_PLACE, "timestamp", "log_offset", "is_tombstone")
+    return records.where(types).selectExpr(*place, *next_columns(*sequence), *columns)
 
 
 def _classic_members(records: DataFrame) -> DataFrame:
-    generations = with_next(records.where(f"record_type = {CLASSIC_GROUP}"), ["group"]).where("NOT is_tombstone")
-    return generations.select("*", F.explode("classic_group.members").alias("classic_member"))
+    """Returns the members of classic groups in each generation."""
+    generations = _states(records, f"record_type = {CLASSIC_GROUP}", ["group"], "classic_group")
+    return generations.where("NOT is_tombstone").selectExpr(
+        *_STATE, "classic_group.generation AS epoch", "explode(classic_group.members) AS member"
+    )
 
 
 def _member_states(records: DataFrame) -> DataFrame:
     """Returns the target assignments of the members of KIP-848 groups, and both parts of their current ones."""
     types = f"record_type IN ({TARGET_ASSIGNMENT}, {CURRENT_ASSIGNMENT})"
-    rows = with_next(records.where(types), ["record_type", "group", "member_id"])
+    columns = "member_id", "target_assignment", "current_assignment"
+    rows = _states(records, types, ["record_type", "group", "member_id"], *columns)
     # The value of the other type is null, and `build_assignments` makes no rows from it.
     states = """stack(
         3,
@@ -91,15 +101,15 @@ def _member_states(records: DataFrame) -> DataFrame:
         'current', false, current_assignment.member_epoch, current_assignment.assigned,
         'current', true, current_assignment.member_epoch, current_assignment.pending_revocation
     ) AS (kind, is_revoking, epoch, partitions)"""
-    return rows.selectExpr(*_state(), "member_id", states)
+    return rows.selectExpr(*_STATE, "member_id", states)
 
 
 def _classic_states(records: DataFrame) -> DataFrame:
-    return _classic_members(records).select(
-        *_state(),
-        F.lit("classic").alias("kind"),
-        "classic_member.member_id",
-        F.lit(False).alias("is_revoking"),
-        F.col("classic_group.generation").alias("epoch"),
-        F.col("classic_member.assigned").alias("partitions"),
+    return _classic_members(records).selectExpr(
+        *_STATE,
+        "'classic' AS kind",
+        "member.member_id",
+        "false AS is_revoking",
+        "epoch",
+        "member.assigned AS partitions",
     )

@@ -6,37 +6,48 @@ They show how often groups rebalance, how long rebalances take, and which member
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from typing import Final
+
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.frames import with_zeros
 from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.tables import TABLES
 
 _LIFE = ("group", "incarnation", "kind")
+_IS_EPOCH: Final = "kind != 'target' AND NOT is_tombstone"
+_REASONS: Final = """map_from_entries(sort_array(
+    collect_list(if(reason IS NULL, NULL, struct(reason, count)))
+)) AS reasons"""
+"""The number of epochs by reason. No reason of a streams group is known."""
 
 
 def build_storms(epochs: DataFrame, settings: LakeSettings) -> DataFrame:
     """Finds storms: at least `storm_epochs` epochs within `storm_window_ms`, and the epochs that follow as closely."""
-    order = Window.partitionBy(*_LIFE).orderBy("log_offset")
-    span = settings.storm_epochs - 1
-    moment = F.unix_millis("timestamp")
-    opens = F.lead(moment, span).over(order) - moment <= settings.storm_window_ms
-    rows = _epochs(epochs).withColumn("opens", F.coalesce(opens, F.lit(False)))
-    rows = rows.withColumn("is_storm", F.max("opens").over(order.rowsBetween(-span, 0))).where("is_storm")
-    gap = moment - F.lag(moment).over(order) > settings.storm_window_ms
-    rows = rows.withColumn("storm", F.sum(F.coalesce(gap.cast("int"), F.lit(0))).over(order))
-    storms = rows.groupBy(*_LIFE, "storm").agg(
-        F.min("timestamp").alias("from_timestamp"),
-        F.max("timestamp").alias("to_timestamp"),
-        F.count("*").alias("epochs"),
-        F.min("epoch").alias("first_epoch"),
-        F.max("epoch").alias("last_epoch"),
+    order, span = f"PARTITION BY {', '.join(_LIFE)} ORDER BY log_offset", settings.storm_epochs - 1
+    later, before = f"lead(timestamp, {span}) OVER ({order})", f"lag(timestamp) OVER ({order})"
+    opens = f"unix_millis({later}) - unix_millis(timestamp) <= {settings.storm_window_ms}"
+    begins = f"unix_millis(timestamp) - unix_millis({before}) > {settings.storm_window_ms}"
+    is_storm = f"max(coalesce({opens}, false)) OVER ({order} ROWS BETWEEN {span} PRECEDING AND CURRENT ROW) AS is_storm"
+    rows = epochs.where(_IS_EPOCH).selectExpr("*", is_storm).where("is_storm")
+    rows = rows.selectExpr("*", f"sum(int(coalesce({begins}, false))) OVER ({order}) AS storm")
+    by_reason = rows.groupBy(*_LIFE, "storm", "reason").agg(
+        F.min("timestamp").alias("begin"),
+        F.max("timestamp").alias("end"),
+        F.min("epoch").alias("first"),
+        F.max("epoch").alias("last"),
+        F.count("*").alias("count"),
     )
-    counted = _reasons(rows, [*_LIFE, "storm"])
-    storms = storms.join(counted, [*_LIFE, "storm"])
-    duration = F.unix_millis("to_timestamp") - F.unix_millis("from_timestamp")
-    return TABLES["storms"].conform(storms.withColumn("duration_ms", duration))
+    storms = by_reason.groupBy(*_LIFE, "storm").agg(
+        F.min("begin").alias("from_timestamp"),
+        F.max("end").alias("to_timestamp"),
+        F.sum("count").alias("epochs"),
+        F.min("first").alias("first_epoch"),
+        F.max("last").alias("last_epoch"),
+        F.expr(_REASONS),
+    )
+    duration_ms = "unix_millis(to_timestamp) - unix_millis(from_timestamp)"
+    return TABLES["storms"].conform(storms.where("size(reasons) > 0"), duration_ms=duration_ms)
 
 
 def build_convergence(epochs: DataFrame, records: DataFrame) -> DataFrame:
@@ -45,48 +56,43 @@ def build_convergence(epochs: DataFrame, records: DataFrame) -> DataFrame:
     `records` are group records with their incarnation. Records of type 8 show each step of a KIP-848 member. Classic
     groups write no such records.
     """
-    life = ["group", "incarnation"]
-    rows = _epochs(epochs).where("`kind` = 'consumer'")
-    order = Window.partitionBy(*life).orderBy("log_offset")
-    rows = rows.withColumn("next_offset", F.lead("log_offset").over(order))
-    targets = epochs.where("`kind` = 'target' AND NOT is_tombstone").groupBy(*life, "epoch")
-    rows = rows.join(targets.agg(F.min("timestamp").alias("target_timestamp")), [*life, "epoch"], "left")
-    steps = records.where("record_type = 8 AND current_assignment.state = 'stable'").select(
-        *life,
-        "member_id",
-        F.col("current_assignment.member_epoch").alias("epoch"),
-        F.col("timestamp").alias("reached_timestamp"),
-        F.col("log_offset").alias("reached_offset"),
+    epoch = ["group", "incarnation", "epoch"]
+    rows = epochs.where(f"{_IS_EPOCH} AND kind = 'consumer'").selectExpr(
+        *(*epoch, "timestamp", "members"),
+        "lead(log_offset) OVER (PARTITION BY group, incarnation ORDER BY log_offset) AS next_offset",
     )
-    reached = rows.join(steps, [*life, "epoch"], "left").where(
+    targets = epochs.where("kind = 'target' AND NOT is_tombstone").groupBy(*epoch)
+    rows = rows.join(targets.agg(F.min("timestamp").alias("target_timestamp")), epoch, "left")
+    steps = records.where("record_type = 8 AND current_assignment.state = 'stable'").selectExpr(
+        *("group", "incarnation", "member_id"),
+        "current_assignment.member_epoch AS epoch",
+        "timestamp AS reached_timestamp",
+        "log_offset AS reached_offset",
+    )
+    reached = rows.join(steps, epoch, "left").where(
         "reached_offset IS NULL OR next_offset IS NULL OR reached_offset < next_offset"
     )
-    reached = reached.groupBy(*life, "epoch").agg(
-        F.count_distinct("member_id").cast("int").alias("members_reached"), F.max("reached_timestamp").alias("last")
+    reached = reached.groupBy(*epoch).agg(
+        F.count_distinct("member_id").alias("reached"), F.max("reached_timestamp").alias("last")
     )
-    rows = with_zeros(rows.join(reached, [*life, "epoch"], "left"), "members_reached")
-    is_converged = F.col("members_reached") >= F.col("members")
-    began = F.unix_millis("timestamp")
-    took = F.when(F.col("members") == 0, 0).otherwise(F.greatest(F.unix_millis("last") - began, F.lit(0)))
-    target = F.greatest(F.unix_millis("target_timestamp") - began, F.lit(0))
+    is_converged = "coalesce(reached, 0) >= members"
+    took = "if(members = 0, 0, greatest(unix_millis(last) - unix_millis(timestamp), 0))"
+    target = "greatest(unix_millis(target_timestamp) - unix_millis(timestamp), 0)"
     return TABLES["convergence"].conform(
-        rows.withColumns(
-            {
-                "target_ms": F.when(F.col("target_timestamp").isNotNull(), target),
-                "is_converged": is_converged,
-                "convergence_ms": F.when(is_converged, took),
-            }
-        )
+        rows.join(reached, epoch, "left"),
+        target_ms=f"if(target_timestamp IS NULL, NULL, {target})",
+        members_reached="coalesce(reached, 0)",
+        is_converged=is_converged,
+        convergence_ms=f"if({is_converged}, {took}, NULL)",
     )
 
 
 def build_churn(members: DataFrame, epochs: DataFrame) -> DataFrame:
     key = ["group", "incarnation", "kind", "member_id"]
-    order = Window.partitionBy(*key).orderBy("from_offset")
-    until = F.lag("to_offset").over(order)
+    order = f"PARTITION BY {', '.join(key)} ORDER BY from_offset"
     # A visit has all versions of a member from its join to its leave.
-    visits = members.withColumn("begins", (until.isNull() | (until != F.col("from_offset"))).cast("int"))
-    visits = visits.withColumn("visit", F.sum("begins").over(order))
+    begins = f"coalesce(lag(to_offset) OVER ({order}) != from_offset, true)"
+    visits = members.selectExpr("*", f"sum(int({begins})) OVER ({order}) AS visit")
     visits = visits.groupBy(*key, "visit").agg(
         F.min("from_timestamp").alias("came"), F.max_by("to_timestamp", "from_offset").alias("went")
     )
@@ -96,19 +102,9 @@ def build_churn(members: DataFrame, epochs: DataFrame) -> DataFrame:
     leaves = gone.groupBy("group", F.date_trunc("hour", "went").alias("hour")).agg(
         F.count("*").alias("leaves"), lifetime.alias("mean_lifetime_ms")
     )
-    hourly = _epochs(epochs).withColumn("hour", F.date_trunc("hour", "timestamp"))
-    counted = hourly.groupBy("group", "hour").agg(F.count("*").alias("epochs"))
-    counted = counted.join(_reasons(hourly, ["group", "hour"]), ["group", "hour"])
+    hour = F.date_trunc("hour", "timestamp").alias("hour")
+    counted = epochs.where(_IS_EPOCH).groupBy("group", hour, "reason").agg(F.count("*").alias("count"))
+    counted = counted.groupBy("group", "hour").agg(F.sum("count").alias("epochs"), F.expr(_REASONS))
+    counted = counted.where("size(reasons) > 0")
     rows = joins.join(leaves, ["group", "hour"], "outer").join(counted, ["group", "hour"], "outer")
-    return TABLES["churn"].conform(with_zeros(rows, "joins", "leaves", "epochs"))
-
-
-def _epochs(epochs: DataFrame) -> DataFrame:
-    return epochs.where("`kind` != 'target' AND NOT is_tombstone")
-
-
-def _reasons(rows: DataFrame, key: list[str]) -> DataFrame:
-    """Returns `reasons` of each key: the number of rows by reason."""
-    counts = rows.groupBy(*key, "reason").agg(F.count("*").alias("count")).where("reason IS NOT NULL")
-    pairs = F.sort_array(F.collect_list(F.struct("reason", "count")))
-    return counts.groupBy(*key).agg(F.map_from_entries(pairs).alias("reasons"))
+    return TABLES["churn"].conform(rows, **{name: f"coalesce({name}, 0)" for name in ("joins", "leaves", "epochs")})

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 
-def with_next(states: DataFrame, sequence: Sequence[str | Column]) -> DataFrame:
-    """Adds `n`, the number of each state in its sequence by `log_offset`, and time and offset of the next state.
+def next_columns(*sequence: str) -> list[str]:
+    """Returns `n`, the number of a state in its sequence by `log_offset`, and time and offset of the next state.
 
     These are null for the last state.
     """
-    order = Window.partitionBy(*sequence).orderBy("log_offset")
-    return states.withColumns(
-        {
-            "n": F.row_number().over(order),
-            "next_timestamp": F.lead("timestamp").over(order),
-            "next_offset": F.lead("log_offset").over(order),
-        }
-    )
+    order = f"(PARTITION BY {', '.join(sequence)} ORDER BY log_offset)"
+    return [
+        f"row_number() OVER {order} AS n",
+        f"lead(timestamp) OVER {order} AS next_timestamp",
+        f"lead(log_offset) OVER {order} AS next_offset",
+    ]
 
 
 def spells(states: DataFrame, key: Sequence[str], first: Sequence[str] = ()) -> DataFrame:

@@ -17,8 +17,9 @@ does not hold with such a commit, and without samples rule 1 does not hold eithe
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
@@ -26,59 +27,56 @@ from kcoord.pipeline.lake.ends_lines import TOPIC_PARTITION, newest, with_end_at
 from kcoord.pipeline.lake.settings import BURROW_WINDOW
 from kcoord.pipeline.lake.tables import TABLES
 
+_KEY: Final = f"PARTITION BY {', '.join(KEY)}"
+_STATUS: Final = """CASE
+    WHEN lag = 0 OR least_lag = 0 THEN 'OK'
+    WHEN went_back THEN 'REWIND'
+    WHEN unix_millis(now) - unix_millis(last_commit_timestamp)
+        > unix_millis(last_commit_timestamp) - unix_millis(first_commit_timestamp) THEN 'STOP'
+    WHEN is_same THEN 'STALL'
+    WHEN lag IS NOT NULL AND known_lags = commits AND NOT shrank THEN 'WARN'
+    ELSE 'OK'
+END"""
+
 
 def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime) -> DataFrame:
-    recent = _recent(commits, current)
-    recent = with_end_at(recent, ends, "commit_timestamp", "end_then")
-    recent = recent.withColumn("lag_then", _lag_to("end_then"))
-    order = Window.partitionBy(*KEY).orderBy("log_offset")
-    recent = recent.withColumns(
-        {
-            "went_back": F.col("committed_offset") < F.lag("committed_offset").over(order),
-            "shrank": F.col("lag_then") < F.lag("lag_then").over(order),
-        }
+    recent = with_end_at(_recent(commits, current), ends, "commit_timestamp", "end_then")
+    lag_then, order = _lag_to("end_then"), f"OVER ({_KEY} ORDER BY log_offset)"
+    recent = recent.selectExpr(
+        "*",
+        f"{lag_then} AS lag_then",
+        f"committed_offset < lag(committed_offset) {order} AS goes_back",
+        f"{lag_then} < lag({lag_then}) {order} AS shrinks",
     )
     facts = recent.groupBy(*KEY).agg(
         F.min("lag_then").alias("least_lag"),
         F.count("lag_then").alias("known_lags"),
-        F.coalesce(F.max("went_back"), F.lit(False)).alias("went_back"),
-        F.coalesce(F.max("shrank"), F.lit(False)).alias("shrank"),
-        (F.min("committed_offset") == F.max("committed_offset")).alias("is_same"),
+        F.expr("coalesce(max(goes_back), false) AS went_back"),
+        F.expr("coalesce(max(shrinks), false) AS shrank"),
+        F.expr("min(committed_offset) = max(committed_offset) AS is_same"),
         F.min_by("commit_timestamp", "log_offset").alias("first_commit_timestamp"),
         F.max_by("commit_timestamp", "log_offset").alias("last_commit_timestamp"),
         F.max_by("committed_offset", "log_offset").alias("committed_offset"),
-        F.count("*").cast("int").alias("commits"),
+        F.count("*").alias("commits"),
     )
     facts = facts.join(newest(ends).select(*TOPIC_PARTITION, "end_offset"), list(TOPIC_PARTITION), "left")
-    rows = facts.withColumn("lag", _lag_to("end_offset")).withColumn("status", _status(now))
-    severity = F.when(F.col("status") == "OK", 0).when(F.col("status") == "WARN", 1).otherwise(2)
-    worst = F.max(severity).over(Window.partitionBy("group"))
-    name = F.element_at(F.array(F.lit("OK"), F.lit("WARN"), F.lit("ERR")), worst + 1)
-    return TABLES["status"].conform(rows.withColumn("group_status", name))
+    rows = facts.withColumn("now", F.lit(now)).selectExpr(
+        "*", f"{_lag_to('end_offset')} AS lag", f"{_STATUS} AS status"
+    )
+    worst = "max(CASE status WHEN 'OK' THEN 1 WHEN 'WARN' THEN 2 ELSE 3 END) OVER (PARTITION BY group)"
+    return TABLES["status"].conform(rows, group_status=f"elt({worst}, 'OK', 'WARN', 'ERR')")
 
 
-def _lag_to(end: str) -> Column:
+def _lag_to(end: str) -> str:
     """Returns the lag behind the end in a column, null if the end is unknown. `greatest` alone would return 0 then."""
-    lag = F.greatest(F.col(end) - F.col("committed_offset"), F.lit(0))
-    return F.when(F.col(end).isNotNull(), lag)
+    return f"if({end} IS NULL, NULL, greatest({end} - committed_offset, 0))"
 
 
 def _recent(commits: DataFrame, current: DataFrame) -> DataFrame:
     """Returns the last commits of each key that has a current offset, in the current incarnation of its group."""
-    order = Window.partitionBy(*KEY).orderBy(F.col("effective_offset").desc(), F.col("log_offset").desc())
+    order = f"{_KEY} ORDER BY effective_offset DESC, log_offset DESC"
     kept = commits.where("NOT is_tombstone").join(current.select(*KEY, "incarnation"), [*KEY, "incarnation"])
-    return kept.withColumn("age", F.row_number().over(order)).where(F.col("age") <= BURROW_WINDOW)
-
-
-def _status(now: datetime) -> Column:
-    last = F.unix_millis("last_commit_timestamp")
-    first = F.unix_millis("first_commit_timestamp")
-    silent = F.unix_millis(F.lit(now)) - last
-    return (
-        F.when((F.col("lag") == 0) | (F.col("least_lag") == 0), "OK")
-        .when(F.col("went_back"), "REWIND")
-        .when(silent > last - first, "STOP")
-        .when(F.col("is_same"), "STALL")
-        .when(F.col("lag").isNotNull() & (F.col("known_lags") == F.col("commits")) & ~F.col("shrank"), "WARN")
-        .otherwise("OK")
+    kept = kept.selectExpr(
+        *KEY, "log_offset", "committed_offset", "commit_timestamp", f"row_number() OVER ({order}) AS age"
     )
+    return kept.where(f"age <= {BURROW_WINDOW}")
