@@ -373,7 +373,7 @@ class GroupCoordinatorShard:
             request.client_assignors = None
         heartbeat.validate_request(request, context.api_version, self._config)
         if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
-            return removal.leave(self._consumer_group(request.group_id), request, self._removal(context))
+            return removal.leave(self._consumer_group(request.group_id, "Group"), request, self._removal(context))
         if request.member_epoch == JOIN_GROUP_EPOCH:
             self._check_new_member(request.member_id, request.instance_id)
             group, conversion = self._consumer_group_to_join(context, request)
@@ -405,11 +405,13 @@ class GroupCoordinatorShard:
         result = client_computation.begin_install(group, context, request, self.counters, max_bytes)
         return cast("CoordinatorResult[ConsumerGroupInstallAssignmentResponse]", result)
 
-    def _consumer_group(self, group_id: str) -> ConsumerGroup:
+    def _consumer_group(self, group_id: str, noun: str = "Consumer group") -> ConsumerGroup:
+        """Returns the group; raises GROUP_ID_NOT_FOUND. `noun` begins the text about an unknown group."""
         group = self._informed(self._groups.get(group_id))
         if isinstance(group, ConsumerGroup):
             return group
-        raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
+        text = f"{noun} {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
+        raise KafkaError(Errors.GROUP_ID_NOT_FOUND, text)
 
     def _consumer_group_to_join(
         self, context: OperationContext, request: ConsumerGroupHeartbeatRequest

@@ -54,6 +54,7 @@ from kcoord.coordinator.group.consumer.client_assignors import (
 from kcoord.coordinator.group.consumer.client_computation import ComputedBy
 from kcoord.coordinator.group.consumer.group import (
     JOIN_GROUP_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
     NO_METADATA,
     Assignment,
@@ -443,7 +444,8 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, c
     In version 0 the coordinator makes the id of a joining member; from version 1 the member makes it (KIP-1082).
     """
     epoch = request.member_epoch
-    if (api_version >= 1 or epoch != JOIN_GROUP_EPOCH) and not request.member_id.strip(_BLANK):
+    needs_id = api_version >= 1 or epoch > JOIN_GROUP_EPOCH or epoch == LEAVE_GROUP_MEMBER_EPOCH
+    if needs_id and not request.member_id.strip(_BLANK):
         raise _invalid("MemberId can't be empty.")
     if not request.group_id.strip(_BLANK):
         raise _invalid("GroupId can't be empty.")
@@ -453,8 +455,7 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, c
         raise _invalid("RackId can't be empty.")
     if epoch == JOIN_GROUP_EPOCH:
         if request.rebalance_timeout_ms <= 0:
-            given = request.rebalance_timeout_ms
-            raise _invalid(f"RebalanceTimeoutMs must be provided in first request, above zero and not {given}.")
+            raise _invalid("RebalanceTimeoutMs must be provided in first request.")
         if request.topic_partitions is None or request.topic_partitions:
             raise _invalid("TopicPartitions must be empty when (re-)joining.")
         if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:

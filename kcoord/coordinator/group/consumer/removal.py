@@ -43,7 +43,7 @@ def find_member(group: ConsumerGroup, member_id: str, instance_id: str | None) -
         if holder.member_id != member_id:
             raise KafkaError(
                 Errors.FENCED_INSTANCE_ID,
-                f"Member {member_id} was fenced: member {holder.member_id} has instance id {instance_id} now.",
+                f"Static member {member_id} with instance id {instance_id} was fenced by member {holder.member_id}.",
             )
         return holder
     member = group.members.get(member_id)
