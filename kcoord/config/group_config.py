@@ -60,8 +60,8 @@ def _streams_assignors(broker_config: BrokerConfig) -> list[str]:
     return names or [""]
 
 
-def _limit(broker_config: BrokerConfig, name: str, bound: str) -> tuple[str, int | None]:
-    """Returns the broker key with the `min` or `max` of a group key, and its value; None if Kafka has no such limit.
+def _limit(broker_config: BrokerConfig, name: str, bound: str) -> int | None:
+    """Returns the `min` or `max` of a group key, which a broker key sets; None if Kafka has no such limit.
 
     The limits of `consumer.session.timeout.ms` are `group.consumer.min.session.timeout.ms` and `...max...`.
     """
@@ -69,14 +69,13 @@ def _limit(broker_config: BrokerConfig, name: str, bound: str) -> tuple[str, int
     broker_key = f"group.{kind}.{bound}.{setting.removeprefix('num.')}"
     limit = broker_config.value(broker_key) if broker_key in BROKER_KEYS else None
     assert limit is None or isinstance(limit, int)
-    return broker_key, limit
+    return limit
 
 
 def _within_limits(broker_config: BrokerConfig, name: str, value: ConfigValue) -> ConfigValue:
     if not isinstance(value, int):
         return value
-    _, lowest = _limit(broker_config, name, "min")
-    _, highest = _limit(broker_config, name, "max")
+    lowest, highest = _limit(broker_config, name, "min"), _limit(broker_config, name, "max")
     value = value if lowest is None else max(value, lowest)
     return value if highest is None else min(value, highest)
 
@@ -101,15 +100,17 @@ def check_group_configs(broker_config: BrokerConfig, overrides: Mapping[str, str
         assert isinstance(heartbeat_ms, int)
         assert isinstance(session_ms, int)
         if heartbeat_ms >= session_ms:
-            raise ConfigError(f"{session} must be greater than {heartbeat} ({heartbeat_ms}), got {session_ms}")
+            raise ConfigError(f"{session} must be greater than {heartbeat}")
 
 
 def _check_limits(broker_config: BrokerConfig, name: str, value: ConfigValue) -> None:
     if not isinstance(value, int):
         return
-    lowest_key, lowest = _limit(broker_config, name, "min")
-    highest_key, highest = _limit(broker_config, name, "max")
-    if lowest is not None and value < lowest:
-        raise ConfigError(f"{name} must be greater than or equal to {lowest_key} ({lowest}), got {value}")
-    if highest is not None and value > highest:
-        raise ConfigError(f"{name} must be less than or equal to {highest_key} ({highest}), got {value}")
+    lowest, highest = _limit(broker_config, name, "min"), _limit(broker_config, name, "max")
+    if (lowest is None or lowest <= value) and (highest is None or value <= highest):
+        return
+    if highest is None:
+        raise ConfigError(f"{name} must be greater than or equal to {lowest}")
+    if lowest is None:
+        raise ConfigError(f"{name} must be less than or equal to {highest}")
+    raise ConfigError(f"{name} must be in the range {lowest} to {highest} inclusive.")

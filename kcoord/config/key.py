@@ -16,7 +16,7 @@ ConfigValue: TypeAlias = bool | int | float | str | list[str] | None
 
 
 class ConfigError(ValueError):
-    """A configuration value that cannot be used. The text names the key, the value and the allowed values."""
+    """A configuration value that cannot be used. The text names the key, the value and the problem, as Kafka does."""
 
 
 class ConfigType(IntEnum):
@@ -61,10 +61,14 @@ class Effect(Enum):
 
 @dataclass(slots=True, frozen=True)
 class Validator:
-    """The allowed values of a type: `text` describes them."""
+    """The allowed values of a type: `text` describes them.
+
+    `explain` returns the wrong value, or the wrong entry of a list, and the problem in Kafka's words.
+    """
 
     text: str
     allows: Callable[[ConfigValue], bool]
+    explain: Callable[[ConfigValue], tuple[ConfigValue, str]] | None = None
 
 
 def in_range(lowest: float | None, highest: float | None, also: float | None = None) -> Validator:
@@ -76,27 +80,51 @@ def in_range(lowest: float | None, highest: float | None, also: float | None = N
             return True
         return (lowest is None or value >= lowest) and (highest is None or value <= highest)
 
+    def explain(value: ConfigValue) -> tuple[ConfigValue, str]:
+        assert isinstance(value, (int, float))
+        if also is not None:
+            limits = f"at least {lowest}" if highest is None else f"between {lowest} and {highest}"
+            return value, f"Value must be {limits} or equal to {also}"
+        if lowest is not None and value < lowest:
+            return value, f"Value must be at least {lowest}"
+        return value, f"Value must be no more than {highest}"
+
     low = "" if lowest is None else f"{lowest},"
     high = "" if highest is None else f",{highest}"
-    return Validator(f"[{low}...{high}]" + ("" if also is None else f" or {also}"), allows)
+    return Validator(f"[{low}...{high}]" + ("" if also is None else f" or {also}"), allows, explain)
 
 
 def one_of(values: Sequence[str]) -> Validator:
     """Allows the given values only."""
-    return Validator(f"[{', '.join(values)}]", lambda value: str(value) in values)
+    text = ", ".join(values)
+    return Validator(
+        f"[{text}]", lambda value: str(value) in values, lambda value: (value, f"String must be one of: {text}")
+    )
 
 
 def one_of_ignoring_case(values: Sequence[str]) -> Validator:
     """Allows the given values, in upper or lower case."""
     lowered = [value.lower() for value in values]
-    return Validator(f"(case insensitive) [{', '.join(values)}]", lambda value: str(value).lower() in lowered)
+    text = ", ".join(values)
+    return Validator(
+        f"(case insensitive) [{text}]",
+        lambda value: str(value).lower() in lowered,
+        lambda value: (value, f"String must be one of (case insensitive): {text}"),
+    )
 
 
 def list_of(values: Sequence[str]) -> Validator:
     """Allows lists whose entries are among `values`."""
+    text = ", ".join(values)
+
+    def wrong(value: ConfigValue) -> list[str]:
+        assert isinstance(value, list)
+        return [entry for entry in value if entry not in values]
+
     return Validator(
-        f"values from [{', '.join(values)}]",
-        lambda value: isinstance(value, list) and all(entry in values for entry in value),
+        f"values from [{text}]",
+        lambda value: not wrong(value),
+        lambda value: (wrong(value)[0], f"String must be one of: {text}"),
     )
 
 
@@ -146,22 +174,27 @@ class ConfigKey:
         return self.type is ConfigType.PASSWORD
 
     def parse(self, text: str | None) -> ConfigValue:
-        """Returns the checked value of `text`; raises ConfigError with the allowed values."""
+        """Returns the checked value of `text`; raises ConfigError."""
         if text is None:
             if self.default is not None:
-                raise self._error(text, "a value is required")
+                raise self._error(text, f"a value is required; allowed: {self.allowed}")
             return None
         try:
             value = parse_value(self.type, text)
         except ValueError:
-            raise self._error(text, f"not a {_TYPE_WORDS[self.type]}") from None
+            if self.type is ConfigType.BOOLEAN:
+                raise self._error(text, "Expected value to be either true or false") from None
+            raise self._error(text, f"Not a number of type {self.type.name}") from None
         if self.validator is not None and not self.validator.allows(value):
-            raise self._error(text, "not an allowed value")
+            if self.validator.explain is None:
+                raise self._error(text, f"not an allowed value; allowed: {self.allowed}")
+            wrong, problem = self.validator.explain(value)
+            raise self._error(value_to_string(wrong), problem)
         return value
 
     def _error(self, text: str | None, problem: str) -> ConfigError:
         shown = "[hidden]" if self.sensitive else text
-        return ConfigError(f"Invalid value {shown} for configuration {self.name}: {problem}; allowed: {self.allowed}")
+        return ConfigError(f"Invalid value {shown} for configuration {self.name}: {problem}")
 
     @property
     def allowed(self) -> str:

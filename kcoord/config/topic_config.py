@@ -79,8 +79,11 @@ def check_topic_configs(broker_config: BrokerConfig, overrides: Mapping[str, str
     config = TopicConfig.resolve(broker_config, overrides)
     if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
         raise ConfigError(
-            f"Invalid value {config.min_compaction_lag_ms} for configuration min.compaction.lag.ms: "
-            f"it must not be greater than max.compaction.lag.ms ({config.max_compaction_lag_ms})"
+            f"conflict topic config setting min.compaction.lag.ms ({config.min_compaction_lag_ms}) "
+            f"> max.compaction.lag.ms ({config.max_compaction_lag_ms})"
         )
     if config.remote_storage_enable:
-        raise ConfigError("Invalid value true for configuration remote.storage.enable: kcoord has no tiered storage")
+        raise ConfigError(
+            "Tiered Storage functionality is disabled in the broker. "
+            "Topic cannot be configured with remote log storage."
+        )

@@ -65,12 +65,73 @@ def test_rejects_text_that_is_not_of_the_type(type_: ConfigType, text: str) -> N
         key(type_).parse(text)
 
 
-def test_error_names_key_value_and_allowed_values() -> None:
+REPLICAS = "leader.replication.throttled.replicas"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("retention.ms", "abc", "Invalid value abc for configuration retention.ms: Not a number of type LONG"),
+        (
+            "max.message.bytes",
+            "99999999999",
+            "Invalid value 99999999999 for configuration max.message.bytes: Not a number of type INT",
+        ),
+        (
+            "min.cleanable.dirty.ratio",
+            "x",
+            "Invalid value x for configuration min.cleanable.dirty.ratio: Not a number of type DOUBLE",
+        ),
+        (
+            "unclean.leader.election.enable",
+            "maybe",
+            "Invalid value maybe for configuration unclean.leader.election.enable: "
+            "Expected value to be either true or false",
+        ),
+        (
+            "min.insync.replicas",
+            "0",
+            "Invalid value 0 for configuration min.insync.replicas: Value must be at least 1",
+        ),
+        (
+            "min.cleanable.dirty.ratio",
+            "1.5",
+            "Invalid value 1.5 for configuration min.cleanable.dirty.ratio: Value must be no more than 1",
+        ),
+        (
+            "compression.gzip.level",
+            "0",
+            "Invalid value 0 for configuration compression.gzip.level: Value must be between 1 and 9 or equal to -1",
+        ),
+        (
+            "message.timestamp.type",
+            "x",
+            "Invalid value x for configuration message.timestamp.type: "
+            "String must be one of: CreateTime, LogAppendTime",
+        ),
+        (
+            "cleanup.policy",
+            "compact,foo",
+            "Invalid value foo for configuration cleanup.policy: String must be one of: compact, delete",
+        ),
+        (
+            REPLICAS,
+            "x",
+            f"Invalid value x for configuration {REPLICAS}: not an allowed value; allowed: "
+            "comma-separated list, [partitionId]:[brokerId],... or *",
+        ),
+    ],
+)
+def test_errors_have_kafkas_words(name: str, text: str, problem: str) -> None:
+    """The texts of Kafka 4.4.0. The text about throttled replicas is our own."""
     with pytest.raises(ConfigError) as caught:
-        BROKER_KEYS["num.partitions"].parse("0")
-    assert str(caught.value) == (
-        "Invalid value 0 for configuration num.partitions: not an allowed value; allowed: 32-bit integer, [1,...]"
-    )
+        TOPIC_KEYS[name].parse(text)
+    assert str(caught.value) == problem
+
+
+def test_error_of_a_word_in_any_case() -> None:
+    with pytest.raises(ConfigError, match=r"x .*: String must be one of \(case insensitive\): DISABLED, DOWNGRADE"):
+        BROKER_KEYS["group.consumer.migration.policy"].parse("x")
 
 
 def test_error_hides_a_password() -> None:

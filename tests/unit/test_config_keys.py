@@ -77,25 +77,40 @@ def test_a_section_has_a_text_for_keys_without_effect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_", "allowed", "text", "usable", "refused"),
+    ("type_", "allowed", "text", "usable", "refused", "problem"),
     [
-        ("int", "2..", "[2,...]", "2", "1"),
-        ("int", "..2", "[...,2]", "-5", "3"),
-        ("double", "0..0.5", "[0,...,0.5]", "0.5", "0.51"),
-        ("int", "1.. or -1", "[1,...] or -1", "-1", "0"),
-        ("string", "a b", "[a, b]", "a", "A"),
-        ("string", "any-case a b", "(case insensitive) [a, b]", "B", "c"),
-        ("list", "a b", "values from [a, b]", "", "a,c"),
-        ("list", "<at-least-one>", "any values, at least one", "x", ""),
-        ("string", "<url>", "an http or https URL, or empty", "", "ftp://x"),
+        ("int", "2..", "[2,...]", "2", "1", "Value must be at least 2"),
+        ("int", "..2", "[...,2]", "-5", "3", "Value must be no more than 2"),
+        ("double", "0..0.5", "[0,...,0.5]", "0.5", "0.51", "Value must be no more than 0.5"),
+        ("int", "1.. or -1", "[1,...] or -1", "-1", "0", "Value must be at least 1 or equal to -1"),
+        ("int", "1..9 or -1", "[1,...,9] or -1", "-1", "0", "Value must be between 1 and 9 or equal to -1"),
+        ("string", "a b", "[a, b]", "a", "A", "String must be one of: a, b"),
+        (
+            "string",
+            "any-case a b",
+            "(case insensitive) [a, b]",
+            "B",
+            "c",
+            "String must be one of (case insensitive): a, b",
+        ),
+        (
+            "list",
+            "a b",
+            "values from [a, b]",
+            "",
+            "a,c",
+            "Invalid value c for configuration a: String must be one of: a, b",
+        ),
+        ("list", "<at-least-one>", "any values, at least one", "x", "", "allowed: comma-separated list, any values"),
+        ("string", "<url>", "an http or https URL, or empty", "", "ftp://x", "allowed: string, an http or https URL"),
     ],
 )
-def test_allowed_values(type_: str, allowed: str, text: str, usable: str, refused: str) -> None:
+def test_allowed_values(type_: str, allowed: str, text: str, usable: str, refused: str, problem: str) -> None:
     key = read(f"a | {type_} | null | {allowed} | low")
     assert key.validator is not None
     assert key.validator.text == text
     key.parse(usable)
-    with pytest.raises(ValueError, match=re.escape(text)):
+    with pytest.raises(ValueError, match=re.escape(problem)):
         key.parse(refused)
 
 

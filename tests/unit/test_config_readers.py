@@ -193,7 +193,7 @@ def test_a_refused_key_allows_only_its_default(key: ConfigKey) -> None:
     default, value = value_to_string(key.default) or "", "true" if key.type is ConfigType.BOOLEAN else "some.Class"
     if key.name in TOPIC_KEYS:
         check_topic_configs(config, {key.name: default})
-        with pytest.raises(ConfigError, match=re.escape(f"Invalid value {value} for configuration {key.name}: ")):
+        with pytest.raises(ConfigError, match="Tiered Storage functionality is disabled in the broker"):
             check_topic_configs(config, {key.name: value})
     else:
         BrokerConfig.from_properties({key.name: default})

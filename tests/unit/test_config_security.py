@@ -298,5 +298,5 @@ def test_a_key_of_oauthbearer_is_checked_and_has_an_effect() -> None:
     (listener,) = config.open_listeners
     assert config.value_for_listener(listener, key, "OAUTHBEARER") == 7
     assert (config.ignored, config.unknown) == ([], [])
-    with pytest.raises(ConfigError, match=r"sasl\.oauthbearer\.clock\.skew\.seconds: not a 32-bit integer"):
+    with pytest.raises(ConfigError, match=r"sasl\.oauthbearer\.clock\.skew\.seconds: Not a number of type INT"):
         BrokerConfig.from_properties(properties | {f"listener.name.users.oauthbearer.{key}": "x"})

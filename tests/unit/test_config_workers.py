@@ -81,7 +81,7 @@ def test_a_key_of_one_worker_takes_precedence() -> None:
         ),
         (
             {"listeners": "PLAINTEXT://:0", "group_coordinator_threads": "257"},
-            r"Invalid value 257 for configuration group\.coordinator\.threads: .* \[1,\.\.\.,256\]",
+            r"Invalid value 257 for configuration group\.coordinator\.threads: Value must be no more than 256",
         ),
         ({"kcoord_worker_0_nonsense": "5"}, "nonsense cannot be set for worker 0: the key does not exist"),
         ({"kcoord_worker_0_max_connections": "many"}, "Invalid value many for configuration max.connections"),

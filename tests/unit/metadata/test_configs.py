@@ -276,10 +276,20 @@ def test_keys_for_one_listener_are_kept(cluster: Cluster, name: str, key: str, v
     assert kept == ({} if expected else {LISTENER + key: value})
 
 
-def test_the_error_for_a_group_value_names_both_keys(cluster: Cluster) -> None:
-    (answer,) = alter(cluster, (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")]))
-    assert answer.error_message is not None
-    assert "consumer.session.timeout.ms must be greater than or equal to group.consumer.min" in answer.error_message
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("consumer.session.timeout.ms", "1", " must be in the range 45000 to 60000 inclusive."),
+        ("consumer.session.timeout.ms", "99999999", " must be in the range 45000 to 60000 inclusive."),
+        ("consumer.heartbeat.interval.ms", "100000", " must be in the range 5000 to 15000 inclusive."),
+        ("streams.num.standby.replicas", "9", " must be less than or equal to 2"),
+        ("streams.task.offset.interval.ms", "1", " must be greater than or equal to 15000"),
+    ],
+)
+def test_the_limits_of_group_values(cluster: Cluster, key: str, value: str, text: str) -> None:
+    """The texts of Kafka 4.4.0."""
+    (answer,) = alter(cluster, (GROUP, "g", [(key, SET, value)]))
+    assert (answer.error_code, answer.error_message) == (Errors.INVALID_CONFIG, key + text)
 
 
 def test_a_resource_changes_as_a_whole_or_not_at_all(cluster: Cluster) -> None:
