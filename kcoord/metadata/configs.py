@@ -37,7 +37,7 @@ from kcoord.metadata.image import (
     TOPIC_RESOURCE,
     MetadataImage,
 )
-from kcoord.metadata.names import check_topic_name
+from kcoord.metadata.names import check_node_id, check_topic_name
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AlterConfigsResponse, IncrementalAlterConfigsResponse
@@ -120,9 +120,8 @@ def _unless_validating(result: CoordinatorResult[T], validate_only: bool) -> Coo
 def _check_request(is_repeated: bool, changes: Sequence[Change]) -> None:
     if is_repeated:
         raise KafkaError(Errors.INVALID_REQUEST, "Each resource must appear at most once.")
-    repeated = duplicates(name for name, _, _ in changes)
-    if repeated:
-        raise KafkaError(Errors.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(sorted(repeated))}")
+    if duplicates(name for name, _, _ in changes):
+        raise KafkaError(Errors.INVALID_REQUEST, "Error due to duplicate config keys")
     for name, operation, value in changes:
         if operation not in AlterOperation.__members__.values():
             raise KafkaError(Errors.INVALID_REQUEST, f"Unknown operations type {operation}")
@@ -157,8 +156,7 @@ def _check_topic_exists(image: MetadataImage, kind: int, name: str) -> None:
 def _check_broker_name(image: MetadataImage, config: BrokerConfig, name: str) -> None:
     if name == ALL_BROKERS:
         return
-    if not name.isascii() or not name.isdecimal():
-        raise KafkaError(Errors.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
+    check_node_id(name, "Node id")
     # A name with leading zeros would be stored, and no broker would read its configs.
     if name not in map(str, (config.node_id, *image.brokers)):
         raise KafkaError(

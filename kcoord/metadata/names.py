@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Legal topic names, and pairs of names that collide."""
+"""Legal topic names, pairs of names that collide, and names that have to be the id of a node."""
 
 from __future__ import annotations
 
@@ -38,3 +38,9 @@ def collision_form(name: str) -> str:
 
 def may_collide(name: str) -> bool:
     return "." in name or "_" in name
+
+
+def check_node_id(text: str, noun: str) -> None:
+    """Raises INVALID_REQUEST, with Kafka's text, unless `text` is an integer of 32 bits. `noun` begins the text."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,10}", text) or not -(1 << 31) <= int(text) < 1 << 31:
+        raise KafkaError(Errors.INVALID_REQUEST, f"{noun} must be an integer, but it is: {text}")

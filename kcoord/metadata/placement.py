@@ -77,7 +77,8 @@ class Placement:
             raise KafkaError(
                 Errors.INVALID_REPLICATION_FACTOR,
                 f"Unable to replicate the partition {count} time(s): The target replication factor of {count} cannot "
-                f"be reached because only {brokers} broker(s) are registered.",
+                f"be reached because only {brokers} broker(s) are registered or some brokers have all their log "
+                "directories cordoned.",
             )
 
     def check_replicas(self, broker_ids: Sequence[int]) -> None:

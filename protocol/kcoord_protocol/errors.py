@@ -71,7 +71,10 @@ class Errors(IntEnum):
     INVALID_REPLICA_ASSIGNMENT = 39, False, "The replica assignment is not possible."
     INVALID_CONFIG = 40, False, "A configuration name or value is not acceptable."
     NOT_CONTROLLER = 41, True, "This broker is not the controller."
-    INVALID_REQUEST = 42, False, "The request contradicts itself or the protocol."
+    INVALID_REQUEST = 42, False, (
+        "This most likely occurs because of a request being malformed by the client library or the message was sent "
+        "to an incompatible broker. See the broker logs for more details."
+    )  # fmt: skip
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, False, "The stored message format is too old for this."
     POLICY_VIOLATION = 44, False, "A policy of the cluster forbids the request."
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45, False, "The producer's sequence number leaves a gap or goes back."

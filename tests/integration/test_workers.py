@@ -179,7 +179,7 @@ def test_replication_factors_are_checked_and_reported(shared_broker: KcoordProce
     assert refused.error_code == Errors.INVALID_REPLICATION_FACTOR
     assert refused.error_message == (
         "Unable to replicate the partition 4 time(s): The target replication factor of 4 cannot be reached because "
-        "only 3 broker(s) are registered."
+        "only 3 broker(s) are registered or some brokers have all their log directories cordoned."
     )
 
 

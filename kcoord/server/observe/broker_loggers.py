@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kcoord.metadata.collect import duplicates
+from kcoord.metadata.names import check_node_id
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import IncrementalAlterConfigsRequest
 
@@ -25,6 +26,7 @@ LEVELS: Final[Mapping[str, int]] = {
     "FATAL": logging.CRITICAL,
 }
 SET, DELETE = 0, 1
+_REFUSED_OPERATIONS: Final[Mapping[int, str]] = {2: "APPEND operation", 3: "SUBTRACT operation"}
 
 
 def logger_levels() -> dict[str, str]:
@@ -38,20 +40,22 @@ def _level_name(logger: logging.Logger) -> str:
     return next((name for name, number in reversed(list(LEVELS.items())) if level >= number), "TRACE")
 
 
-def check_broker_name(name: str, node_id: int) -> None:
-    """Raises KafkaError if `name` is not the id of this broker."""
-    if name != str(node_id):
-        raise KafkaError(Errors.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
-
-
-def alter_levels(changes: Sequence[IncrementalAlterConfigsRequest.AlterableConfig], *, validate_only: bool) -> None:
+def alter_levels(
+    name: str,
+    node_id: int,
+    changes: Sequence[IncrementalAlterConfigsRequest.AlterableConfig],
+    *,
+    validate_only: bool,
+) -> None:
     """Sets the levels of loggers, or removes them, so that a logger has the level of its parent again.
 
-    Raises KafkaError if any change is not allowed. Then no level is changed.
+    Raises KafkaError if `name` is not the id of this broker, or if any change is not allowed. Then no level is changed.
     """
-    repeated = duplicates(change.name for change in changes)
-    if repeated:
-        raise KafkaError(Errors.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(sorted(repeated))}")
+    if duplicates(change.name for change in changes):
+        raise KafkaError(Errors.INVALID_REQUEST, "Error due to duplicate config keys")
+    check_node_id(name, "Node id")
+    if name != str(node_id):
+        raise KafkaError(Errors.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
     levels = logger_levels()
     for change in changes:
         _check_change(change, levels)
@@ -64,7 +68,10 @@ def alter_levels(changes: Sequence[IncrementalAlterConfigsRequest.AlterableConfi
 
 def _check_change(change: IncrementalAlterConfigsRequest.AlterableConfig, levels: Mapping[str, str]) -> None:
     if change.config_operation not in (SET, DELETE):
-        raise KafkaError(Errors.INVALID_REQUEST, "The level of a logger can only be set or deleted.")
+        operation = _REFUSED_OPERATIONS.get(
+            change.config_operation, f"Unknown operation type {change.config_operation}"
+        )
+        raise KafkaError(Errors.INVALID_REQUEST, f"{operation} is not allowed for the BROKER_LOGGER resource")
     if change.config_operation == SET and change.value is None:
         raise KafkaError(Errors.INVALID_REQUEST, f"Null value not supported for : {change.name}")
     if change.name not in levels:

@@ -144,7 +144,7 @@ async def test_a_response_has_a_limited_number_of_configs(cluster: Cluster, monk
 @pytest.mark.parametrize("kind", [-1, 0, 1, 3, 64])
 async def test_a_resource_of_unknown_type_fails_the_whole_request(cluster: Cluster, kind: int) -> None:
     """Kafka 4.3.1 and 4.4.0 return this error for every resource of such a request."""
-    with pytest.raises(KafkaError, match=f"Unknown resource type {kind}") as caught:
+    with pytest.raises(KafkaError, match="This most likely occurs because of a request being malformed") as caught:
         await ask_configs(broker_of(cluster), (2, "t3", None), (kind, "x", None))
     assert caught.value.error == Errors.INVALID_REQUEST
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from kcoord.server.api.handlers import describe_configs
+from kcoord.server.observe import broker_loggers
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import Errors
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     AlterConfigsRequest,
     AlterPartitionReassignmentsRequest,
@@ -186,7 +187,7 @@ def test_elections(cluster: Cluster, name: str, index: int, error: Errors, text:
     assert (result.error_code, result.error_message) == (error, text)
 
 
-TOPIC, BROKER, CLIENT_METRICS, GROUP = 2, 4, 16, 32
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, APPEND = 0, 2
 NO_DEFAULT_GROUP = "Default group resources are not allowed."
 
@@ -200,7 +201,10 @@ NO_DEFAULT_GROUP = "Default group resources are not allowed."
         (TOPIC, "nope", [], Errors.UNKNOWN_TOPIC_OR_PARTITION, "The topic 'nope' does not exist."),
         (TOPIC, "a b", [], Errors.INVALID_TOPIC_EXCEPTION, ILLEGAL_NAME),
         (BROKER, "x", [], Errors.INVALID_REQUEST, "Node id must be an integer, but it is: x"),
+        (BROKER, "9999999999", [], Errors.INVALID_REQUEST, "Node id must be an integer, but it is: 9999999999"),
+        (BROKER, "-1", [], Errors.INVALID_REQUEST, "Unexpected broker id, expected 1, but received -1"),
         (BROKER, "99", [], Errors.INVALID_REQUEST, "Unexpected broker id, expected 1, but received 99"),
+        (TOPIC, "t", [("a", SET, "1"), ("a", SET, "2")], Errors.INVALID_REQUEST, "Error due to duplicate config keys"),
         (1, "x", [], Errors.INVALID_REQUEST, "Unknown resource type 1"),
         (TOPIC, "t", [("a", SET, None)], Errors.INVALID_REQUEST, "Null value not supported for : a"),
         (
@@ -260,6 +264,10 @@ def test_all_configs_of_a_group_without_a_name(cluster: Cluster) -> None:
             Errors.INVALID_REQUEST,
             "Unexpected broker id, expected 1 or empty string, but received 99",
         ),
+        (BROKER, "x", Errors.INVALID_REQUEST, "Broker id must be an integer, but it is: x"),
+        (BROKER_LOGGER, "", Errors.INVALID_REQUEST, "Broker id must not be empty"),
+        (BROKER_LOGGER, "x", Errors.INVALID_REQUEST, "Broker id must be an integer, but it is: x"),
+        (BROKER_LOGGER, "2", Errors.INVALID_REQUEST, "Unexpected broker id, expected 1 but received 2"),
     ],
 )
 async def test_described_configs(cluster: Cluster, kind: int, name: str, error: Errors, text: str) -> None:
@@ -268,3 +276,19 @@ async def test_described_configs(cluster: Cluster, kind: int, name: str, error: 
     asked = context(ApiKey.DESCRIBE_CONFIGS, 4)
     (result,) = (await settle(describe_configs.handle(broker_of(cluster), asked, request), 4)).results
     assert (result.error_code, result.error_message) == (error, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "text"),
+    [
+        ("", SET, "Node id must be an integer, but it is: "),
+        ("2", SET, "Unexpected node id. Expected 1, but received 2"),
+        ("1", APPEND, "APPEND operation is not allowed for the BROKER_LOGGER resource"),
+        ("1", 9, "Unknown operation type 9 is not allowed for the BROKER_LOGGER resource"),
+    ],
+)
+def test_levels_of_loggers(name: str, operation: int, text: str) -> None:
+    change = IncrementalAlterConfigsRequest.AlterableConfig(name="root", config_operation=operation, value="INFO")
+    with pytest.raises(KafkaError) as caught:
+        broker_loggers.alter_levels(name, 1, [change], validate_only=True)
+    assert (caught.value.error, caught.value.message) == (Errors.INVALID_REQUEST, text)

@@ -15,7 +15,7 @@ from typing import Final
 from kcoord.metadata import describe
 from kcoord.metadata import image as image_module
 from kcoord.metadata.describe import ConfigOrigin, DescribedConfig
-from kcoord.metadata.names import check_topic_name
+from kcoord.metadata.names import check_node_id, check_topic_name
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorization import Rights
 from kcoord.server.api.config_rights import require_on_configs
@@ -55,7 +55,7 @@ def handle(broker: Broker, context: RequestContext, request: DescribeConfigsRequ
     for resource in request.resources:
         if resource.resource_type not in _DESCRIBED_TYPES:
             # As in Kafka, the whole request fails.
-            raise KafkaError(Errors.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
+            raise KafkaError(Errors.INVALID_REQUEST, Errors.INVALID_REQUEST.description)
     descriptions = _Descriptions(broker, context.rights, request)
     if len(request.resources) > RESOURCES_PER_TURN:
         return broker.spawn(_describe_many(broker, descriptions, request, context.api_version))
@@ -120,15 +120,23 @@ def _check_resource(broker: Broker, kind: int, name: str) -> None:
             check_topic_name(name)
             if name not in broker.image.topics:
                 raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
-        case image_module.BROKER_RESOURCE if name not in ("", str(broker.node_id)):
-            text = f"Unexpected broker id, expected {broker.node_id} or empty string, but received {name}"
-            raise KafkaError(Errors.INVALID_REQUEST, text)
+        case image_module.BROKER_RESOURCE if name:
+            _check_broker(broker, name, " or empty string,")
+        case image_module.BROKER_LOGGER_RESOURCE if not name:
+            raise KafkaError(Errors.INVALID_REQUEST, "Broker id must not be empty")
         case image_module.BROKER_LOGGER_RESOURCE:
-            broker_loggers.check_broker_name(name, broker.node_id)
+            _check_broker(broker, name, "")
         case image_module.GROUP_RESOURCE if not name:
             raise KafkaError(Errors.INVALID_REQUEST, "Group name must not be empty")
         case image_module.CLIENT_METRICS_RESOURCE if not name:
             raise KafkaError(Errors.INVALID_REQUEST, "Client metrics subscription name must not be empty")
+
+
+def _check_broker(broker: Broker, name: str, also: str) -> None:
+    check_node_id(name, "Broker id")
+    if name != str(broker.node_id):
+        text = f"Unexpected broker id, expected {broker.node_id}{also} but received {name}"
+        raise KafkaError(Errors.INVALID_REQUEST, text)
 
 
 def _entries(broker: Broker, kind: int, name: str) -> list[DescribedConfig]:

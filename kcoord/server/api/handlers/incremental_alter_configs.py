@@ -49,8 +49,9 @@ def _alter_loggers(broker: Broker, resources: list[Resource], validate_only: boo
         try:
             if resource.resource_name in repeated:
                 raise KafkaError(Errors.INVALID_REQUEST, "Each resource must appear at most once.")
-            broker_loggers.check_broker_name(resource.resource_name, broker.node_id)
-            broker_loggers.alter_levels(resource.configs, validate_only=validate_only)
+            broker_loggers.alter_levels(
+                resource.resource_name, broker.node_id, resource.configs, validate_only=validate_only
+            )
         except KafkaError as error:
             result.error_code, result.error_message = error.error, error.message
         results.append(result)
