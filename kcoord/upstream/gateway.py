@@ -127,7 +127,7 @@ class Gateway:
     ) -> FindCoordinatorResponse:
         """Answers FindCoordinator for groups: every instance names the owner of the group's shard."""
         if request.key_type != find_coordinator.GROUP:
-            raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
+            raise KafkaError(Errors.INVALID_REQUEST)
 
         def coordinator(group_id: str) -> tuple[int, str, int] | None:
             instance = self.ownership.coordinator(broker.groups.shard_of(group_id))

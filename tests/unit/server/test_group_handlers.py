@@ -13,10 +13,12 @@ from kcoord.coordinator.group.consumer.assignment import ComputedTarget, TargetI
 from kcoord.server.shards import group_service
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord_protocol.errors import Errors
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
+    FindCoordinatorRequest,
     HeartbeatRequest,
     ListGroupsRequest,
     OffsetCommitRequest,
@@ -25,7 +27,14 @@ from kcoord_protocol.messages import (
 )
 from kcoord_protocol.uuid import ZERO_UUID
 
-from .harness import Harness, image_of, topic_id
+from . import harness as harness_module
+from .harness import SHARDS, Harness, image_of, topic_id
+
+INVALID_REQUEST_TEXT = (
+    "This most likely occurs because of a request being malformed by the client library or the message was sent to an "
+    "incompatible broker. See the broker logs for more details."
+)
+
 
 UNKNOWN_ID = b"\x77" * 16
 
@@ -58,6 +67,22 @@ def errors_of(response: Any, *, by_id: bool = False) -> dict[object, dict[int, i
         (topic.topic_id if by_id else topic.name): {p.partition_index: p.error_code for p in topic.partitions}
         for topic in response.topics
     }
+
+
+async def test_the_messages_of_find_coordinator_are_kafkas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observed in Kafka 4.3.1 and 4.4.0. There is no partition of a transaction coordinator."""
+    monkeypatch.setattr(harness_module, "TOPICS", {GROUP_METADATA_TOPIC: SHARDS, TRANSACTION_STATE_TOPIC: 0})
+    harness = Harness()
+    for key_type, error, text in (
+        (0, Errors.NONE, "NONE"),
+        (1, Errors.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available."),
+        (5, Errors.INVALID_REQUEST, INVALID_REQUEST_TEXT),
+    ):
+        old = await harness.call(FindCoordinatorRequest(key_type=key_type, key="x"), 3)
+        assert (old.error_code, old.error_message) == (error, text)
+        new = await harness.call(FindCoordinatorRequest(key_type=key_type, coordinator_keys=["x"]), 6)
+        text = INVALID_REQUEST_TEXT if key_type == 5 else ""
+        assert [(result.error_code, result.error_message) for result in new.coordinators] == [(error, text)]
 
 
 async def test_a_commit_is_fetched_back_in_every_version() -> None:

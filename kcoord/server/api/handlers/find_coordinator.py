@@ -56,7 +56,7 @@ def respond(
 def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequest) -> Reply[FindCoordinatorResponse]:
     topic = _TOPICS.get(request.key_type)
     if topic is None:
-        raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
+        raise KafkaError(Errors.INVALID_REQUEST)
     keys = _keys(request, context.api_version)
     kind = request.key_type
     allowed = _allowed(context, kind, keys)
@@ -81,15 +81,11 @@ def _lookup(
     context: RequestContext, kind: int, keys: list[str], allowed: set[str], coordinator: Callable[[str], Coordinator]
 ) -> FindCoordinatorResponse:
     error, message = ERRORS[_RESOURCE_TYPES[kind]]
-    if context.api_version >= FIRST_VERSION_WITH_KEYS:
-        # Kafka has a message for the error of a whole response only.
-        message = ""
     coordinators = [coordinator(key) if key in allowed else _failed(key, error, message) for key in keys]
-    return _response(coordinators, context.api_version)
-
-
-def _response(coordinators: list[Coordinator], version: int) -> FindCoordinatorResponse:
-    if version >= FIRST_VERSION_WITH_KEYS:
+    if context.api_version >= FIRST_VERSION_WITH_KEYS:
+        for result in coordinators:
+            # Kafka has a message for the error of a whole response only.
+            result.error_message = ""
         return FindCoordinatorResponse(coordinators=coordinators)
     only = coordinators[0]
     return FindCoordinatorResponse(
@@ -114,11 +110,12 @@ def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str) -
 
 
 def _found(key: str, node_id: int, host: str, port: int) -> Coordinator:
-    return FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_message="")
+    # Kafka, too, has the name of the error as its message if there is none.
+    return FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_message="NONE")
 
 
 def _unavailable(key: str) -> Coordinator:
-    return _failed(key, Errors.COORDINATOR_NOT_AVAILABLE, Errors.COORDINATOR_NOT_AVAILABLE.description)
+    return _failed(key, Errors.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
 
 
 def _failed(key: str, error: Errors, message: str) -> Coordinator:
