@@ -74,8 +74,6 @@ class TopicOperations:
                 results.append(_failed_topic(topic.name, error))
         if request.validate_only:
             self._records.clear()
-            for result in results:
-                result.topic_id = ZERO_UUID
         return CoordinatorResult(CreateTopicsResponse(topics=results), self._records)
 
     def _check_request_size(self, request: CreateTopicsRequest) -> None:
