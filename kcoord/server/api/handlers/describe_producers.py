@@ -36,7 +36,10 @@ def _describe(
         if context.rights is not None:
             context.rights.require(AclOperation.READ, ResourceType.TOPIC, topic)
         if not broker.topics.has_partition(topic, index):
-            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.UNKNOWN_TOPIC_OR_PARTITION.description)
+            # Kafka has no text for an unknown partition of a topic that exists.
+            exists = topic in broker.image.topics
+            text = None if exists else Errors.UNKNOWN_TOPIC_OR_PARTITION.description
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, text)
         entries = broker.topics.active_producers(topic, index, context.now_ms)
     except KafkaError as error:
         return DescribeProducersResponse.PartitionResponse(

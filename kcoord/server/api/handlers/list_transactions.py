@@ -33,12 +33,12 @@ VERSIONS = range(0, 3)
 def handle(
     broker: Broker, context: RequestContext, request: ListTransactionsRequest
 ) -> Reply[ListTransactionsResponse]:
+    matches = compile_pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
     states = frozenset(STATES_BY_NAME[name] for name in request.state_filters if name in STATES_BY_NAME)
     unknown = [name for name in request.state_filters if name not in STATES_BY_NAME]
     if request.state_filters and not states:
         return ListTransactionsResponse(unknown_state_filters=unknown)
     producer_ids = frozenset(request.producer_id_filters)
-    matches = compile_pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
 
     def operation(
         shard: TransactionCoordinatorShard, operation_context: OperationContext, ids: list[str] | None
