@@ -274,6 +274,14 @@ def test_partitions_are_added_all_or_none(wire: WireClient) -> None:
     assert tx.describe() == "Ongoing"
 
 
+def test_internal_topics_cannot_be_added(wire: WireClient) -> None:
+    """As in Kafka 4.4.0, also without an authorizer."""
+    tx = Tx(wire, "tx")
+    tx.init()
+    assert tx.add(("__consumer_offsets", 0), version=3) == [Errors.TOPIC_AUTHORIZATION_FAILED]
+    assert tx.add(("__consumer_offsets", 0), version=5) == [OK], "brokers ask each other with v4 and v5"
+
+
 def test_old_producers_add_partitions_first(wire: WireClient) -> None:
     tx = Tx(wire, "tx")
     tx.init()

@@ -78,7 +78,7 @@ def _add(
 ) -> Reply[TopicResults]:
     topics, version = transaction.topics, context.api_version
     hidden: set[str] = set()
-    if context.rights is not None and version < _BATCHED_SINCE_VERSION:
+    if version < _BATCHED_SINCE_VERSION:
         hidden = _not_writable(context.rights, topics)
     errors = {
         (topic.name, partition): Errors.TOPIC_AUTHORIZATION_FAILED
@@ -102,9 +102,11 @@ def _add(
         return _failed(topics, error, version)
 
 
-def _not_writable(rights: Rights, topics: Topics) -> set[str]:
+def _not_writable(rights: Rights | None, topics: Topics) -> set[str]:
     """Returns the topics that the client may not write to. Nobody may write to internal topics in a transaction."""
     names = {topic.name for topic in topics}
+    if rights is None:
+        return names & INTERNAL_TOPICS
     return names - rights.allowed(AclOperation.WRITE, ResourceType.TOPIC, names - INTERNAL_TOPICS)
 
 
