@@ -289,8 +289,8 @@ def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: 
     If the batch claims log append time, every record has the largest timestamp of the header. Kafka accepts such a
     batch as if a producer had set that timestamp, unless the topic has log append time.
     """
-    checks_timestamps, earliest_ms, latest_ms, refused = not rules.log_append_time, _EARLIEST, _LATEST, None
-    if checks_timestamps:
+    earliest_ms, latest_ms, refused = _EARLIEST, _LATEST, None
+    if not rules.log_append_time:
         earliest_ms, latest_ms = now_ms - rules.timestamp_before_max_ms, now_ms + rules.timestamp_after_max_ms
     claims_append_time = bool(header.attributes & LOG_APPEND_TIME_BIT)
     if claims_append_time:
@@ -298,14 +298,14 @@ def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: 
             refused = "The batch has the timestamp type LogAppendTime, which only a broker sets."
         elif not earliest_ms <= header.max_timestamp <= latest_ms:
             refused = f"Timestamp {header.max_timestamp} of the batch is not within [{earliest_ms}, {latest_ms}]."
-        checks_timestamps, earliest_ms, latest_ms = False, _EARLIEST, _LATEST
+        earliest_ms, latest_ms = _EARLIEST, _LATEST
     records, start, count, base_timestamp = data, BATCH_OVERHEAD_BYTES, header.records_count, header.base_timestamp
     try:
         if header.attributes & COMPRESSION_BITS:
             records, start = decompress(header.compression, data[start:], rules.max_decompressed_bytes), 0
         largest = check_records(records, start, count, rules.compacted, base_timestamp, earliest_ms, latest_ms)
         if largest == DOUBTFUL or refused is not None:
-            scan_rules = ScanRules(rules.compacted, checks_timestamps, earliest_ms, latest_ms, refused)
+            scan_rules = ScanRules(rules.compacted, not rules.log_append_time, earliest_ms, latest_ms, refused)
             scan = scan_records(records[start:], count, base_timestamp, scan_rules)
             largest, errors = scan.max_timestamp, scan.errors
         else:

@@ -276,6 +276,15 @@ def test_a_claimed_append_time_is_checked_in_place_of_the_records(
     assert stamped(claiming(codec, NOW_MS + 1000, -(10**9), 10**9, -NOW_MS - 1), rules)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_times_of_records_fit_also_below_a_claimed_append_time(codec: Compression) -> None:
+    """ListOffsets and the cleaner could not encode others."""
+    batch = with_header(claiming(codec, NOW_MS, 0, 1, 2), 27, ">q", 2**63 - 2)
+    error = refusal(batch)
+    assert isinstance(error, RecordsRejectedError)
+    assert (error.error, [index for index, _ in error.record_errors]) == (Errors.INVALID_TIMESTAMP, [2])
+
+
 def test_a_record_without_a_key_is_named_before_the_claimed_append_time() -> None:
     batch = encode_batch([Record(None, b"v", timestamp_ms=NOW_MS), Record(b"k", b"v", timestamp_ms=NOW_MS)])
     error = refusal(with_header(batch, 21, ">h", 8), BatchRules(1000, 10_000, True, log_append_time=True))
