@@ -42,7 +42,7 @@ class OffsetOutOfRangeError(StorageError):
 
 
 class LongSearchError(StorageError):
-    """A batch has more records than the caller wants to search."""
+    """More records have to be searched than the caller wants."""
 
 
 class InvalidAppendError(StorageError):

@@ -105,7 +105,8 @@ class ReadableLog:
     def offset_for_timestamp(self, timestamp: int, most_records: float = math.inf) -> RecordPosition | None:
         """Returns the first record, by offset, with at least this timestamp, or None.
 
-        Raises LongSearchError if it is in a batch of more than `most_records`.
+        Raises LongSearchError if it is not in the first batch whose header promises it, or if that has more than
+        `most_records`.
         """
         for segment in self._segments:
             largest = segment.largest_timestamp

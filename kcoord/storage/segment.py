@@ -548,7 +548,8 @@ class Segment:
     ) -> tuple[int, int, int] | None:
         """Returns (timestamp, offset, leader epoch) of the first record at or after both bounds, or None.
 
-        Raises LongSearchError if it is in a batch of more than `most_records`.
+        Raises LongSearchError if a batch has more than `most_records`, or none of the records that its header promises.
+        After such a header, which a producer can make, the search may go on to the end of the log.
         """
         indexes = self.indexes()
         earlier = indexes.times.lookup(timestamp)
@@ -565,6 +566,8 @@ class Segment:
                 for offset, timestamp_ms in iter_times(batch):
                     if timestamp_ms >= timestamp and offset >= start_offset:
                         return timestamp_ms, offset, header.partition_leader_epoch
+                if most_records < math.inf:
+                    raise LongSearchError
         except Damage as damage:
             raise corrupt(self.log_path, damage) from None
         return None

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from crc32c import crc32c
 
 from kcoord.config.kip1327 import Kip1327Form
 from kcoord.runtime.result import CoordinatorResult, OperationContext
@@ -34,6 +35,7 @@ from kcoord.server.shards.fetch_service import FetchService
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint
 from kcoord.storage.memory_file_system import Operation
 from kcoord.topics.offset_queries import SEARCHED_AT_ONCE
+from kcoord_protocol.batch_header import LOG_APPEND_TIME_BIT
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
@@ -402,6 +404,19 @@ async def test_a_thread_searches_batches_of_very_many_records(server: Server, ti
         (0, NOW_MS + 2 * many, 0, 0),
     ]
     assert server.searches == 1
+
+
+async def test_a_thread_searches_batches_whose_records_are_older_than_their_headers_say(server: Server) -> None:
+    """A producer may set the largest timestamp of a header. The search may then go through the whole log."""
+    claiming = bytearray(batch_of("a", "b", timestamp_ms=NOW_MS))
+    claiming[21:23] = pack(">h", LOG_APPEND_TIME_BIT)
+    claiming[35:43] = pack(">q", NOW_MS + 100)
+    claiming[17:21] = pack(">I", crc32c(claiming[21:]))
+    for _ in range(3):
+        server.cluster.append(bytes(claiming))
+    server.cluster.append(batch_of("c", timestamp_ms=NOW_MS + 100))
+    (result,) = await listed(server, list_request(NOW_MS + 50))
+    assert (result.error_code, result.timestamp, result.offset, server.searches) == (0, NOW_MS + 100, 6, 1)
 
 
 async def test_a_search_in_a_thread_may_fail(server: Server) -> None:

@@ -8,6 +8,7 @@ from struct import pack
 
 import pytest
 
+from kcoord.topics.offset_queries import OffsetSearchError
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import Record, TimestampType, encode_batch, frame_batch, rewrite_header
@@ -16,9 +17,12 @@ from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of
 
 def find(cluster: Cluster, timestamp: int, **named: bool) -> tuple[int, int, int]:
     read_committed = named.get("committed", False)
-    return cluster.store.find_offset(
-        TOPIC, 0, timestamp, current_leader_epoch=-1, read_committed=read_committed, now_ms=cluster.now_ms
-    )
+    try:
+        return cluster.store.find_offset(
+            TOPIC, 0, timestamp, current_leader_epoch=-1, read_committed=read_committed, now_ms=cluster.now_ms
+        )
+    except OffsetSearchError as search:
+        return search.find()
 
 
 def cluster_with_data(**configs: str) -> Cluster:
