@@ -162,11 +162,28 @@ class Segment:
     @property
     def largest_timestamp(self) -> TimestampOffset | None:
         """The largest timestamp, with the last offset of its batch; None if no batch has a timestamp."""
-        highest = self._highest or self.indexes().times.last()
+        highest = self._highest
+        if highest is None:
+            highest = self.indexes().times.last() if self.is_active else self._highest_to_the_end()
         if highest is None or highest.timestamp < 0:
             return None
         if not self.is_active:
             self._highest = highest
+        return highest
+
+    def _highest_to_the_end(self) -> TimestampOffset | None:
+        """Looks at the batches behind the last index entry, too, as Kafka does.
+
+        After a kill -9 the files of the indexes may lack the entry of `seal`, which is written after a roll.
+        """
+        indexes = self.indexes()
+        highest, size = indexes.times.last(), self.size_bytes
+        try:
+            for place in self._places(indexes.offsets.floor_position(size), size):
+                if highest is None or place.max_timestamp > highest.timestamp:
+                    highest = TimestampOffset(place.max_timestamp, place.last_offset)
+        except Damage:
+            return highest
         return highest
 
     def first_timestamp(self) -> int | None:

@@ -128,3 +128,14 @@ class LogAndList(RuleBasedStateMachine):
 
 LogAndList.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 test_log_and_list = LogAndList.TestCase
+
+
+def test_a_kill_after_a_roll_keeps_the_largest_timestamp() -> None:
+    """Everything was durable before the roll, so the restart trusts the segment, whose last index entry was lost."""
+    state = LogAndList()
+    state.begin(segment_bytes=5000, interval=4096, syncs_later=True)
+    state.append([(2, 0, 7, 0), (1, 0, 9, 0)])
+    state.checkpoint()
+    state.roll()
+    state.crash(everything=True)
+    state.agrees()
