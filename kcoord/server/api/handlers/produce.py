@@ -156,6 +156,8 @@ class _Produce:
         while opening is not None and await ends_before(opening, end):
             self._context.now_ms = self._broker.now_ms()
             opening = self._open_logs()
+        # A topic of the request may have been created meanwhile, so its batches are looked at again.
+        self._batches = self._batches_of_producer(self._transactional_batches())
         reply = self._append()
         return await reply if asyncio.isfuture(reply) else reply
 
