@@ -24,6 +24,18 @@ _LOCALHOST: Final = x509.SubjectAlternativeName(
         x509.IPAddress(ipaddress.ip_address("::1")),
     ]
 )
+SIGNS_CERTIFICATES: Final = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+"""The key usage of an authority. Clients that check strictly, as Python 3.13 does by default, want it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,7 +51,8 @@ class Authority:
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = self._builder(_NAME, self._key, ca=True).sign(self._key, hashes.SHA256())
+        builder = self._builder(_NAME, self._key, ca=True).add_extension(SIGNS_CERTIFICATES, critical=True)
+        self._certificate = builder.sign(self._key, hashes.SHA256())
         self.pem = self._certificate.public_bytes(Encoding.PEM).decode()
         self._clients: dict[str, IssuedKey] = {}
 
@@ -67,7 +80,7 @@ class Authority:
             return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
         now = datetime.datetime.now(datetime.UTC)
-        # Clients that check strictly want both key identifiers.
+        # The same clients want both key identifiers.
         own, issuers = x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier
         return (
             x509.CertificateBuilder()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -67,6 +69,15 @@ def test_every_client_connects_with_the_settings_that_the_broker_has_for_it(
         broker.produce("orders", ["one"])
         check_all_clients(broker, "bob" if users else None, "PLAIN")
         assert [record.value for record in broker.records("orders")] == [b"one"]
+
+
+def test_a_client_that_checks_certificates_strictly_connects() -> None:
+    with start_broker(tls=True) as broker:
+        context = ssl.create_default_context(cadata=broker.client_properties()["ssl.truststore.certificates"])
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # Python 3.13 sets it by default
+        host, _, port = broker.bootstrap_servers.rpartition(":")
+        with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain, server_hostname=host):
+            pass
 
 
 @pytest.mark.parametrize("users", [{}, USERS])
