@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from kcoord.testing.certificates import SIGNS_CERTIFICATES
+
 DAYS = datetime.timedelta(days=1)
 
 
@@ -64,7 +66,8 @@ class Authority:
 
     def __init__(self, name: str = "Test Authority") -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self._builder(common_name(name), self.key, common_name(name)).sign(self.key, hashes.SHA256())
+        builder = self._builder(common_name(name), self.key, common_name(name))
+        self.certificate = builder.add_extension(SIGNS_CERTIFICATES, critical=True).sign(self.key, hashes.SHA256())
 
     def issue(self, subject: x509.Name | str, *names: str) -> Identity:
         """Returns a new key whose certificate has these subject alternative names: hosts and addresses."""
@@ -85,11 +88,12 @@ class Authority:
         path.write_text(self.pem)
         return str(path)
 
-    @staticmethod
     def _builder(
-        subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, *, ca: bool = True
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, *, ca: bool = True
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
+        # Clients that check strictly, as Python 3.13 does by default, want both key identifiers.
+        own, issuers = x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -99,6 +103,8 @@ class Authority:
             .not_valid_before(now - DAYS)
             .not_valid_after(now + 30 * DAYS)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(own.from_public_key(key.public_key()), critical=False)
+            .add_extension(issuers.from_issuer_public_key(self.key.public_key()), critical=False)
         )
 
 
