@@ -108,9 +108,11 @@ def _kilobytes_each(broker: Broker) -> float:
     _use(Connection(broker.port, broker.tls))
     memory = broker.resident_mb()
     clients = []
+    # The other methods would pickle the broker.
+    fork = multiprocessing.get_context("fork")
     for _ in range(CLIENT_PROCESSES):
-        own, its = multiprocessing.Pipe()
-        process = multiprocessing.Process(target=_open, args=(broker, IDLE_CONNECTIONS // CLIENT_PROCESSES, its))
+        own, its = fork.Pipe()
+        process = fork.Process(target=_open, args=(broker, IDLE_CONNECTIONS // CLIENT_PROCESSES, its))
         process.start()
         # If a client ends early, recv below fails instead of waiting forever.
         its.close()
