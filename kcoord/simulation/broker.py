@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.loop import SimulatedLoop, UnixSockets
+from kcoord.simulation.loop import SimulatedLoop, UnixSockets, running
 from kcoord.simulation.machine import Machine, PowerLost
 from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
@@ -150,11 +150,10 @@ class SimulatedBroker(Machine):
         loop.sockets = self.sockets
         self.trace.add("start" if clock_rate == 1 else "start-slow-clock", f"{offset_ms}")
         self.opening += 1
-        asyncio._set_running_loop(loop)
         try:
-            process = self.process = SimulatedProcess(self, loop, offset_ms)
+            with running(loop):
+                process = self.process = SimulatedProcess(self, loop, offset_ms)
         finally:
-            asyncio._set_running_loop(None)
             self.opening -= 1
         if process.folder.log_dir.restored_bytes:
             self.trace.add("restored", str(process.folder.log_dir.restored_bytes))

@@ -19,15 +19,18 @@ Time. `elapsed_ms` and `time` are the clock of the process, which runs at `clock
 Threads. There are none. `run_in_executor` runs the function in the loop after a drawn time, or fails with a drawn
 error.
 
-asyncio's running loop is set only while a turn runs, so `asyncio.get_running_loop` fails elsewhere. Callbacks share one
-context (contextvars): no code that runs here uses them.
+asyncio's running loop is set only while a turn runs, so `asyncio.get_running_loop` fails elsewhere. A callback can make
+another loop run a turn, for example if it starts a process.
+
+Callbacks share one context (contextvars): no code that runs here uses them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from inspect import CORO_CREATED, getcoroutinestate
 from math import ceil
 from types import CoroutineType
@@ -37,6 +40,23 @@ from kcoord.simulation.clock import VirtualClock
 
 T = TypeVar("T")
 NewProtocol: TypeAlias = Callable[[], asyncio.Protocol]
+
+
+@contextmanager
+def running(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Makes `loop` asyncio's running loop. A callback or task of another loop that does so waits meanwhile."""
+    outer = asyncio._get_running_loop()
+    task = None if outer is None else asyncio.current_task(outer)
+    if outer is not None and task is not None:
+        # Since Python 3.14 a thread has one current task, not one for each loop.
+        asyncio.tasks._leave_task(outer, task)
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if outer is not None and task is not None:
+            asyncio.tasks._enter_task(outer, task)
 
 
 class Handle(asyncio.TimerHandle):
@@ -129,15 +149,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if self._is_running or self._turn_ms or self._ready or self._clock.now_ms < self.paused_until_ms:
             self.call_soon(self._act, action, *args)
             return
-        asyncio._set_running_loop(self)
         self._is_running = True
         try:
-            self._act(action, *args)
-            while self._ready and not self.has_ended:
-                self._turn()
+            with running(self):
+                self._act(action, *args)
+                while self._ready and not self.has_ended:
+                    self._turn()
         finally:
             self._is_running = False
-            asyncio._set_running_loop(None)
 
     def _act(self, action: Callable[..., object], *args: object) -> None:
         self.actions += 1
@@ -154,15 +173,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if self._clock.now_ms < self.paused_until_ms:
             self._schedule_turn()
             return
-        asyncio._set_running_loop(self)
         self._is_running = True
         try:
-            self._turn()
-            while self._ready and not self._turn_ms and not self.has_ended:
+            with running(self):
                 self._turn()
+                while self._ready and not self._turn_ms and not self.has_ended:
+                    self._turn()
         finally:
             self._is_running = False
-            asyncio._set_running_loop(None)
         if self._ready and not self._is_turn_due:
             self._schedule_turn()
 

@@ -463,6 +463,26 @@ def test_the_loop_runs_coroutines_in_virtual_time() -> None:
     assert not errors
 
 
+def test_a_task_can_run_another_loop() -> None:
+    clock = VirtualClock()
+    (loop, errors), (other, other_errors) = loop_of(clock), loop_of(clock)
+    seen: list[tuple[str, asyncio.AbstractEventLoop]] = []
+
+    async def note(text: str) -> None:
+        seen.append((text, asyncio.get_running_loop()))
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        other.enter(lambda: other.create_task(note("inside")))
+        await note("after")
+        assert asyncio.current_task() is task
+
+    loop.enter(lambda: loop.create_task(work()))
+    run_all(clock)
+    assert seen == [("inside", other), ("after", loop)]
+    assert errors == other_errors == []
+
+
 def test_a_loop_runs_events_of_a_pause_afterwards_in_order() -> None:
     clock = VirtualClock()
     loop, _ = loop_of(clock)

@@ -20,7 +20,7 @@ from random import Random
 from types import CoroutineType
 
 from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.loop import NewProtocol, SimulatedLoop
+from kcoord.simulation.loop import NewProtocol, SimulatedLoop, running
 from kcoord.simulation.trace import Trace
 from kcoord.simulation.upstream.brokers import BROKERS, UpstreamBrokers, host_of
 from kcoord.simulation.upstream.meaning import writer_of
@@ -286,8 +286,7 @@ class InstanceLoop(SimulatedLoop):
 
     def close_tasks(self) -> None:
         """Closes what still waits in a process that has ended. Otherwise Python does so some day, and complains."""
-        asyncio._set_running_loop(self)
-        try:
+        with running(self):
             for task in asyncio.all_tasks(self):
                 coroutine = task.get_coro()
                 for _ in range(_MOST_CLOSES):
@@ -295,5 +294,3 @@ class InstanceLoop(SimulatedLoop):
                     with suppress(RuntimeError):
                         if isinstance(coroutine, CoroutineType):
                             coroutine.close()
-        finally:
-            asyncio._set_running_loop(None)
