@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 from tests.docs.terminal import blocks_of
-from tests.support.shared import ROOT
+from tests.support.shared import ROOT, missing
 
 PAGE = ROOT / "docs" / "contributing" / "first-change.md"
 SOURCES = ("docs", "kcoord", "protocol", "schemas", "tests", "pyproject.toml")
 
 
 def test_first_change(tmp_path: Path) -> None:
+    if shutil.which("patch") is None:
+        missing("patch is not installed")
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(
