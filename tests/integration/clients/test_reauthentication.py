@@ -129,11 +129,12 @@ def test_kafkas_consumer(broker: SaslBroker) -> None:
     assert producer.flush(20) == 0
     output: list[str] = []
     count = 10
+    jars = KafkaJars()
 
     def read() -> None:
         arguments = ["--from-beginning", "--max-messages", str(count + 1), "--timeout-ms", "20000", "--topic", "java"]
         options = ["--bootstrap-server", broker.address, "--command-config", file, "--group", "java"]
-        output.append(KafkaJars().tool("console-consumer", *options, *arguments))
+        output.append(jars.tool("console-consumer", *options, *arguments))
 
     def is_listed() -> bool:
         groups = admin.list_consumer_groups().result(20).valid
