@@ -86,7 +86,7 @@ def topic_classes(subscriptions: Iterable[Subscription], partition_counts: Mappi
 class PartitionSpace:
     """The flat numbering of the partitions of some topics."""
 
-    __slots__ = ("base_of", "counts", "ends", "topic_ids", "total")
+    __slots__ = ("_whole", "base_of", "counts", "ends", "topic_ids", "total")
 
     def __init__(self, topic_ids: Iterable[bytes], partition_counts: Mapping[bytes, int]) -> None:
         self.topic_ids = sorted({topic_id for topic_id in topic_ids if topic_id in partition_counts})
@@ -99,6 +99,8 @@ class PartitionSpace:
             self.base_of[topic_id] = (self.total, count)
             self.total += count
             self.ends.append(self.total)
+        self._whole: dict[int, frozenset[int]] = {}
+        """Number of partitions -> all of them. Topics of the same size share the set."""
 
     def flatten(self, assigned: Claim) -> list[int]:
         """Returns the ascending flat numbers of the partitions in `assigned` that exist."""
@@ -122,7 +124,9 @@ class PartitionSpace:
             stop = size if flat[-1] < end else bisect_left(flat, end, start)
             first, last = flat[start] - base, flat[stop - 1] - base
             count = stop - start
-            if last - first == count - 1:
+            if count == self.counts[topic]:
+                partitions = self._whole.get(count) or self._whole.setdefault(count, frozenset(range(count)))
+            elif last - first == count - 1:
                 partitions = frozenset(range(first, last + 1))
             else:
                 partitions = frozenset([number - base for number in flat[start:stop]])
