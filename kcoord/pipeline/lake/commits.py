@@ -32,7 +32,7 @@ _COLUMNS: Final = (
     "tombstone_reason",
     # The marker may be in a later micro-batch, but each record of its transaction has the time of the marker.
     "coalesce(marker_timestamp, timestamp) AS effective_timestamp",
-    "coalesce(size(filter(ends, ended -> ended.log_offset < log_offset)), 0) AS incarnation",
+    "coalesce(array_size(filter(ends, ended -> ended.log_offset < log_offset)), 0) AS incarnation",
     """is_tombstone AND exists(ends, ended -> ended.log_offset > log_offset
         AND abs(unix_millis(ended.timestamp) - unix_millis(timestamp)) <= 1000) AS is_group_end""",
 )

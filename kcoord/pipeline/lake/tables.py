@@ -77,7 +77,9 @@ class LakeTable:
 
         Does not analyze the frame, since a declarative pipeline does not allow that.
         """
-        values = {column.name: f"`{column.name}`" for column in self.columns} | expressions
+        values = {column.name: f"`{column.name}`" for column in self.columns}
+        assert expressions.keys() <= values.keys(), f"{self.name} has no column {expressions.keys() - values.keys()}"
+        values |= expressions
         return frame.selectExpr(
             *(f"CAST({values[column.name]} AS {column.type}) AS `{column.name}`" for column in self.columns)
         )
