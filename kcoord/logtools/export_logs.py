@@ -23,7 +23,12 @@ from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.replay_check import replay_folder
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.serde import MetadataSerde
-from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_properties
+from kcoord.storage.checkpoints import (
+    CLEANER_OFFSET_FILE,
+    LOG_START_OFFSET_FILE,
+    read_properties,
+    write_offset_checkpoint,
+)
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join
 from kcoord.storage.handover import HANDOVER_FILE, read_handover
@@ -117,6 +122,7 @@ class LogExport:
                 if topic != CLUSTER_METADATA_TOPIC:
                     self._settle(log_dir, topic, number, metadata.image, starts.get((topic, number), 0))
             self._write_metadata(log_dir, metadata.image, source_node_id)
+            self._write_cleaner_offsets(log_dir)
         finally:
             log_dir.close()
         self._count(building)
@@ -176,6 +182,13 @@ class LogExport:
         # After a clean shutdown Kafka restores producers and their open transactions from a snapshot alone.
         open_log.snapshot_at(opened, files, log.end_offset)(go_on)
         self.report.copied_partitions += 1
+
+    def _write_cleaner_offsets(self, log_dir: LogDir) -> None:
+        """Writes how far logs are cleaned. Without that, offsets that a cleaner has removed would count as lost."""
+        offsets = read_merged_checkpoint(self._fs, self._source, CLEANER_OFFSET_FILE)
+        if offsets is not None:
+            kept = {key: offsets[key] for key in log_dir.partitions() if key in offsets}
+            write_offset_checkpoint(self._fs, join(log_dir.path, CLEANER_OFFSET_FILE), kept)
 
     def _restore_lost_groups(self, log: Log, folder: str) -> None:
         """Appends a record per lost group. The source's broker lists these groups, and Kafka would not."""

@@ -23,6 +23,7 @@ from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     LOG_START_OFFSET_FILE,
     read_offset_checkpoint,
     read_properties,
@@ -243,6 +244,17 @@ def test_log_start_offsets_are_exported(fs: MemoryFileSystem) -> None:
     export(fs)
     assert read_offset_checkpoint(fs, f"{TARGET}/{LOG_START_OFFSET_FILE}") == {("orders", 0): 4, ("orders", 1): 7}
     assert not fs.exists(f"{TARGET}/orders-1/leader-handover-checkpoint")
+
+
+def test_an_export_knows_how_far_logs_were_cleaned(fs: MemoryFileSystem) -> None:
+    """A check accepts the gaps of cleaned logs only, and Kafka does not clean them again."""
+    worker = f"{SOURCE}/.workers/0"
+    make_durable_dirs(fs, worker)
+    write_offset_checkpoint(fs, f"{SOURCE}/{CLEANER_OFFSET_FILE}", {("__consumer_offsets", HOME): 2, ("gone", 0): 9})
+    write_offset_checkpoint(fs, f"{worker}/{CLEANER_OFFSET_FILE}", {("orders", 0): 4})
+    export(fs)
+    cleaned = read_offset_checkpoint(fs, f"{TARGET}/{CLEANER_OFFSET_FILE}")
+    assert cleaned == {("__consumer_offsets", HOME): 2, ("orders", 0): 4}
 
 
 def test_folders_of_deleted_topics_are_not_exported(fs: MemoryFileSystem) -> None:
