@@ -45,8 +45,8 @@ class Builder:
 def topic_names(commits: DataFrame, ends: DataFrame) -> DataFrame:
     """Returns `topic_id` and `topic` of all topics whose commits or samples have both."""
     named = commits.select("topic_id", "topic").union(ends.select("topic_id", "topic"))
-    known = named.where("topic_id IS NOT NULL AND topic IS NOT NULL")
-    return known.groupBy("topic_id").agg(F.max("topic").alias("topic"))
+    named = named.where("topic_id IS NOT NULL AND topic IS NOT NULL")
+    return named.groupBy("topic_id").agg(F.max("topic").alias("topic"))
 
 
 def _convergence(inputs: Inputs, settings: LakeSettings, now: datetime) -> DataFrame:
