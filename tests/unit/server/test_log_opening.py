@@ -255,3 +255,22 @@ async def test_a_request_without_response_holds_the_connection_too(monkeypatch: 
     may_end.set()
     assert await pipeline.responses(1) == [[(Errors.NONE, 101)]]
     harness.folder.close(harness.now, clean=True)
+
+
+async def test_the_producers_of_a_request_are_compared_again_after_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only topics that exist count. Else a topic that is created meanwhile would get another producer's batch."""
+    harness = await restarted_with(TOPIC)
+    may_end = hold_openings(monkeypatch)
+    request = ProduceRequest(transactional_id="mine", acks=-1, timeout_ms=30_000)
+    for name, producer_id in ((TOPIC, PRODUCER_ID), ("new", PRODUCER_ID + 1)):
+        records = batch_of("x", producer=(producer_id, 0, 100), is_transactional=True)
+        partition = ProduceRequest.PartitionProduceData(index=0, records=records)
+        request.topic_data.append(ProduceRequest.TopicProduceData(name=name, partition_data=[partition]))
+    waiting = asyncio.ensure_future(harness.call(request, VERSION))
+    await asyncio.sleep(0)
+    harness.broker.topics.on_metadata_update(image_of({**TOPICS, "new": 1}), harness.now)
+    may_end.set()
+    answer = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+    errors = {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
+    assert errors == dict.fromkeys((TOPIC, "new"), Errors.INVALID_PRODUCER_ID_MAPPING)
+    harness.folder.close(harness.now, clean=True)
