@@ -68,7 +68,6 @@ class Broker(KcoordProcess):
                 "kcoord.bootstrap.scram": f"{SCRAM}=[name=bob,password=pie]",
                 "ssl.keystore.type": "PEM",
                 "ssl.keystore.location": keystore,
-                "socket.listen.backlog.size": "4096",
                 "kcoord.sasl.login.timeout.ms": str(LOGIN_MS),
                 "kcoord.ssl.handshake.timeout.ms": str(HANDSHAKE_MS),
                 "connection.failed.authentication.delay.ms": "0",

@@ -73,4 +73,4 @@ def test_precedence() -> None:
     environ = {"KCOORD_NUM_PARTITIONS": "3", "KCOORD_NODE_ID": "3"}
     config = BrokerConfig.from_properties(merge_properties(text, environ, ["num.partitions=4"], BROKER_KEYS))
     assert (config.num_partitions, config.node_id, config.max_connections) == (4, 3, 2)
-    assert config.socket_listen_backlog_size == 50
+    assert config.socket_listen_backlog_size == 4096

@@ -72,7 +72,7 @@ async def connections_after_turns(clients: int, *, stops: bool = False) -> list[
 
     If the listener `stops`, it does so when the first connection is opened.
     """
-    config = BrokerConfig.from_properties({"socket.listen.backlog.size": "128"})
+    config = BrokerConfig.from_properties({})
     listener = SocketListener(ADDRESS, cast("Broker", SimpleNamespace(config=config)), ConnectionLimits(config))
     opened: list[asyncio.Protocol] = []
 
@@ -111,3 +111,15 @@ def test_a_turn_accepts_a_limited_number_of_connections() -> None:
 
 def test_a_listener_that_stops_opens_no_further_connection() -> None:
     assert uvloop.run(connections_after_turns(20, stops=True))[-1] == 1
+
+
+async def test_many_clients_connect_while_the_event_loop_is_busy() -> None:
+    """The kernel drops the packet of a client for whom its queue has no place, so the client waits for a second."""
+    config = BrokerConfig.from_properties({})
+    listener = SocketListener(ADDRESS, cast("Broker", SimpleNamespace(config=config)), ConnectionLimits(config))
+    port = await listener.bind()
+    await listener.start_accepting()
+    with ExitStack() as sockets:
+        for _ in range(500):
+            sockets.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.5))
+        listener.stop_accepting()
