@@ -510,14 +510,21 @@ class TopicStore:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, f"Writing the start offsets failed: {error}") from error
 
     def _internal_log(self, topic: str, image: PartitionImage, current_leader_epoch: int) -> Log | None:
-        """Returns the coordinator's log, None if nothing was written to it yet."""
+        """Returns the coordinator's log, None if nothing was written to it yet.
+
+        Raises KafkaError while the coordinator has yet to open the log, such as after a start. If the log looked empty
+        then, a client that has read it would believe that it was truncated.
+        """
         if image.leader != self.config.node_id:
             raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER)
         if current_leader_epoch not in (UNDEFINED_EPOCH, image.leader_epoch):
             raise KafkaError(
                 Errors.FENCED_LEADER_EPOCH if current_leader_epoch < image.leader_epoch else Errors.UNKNOWN_LEADER_EPOCH
             )
-        return self.internal_log(topic, image.partition_id)
+        log = self.internal_log(topic, image.partition_id)
+        if log is None and self._fs.exists(self.folder_of(topic, image.partition_id)):
+            raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER)
+        return log
 
     # --- the shell's side ---------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -241,6 +242,22 @@ def test_internal_topics_are_readable_and_closed_to_clients() -> None:
     assert ends == (0, 1)
     assert error_of(cluster.append, batch_of("x"), internal) is Errors.INVALID_TOPIC_EXCEPTION
     assert error_of(cluster.store.delete_records, internal, 0, 0, NOW_MS) is Errors.INVALID_TOPIC_EXCEPTION
+
+
+def test_a_log_that_its_coordinator_has_yet_to_open_is_not_taken_for_an_empty_one() -> None:
+    """A client that has read the log before would believe that it was truncated."""
+    internal = "__consumer_offsets"
+    cluster = Cluster(image_of({internal: 1}))
+    Log.open(cluster.fs, f"data/{internal}-0", LogConfig(), NOW_MS)
+    end = partial(
+        cluster.store.find_offset, internal, 0, -1, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS
+    )
+    assert error_of(end) is Errors.NOT_LEADER_OR_FOLLOWER
+    request = FetchPartition(internal, b"", 0, 0, 1000)
+    fetch = partial(
+        cluster.store.read, request, max_bytes=1000, whole_first_batch=True, read_committed=False, now_ms=NOW_MS
+    )
+    assert error_of(fetch) is Errors.NOT_LEADER_OR_FOLLOWER
 
 
 # --- periodic work ----------------------------------------------------------------------------------------------------
