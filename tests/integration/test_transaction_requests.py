@@ -190,10 +190,17 @@ class Tx:
         answer = self.wire.call(request, version, TxnOffsetCommitResponse)
         return Errors(answer.topics[0].partitions[0].error_code)
 
-    def describe(self) -> str:
+    def described(self) -> DescribeTransactionsResponse.TransactionState:
         request = DescribeTransactionsRequest(transactional_ids=[self.id])
         (state,) = self.wire.call(request, 0, DescribeTransactionsResponse).transaction_states
+        return state
+
+    def describe(self) -> str:
+        state = self.described()
         return state.transaction_state or Errors(state.error_code).name
+
+    def partitions(self) -> Partitions:
+        return [(topic.topic, number) for topic in self.described().topics for number in topic.partitions]
 
 
 def fetch_offset(wire: WireClient, group: str = GROUP) -> int | Errors:
@@ -340,6 +347,21 @@ def test_rejected_writes(wire: WireClient) -> None:
     assert tx.commit_offset(1, topic="absent") is Errors.UNKNOWN_TOPIC_OR_PARTITION
     assert tx.commit_offset(1, group="") is Errors.INVALID_GROUP_ID
     assert tx.describe() == "Empty"
+
+
+@pytest.mark.parametrize("stranger", [0, 1000])
+def test_records_rejected_as_a_whole_do_not_join_the_transaction(wire: WireClient, stranger: int) -> None:
+    """Kafka 4.3.1 and 4.4.0 check the record sets before they compare their producers and add their partitions."""
+    tx = Tx(wire, "tx")
+    tx.init()
+    request = tx.produce_request(0)
+    other = Tx(wire, "other")
+    other.producer_id, other.epoch = tx.producer_id + stranger, tx.epoch
+    two_batches = ProduceRequest.PartitionProduceData(index=1, records=other.batch(0) + other.batch(1))
+    request.topic_data[0].partition_data.append(two_batches)
+    (topic,) = wire.call(request, 12, ProduceResponse).responses
+    assert [Errors(partition.error_code) for partition in topic.partition_responses] == [OK, Errors.INVALID_RECORD]
+    assert tx.partitions() == [(TOPIC, 0)]
 
 
 def test_every_partition_of_a_rejected_commit_has_its_error(wire: WireClient) -> None:

@@ -31,7 +31,8 @@ from kcoord.server.replies import Reply
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.topics.partition import Verified
 from kcoord.topics.store import TopicStore
-from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, decode_header
+from kcoord.topics.validation import single_batch
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, Buffer, decode_header
 from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 from kcoord_protocol.messages import ProduceRequest
 
@@ -60,13 +61,17 @@ class Batch(NamedTuple):
     topic: str
     partition: int
     producer: Producer
+    is_single: bool
+    """False if the records of the partition are rejected: they are not one batch, or the version forbids its codec."""
 
     @property
     def key(self) -> Key:
         return self.topic, self.partition, self.producer.producer_id
 
 
-def transactional_batches(topic: str, partitions: list[ProduceRequest.PartitionProduceData]) -> list[Batch]:
+def transactional_batches(
+    topic: str, partitions: list[ProduceRequest.PartitionProduceData], api_version: int
+) -> list[Batch]:
     """Returns the batches of a topic that are transactional. Records that are no whole batch are left out."""
     batches = []
     for partition in partitions:
@@ -78,8 +83,17 @@ def transactional_batches(topic: str, partitions: list[ProduceRequest.PartitionP
         except DecodeError:
             continue
         if header.size_bytes <= len(records):
-            batches.append(Batch(topic, partition.index, Producer(header.producer_id, header.producer_epoch)))
+            producer = Producer(header.producer_id, header.producer_epoch)
+            batches.append(Batch(topic, partition.index, producer, _is_single(records, api_version)))
     return batches
+
+
+def _is_single(records: Buffer, api_version: int) -> bool:
+    try:
+        single_batch(records, api_version)
+    except KafkaError:
+        return False
+    return True
 
 
 class TransactionalProduce:

@@ -111,11 +111,12 @@ class _Produce:
     def _transactional_batches(self) -> list[Batch]:
         batches = []
         for topic in self._request.topic_data:
-            batches += transactional_batches(self._name_of(topic) or "", topic.partition_data)
+            name = self._name_of(topic) or ""
+            batches += transactional_batches(name, topic.partition_data, self._context.api_version)
         return batches
 
     def _batches_of_producer(self, batches: list[Batch]) -> list[Batch]:
-        """Returns the batches that have a producer and that may be appended.
+        """Returns the batches that have a producer and that may be appended. Only these can join the transaction.
 
         A transactional batch without a producer is appended as if it were not transactional.
         """
@@ -124,6 +125,7 @@ class _Produce:
             batch
             for batch in batches
             if batch.producer.producer_id >= 0
+            and batch.is_single
             and (writable is None or batch.topic in writable)
             and topics.has_partition(batch.topic, batch.partition)
         ]
