@@ -349,6 +349,18 @@ def test_rejected_writes(wire: WireClient) -> None:
     assert tx.describe() == "Empty"
 
 
+def test_an_empty_transactional_id_before_the_first_transaction(server: KcoordProcess) -> None:
+    """Kafka 4.3.1 and 4.4.0 check the id before they look for its coordinator. Other ids get NOT_COORDINATOR."""
+    with WireClient(server.port) as wire:
+        topic = CreateTopicsRequest.CreatableTopic(name=TOPIC, num_partitions=1, replication_factor=1)
+        wire.call(CreateTopicsRequest(topics=[topic], timeout_ms=1000), 5, CreateTopicsResponse)
+        for name, error in (("", Errors.INVALID_REQUEST), ("tx", Errors.NOT_COORDINATOR)):
+            tx = Tx(wire, name)
+            assert [tx.init(), tx.end(), tx.add_offsets()] == [error] * 3
+            assert tx.add((TOPIC, 0)) == tx.verify((TOPIC, 0)) == [error]
+            assert tx.describe() == error.name
+
+
 @pytest.mark.parametrize("stranger", [0, 1000])
 def test_records_rejected_as_a_whole_do_not_join_the_transaction(wire: WireClient, stranger: int) -> None:
     """Kafka 4.3.1 and 4.4.0 check the record sets before they compare their producers and add their partitions."""

@@ -11,6 +11,7 @@ from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Parti
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.coordinator.transaction.work import WriteMarkers
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer
+from kcoord.server.shards.transaction_service import check_id
 from kcoord.topics.partition import Marker
 from kcoord.topics.producer_ids import ProducerIds
 from kcoord_protocol.errors import Errors
@@ -58,6 +59,7 @@ class CoreTransactions:
         return self._coordinator.shard.needs_producer_id(transactional_id)
 
     def call(self, key: str, operation: Any, request: Any, context: OperationContext) -> Any:
+        check_id(key)
         return self.call_shard(_SHARD, operation, request, context)
 
     def call_shard(

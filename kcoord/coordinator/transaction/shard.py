@@ -187,7 +187,6 @@ class TransactionCoordinatorShard:
         candidate_producer_id: int | None,
     ) -> CoordinatorResult[InitProducerIdResponse]:
         """Serves InitProducerId. An open transaction is aborted, and the response is CONCURRENT_TRANSACTIONS."""
-        _check_id(transactional_id)
         if not 0 < timeout_ms <= self._config.transaction_max_timeout_ms:
             raise KafkaError(
                 Errors.INVALID_TRANSACTION_TIMEOUT,
@@ -243,7 +242,6 @@ class TransactionCoordinatorShard:
         client_transaction_version: int,
     ) -> CoordinatorResult[None]:
         """Adds partitions to the producer's transaction; the first ones start it."""
-        _check_id(transactional_id)
         metadata = self._of_producer(transactional_id, producer)
         result = CoordinatorResult(None)
         if metadata.state is TransactionState.ONGOING and metadata.has_partitions(partitions):
@@ -265,7 +263,6 @@ class TransactionCoordinatorShard:
         self, context: OperationContext, transactional_id: str, producer: Producer, partitions: Partitions
     ) -> CoordinatorResult[Mapping[tuple[str, int], Errors]]:
         """Returns NONE for each partition of the producer's transaction, else TRANSACTION_ABORTABLE (KIP-890)."""
-        _check_id(transactional_id)
         metadata = self._of_producer(transactional_id, producer)
         none: frozenset[int] = frozenset()
         return CoordinatorResult(
@@ -296,7 +293,6 @@ class TransactionCoordinatorShard:
 
         Markers are written after the decision is durable.
         """
-        _check_id(transactional_id)
         metadata = self._transactions.get(transactional_id)
         if metadata is None:
             raise _unknown(transactional_id, request.producer)
@@ -373,8 +369,9 @@ class TransactionCoordinatorShard:
     def _describe(self, transactional_id: str) -> DescribeTransactionsResponse.TransactionState:
         metadata = self._transactions.get(transactional_id)
         if metadata is None:
-            error = Errors.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else Errors.INVALID_REQUEST
-            return DescribeTransactionsResponse.TransactionState(error_code=error, transactional_id=transactional_id)
+            return DescribeTransactionsResponse.TransactionState(
+                error_code=Errors.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id
+            )
         return DescribeTransactionsResponse.TransactionState(
             transactional_id=transactional_id,
             transaction_state=metadata.state.wire_name,
@@ -454,11 +451,6 @@ def _check_transition(old: TransactionMetadata, new: TransactionMetadata) -> Non
     assert old.state is not TransactionState.ONGOING or new.has_partitions(old.partitions), (
         f"T-4: {name} loses partitions of its transaction in {new.state.wire_name}"
     )
-
-
-def _check_id(transactional_id: str) -> None:
-    if not transactional_id:
-        raise KafkaError(Errors.INVALID_REQUEST, "The transactional id must not be empty.")
 
 
 def _timeout(metadata: TransactionMetadata) -> Schedule:

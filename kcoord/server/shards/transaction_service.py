@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -88,6 +89,17 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         self._hanging = HangingTransactions(topics, self._in_transaction)
         self._check_of_hanging = Every(CHECK_MS)
 
+    def call(
+        self,
+        key: str,
+        operation: Callable[[TransactionCoordinatorShard, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
+    ) -> Reply[T]:
+        """As `ShardService.call`. An empty transactional id is rejected."""
+        check_id(key)
+        return super().call(key, operation, request, context)
+
     def needs_producer_id(self, transactional_id: str) -> bool:
         """Returns whether an operation on this id may need a new producer id, which the caller has to provide."""
         machine = self.shards.machine(self.shard_of(transactional_id))
@@ -113,6 +125,7 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         With `adds` (KIP-890) the partitions become part of the transaction, the result is empty, and a refusal is a
         KafkaError. Without `adds` the producer has to have added them before (AddPartitionsToTxn).
         """
+        check_id(transactional_id)
         coordinator = self._leader(TRANSACTION_STATE_TOPIC, self.shard_of(transactional_id))
         if coordinator != self._node_id:
             from kcoord.server.shards.remote_transactions import ask_coordinator
@@ -277,6 +290,12 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
             error,
         )
         return error if retried else None
+
+
+def check_id(transactional_id: str) -> None:
+    """Raises KafkaError if the id is empty: as in Kafka, also if the coordinator is another worker or not available."""
+    if not transactional_id:
+        raise KafkaError(Errors.INVALID_REQUEST, "The transactional id must not be empty.")
 
 
 def _end_transaction(

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from kcoord.coordinator.transaction.end_transaction import EndRequest
 from kcoord.coordinator.transaction.metadata import EXHAUSTED_EPOCH, TransactionMetadata, TransactionState
 from kcoord.coordinator.transaction.records import new_transaction_record
 from kcoord.coordinator.transaction.work import EXPIRATION_KEY, markers_key, timeout_key
@@ -193,15 +192,6 @@ def test_partitions_are_added_once_and_verified_separately() -> None:
         Errors.NONE,
         absent,
     ]
-
-
-def test_an_empty_id_is_rejected() -> None:
-    coordinator, producer = Coordinator(), Producer(5, 0)
-    shard, run = coordinator.shard, coordinator.run
-    end = EndRequest(producer, True, True, 2)
-    assert error_of(lambda: run(lambda ctx: shard.add_partitions(ctx, "", producer, {}, 2))) is Errors.INVALID_REQUEST
-    assert error_of(lambda: run(lambda ctx: shard.verify_partitions(ctx, "", producer, {}))) is Errors.INVALID_REQUEST
-    assert error_of(lambda: run(lambda ctx: shard.end_transaction(ctx, "", end))) is Errors.INVALID_REQUEST
 
 
 # --- markers ----------------------------------------------------------------------------------------------------------
@@ -393,12 +383,11 @@ def test_describe_and_list() -> None:
     coordinator.init(transactional_id="other")
     coordinator.add(producer, ("t", 1), ("t", 0))
     shard = coordinator.shard
-    ongoing, absent, unnamed = coordinator.run(lambda context: shard.describe_transactions(context, [ID, "no", ""]))
+    ongoing, absent = coordinator.run(lambda context: shard.describe_transactions(context, [ID, "no"]))
     assert (ongoing.transaction_state, ongoing.producer_id) == ("Ongoing", 100)
     assert ongoing.transaction_timeout_ms == TIMEOUT_MS
     assert [(topic.topic, topic.partitions) for topic in ongoing.topics] == [("t", [0, 1])]
     assert absent.error_code == Errors.TRANSACTIONAL_ID_NOT_FOUND
-    assert unnamed.error_code == Errors.INVALID_REQUEST
 
     def listed(
         states: frozenset[TransactionState] = frozenset(), ids: frozenset[int] = frozenset(), duration_ms: int = -1

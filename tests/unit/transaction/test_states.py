@@ -124,7 +124,6 @@ def test_an_unknown_transactional_id_is_rejected() -> None:
     assert error_of(lambda: coordinator.verify(producer, ("t", 0))) is UNKNOWN
     assert error_of(lambda: coordinator.end(producer)) is UNKNOWN
     assert error_of(lambda: coordinator.end(producer, version=3)) is UNKNOWN
-    assert error_of(lambda: coordinator.init(transactional_id="")) is Errors.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])

@@ -12,7 +12,7 @@ from kcoord.server.broker import LARGE_RESPONSE_ITEMS, Broker
 from kcoord.server.replies import Reply, chain_reply
 from kcoord_protocol.acls import AclOperation, ResourceType
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
 
 State = DescribeTransactionsResponse.TransactionState
@@ -25,9 +25,10 @@ def handle(
     broker: Broker, context: RequestContext, request: DescribeTransactionsRequest
 ) -> Reply[DescribeTransactionsResponse]:
     rights, ids = context.rights, request.transactional_ids
-    allowed = set(ids)
+    refused = {"": KafkaError(Errors.INVALID_REQUEST)}
     if rights is not None:
         allowed = rights.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, ids)
+        refused |= dict.fromkeys(set(ids) - allowed, denied(ResourceType.TRANSACTIONAL_ID))
 
     def describe(
         shard: TransactionCoordinatorShard, operation_context: OperationContext, some: list[str]
@@ -39,16 +40,16 @@ def handle(
 
     def respond(states: list[State]) -> Reply[DescribeTransactionsResponse]:
         def complete() -> DescribeTransactionsResponse:
-            described, refused = iter(states), denied(ResourceType.TRANSACTIONAL_ID)
+            described = iter(states)
             return DescribeTransactionsResponse(
-                transaction_states=[next(described) if key in allowed else _failed(key, refused) for key in ids]
+                transaction_states=[_failed(key, refused[key]) if key in refused else next(described) for key in ids]
             )
 
         if len(ids) <= LARGE_RESPONSE_ITEMS:
             return complete()
         return broker.spawn(broker.made_in_thread(complete, context.api_version))
 
-    named = [key for key in ids if key in allowed]
+    named = [key for key in ids if key not in refused]
     states = ask_each_shard(
         broker, broker.transactions, context, named, describe, lambda state: state.transactional_id, _failed
     )

@@ -77,8 +77,6 @@ def _initialize(
     expected = None
     if request.producer_id != _NO_PRODUCER_ID:
         expected = Producer(request.producer_id, request.producer_epoch)
-    if not transactional_id:
-        raise KafkaError(Errors.INVALID_REQUEST, "The transactional id must not be empty.")
 
     def operation(
         shard: TransactionCoordinatorShard, operation_context: OperationContext, request: InitProducerIdRequest
