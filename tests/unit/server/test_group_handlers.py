@@ -20,6 +20,7 @@ from kcoord_protocol.messages import (
     DeleteGroupsRequest,
     FindCoordinatorRequest,
     HeartbeatRequest,
+    JoinGroupRequest,
     ListGroupsRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
@@ -241,6 +242,24 @@ async def test_a_member_without_an_id_gets_one_in_v0_only(version: int) -> None:
         assert len(answer.member_id) == 22
     else:
         assert answer.error_code == Errors.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(("version", "name"), [(3, ""), (6, ""), (7, None), (9, None)])
+async def test_an_empty_protocol_name_of_a_join_is_null_in_versions_with_null(version: int, name: str | None) -> None:
+    """As in Kafka 4.3.1 and 4.4.0. SyncGroup and DescribeGroups keep the empty name."""
+    broker = await Harness(group_initial_rebalance_delay_ms="0").open()
+    request = JoinGroupRequest(
+        group_id="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="", metadata=b"")],
+    )
+    answer = await broker.call(request, version)
+    if answer.error_code == Errors.MEMBER_ID_REQUIRED:
+        request.member_id = answer.member_id
+        answer = await broker.call(request, version)
+    assert (answer.error_code, answer.generation_id, answer.protocol_name) == (0, 1, name)
 
 
 async def test_a_failed_write_is_answered_and_the_shard_is_loaded_again() -> None:

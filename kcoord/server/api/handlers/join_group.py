@@ -29,8 +29,8 @@ def handle(broker: Broker, context: RequestContext, request: JoinGroupRequest) -
 
 
 def _for_version(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
-    if version < NULL_PROTOCOL_VERSION and response.protocol_name is None:
-        response.protocol_name = ""
+    # As in Kafka, a member that calls its protocol "" reads null if the version has null.
+    response.protocol_name = response.protocol_name or ("" if version < NULL_PROTOCOL_VERSION else None)
     return response
 
 
