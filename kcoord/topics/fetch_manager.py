@@ -169,10 +169,11 @@ class FetchManager:
     `wake`, if set, is called when `poll` has something to do before the next deadline.
     """
 
-    def __init__(self, source: FetchSource, session_slots: int, max_bytes: int) -> None:
+    def __init__(self, source: FetchSource, node_id: int, session_slots: int, max_bytes: int) -> None:
         self.sessions = FetchSessions(session_slots)
         self.wake: Callable[[], None] | None = None
         self._source = source
+        self._node_id = node_id
         self._max_bytes = max_bytes
         self._parked: dict[Hashable, _ParkedFetch] = {}
         self._watchers: dict[tuple[str, int], dict[Hashable, _ParkedFetch]] = {}
@@ -433,9 +434,9 @@ class FetchManager:
 
     def _error_for_replica(self, partition: FetchPartition) -> Errors:
         """Returns the error for a broker that fetches, since no broker is a replica. It may name its leader epoch."""
-        if partition.current_leader_epoch == UNDEFINED_EPOCH:
+        leader_id, leader_epoch = self._source.leader_of(partition.topic, partition.partition)
+        if leader_id != self._node_id or partition.current_leader_epoch == UNDEFINED_EPOCH:
             return Errors.NOT_LEADER_OR_FOLLOWER
-        _, leader_epoch = self._source.leader_of(partition.topic, partition.partition)
         is_old = partition.current_leader_epoch < leader_epoch
         return Errors.FENCED_LEADER_EPOCH if is_old else Errors.UNKNOWN_LEADER_EPOCH
 

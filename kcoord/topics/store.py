@@ -98,7 +98,9 @@ class TopicStore:
     ) -> None:
         self.config = config
         self.producer_ids = ProducerIds()
-        self.fetches = FetchManager(self, config.max_incremental_fetch_session_cache_slots, config.fetch_max_bytes)
+        self.fetches = FetchManager(
+            self, config.node_id, config.max_incremental_fetch_session_cache_slots, config.fetch_max_bytes
+        )
         self.internal_log = internal_log
         self._settles_folder = settles_folder
         self._openings = Openings(in_background, new_lock, self.fetches.on_change)

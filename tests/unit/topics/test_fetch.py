@@ -15,7 +15,7 @@ from kcoord.topics.fetch_session import EVICTION_AGE_MS, FetchPartition, next_ep
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest, FetchResponse
 from kcoord_protocol.record_batch import iter_headers
-from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of, topic_id_of
+from tests.unit.topics.helpers import NODE_ID, TOPIC, Cluster, batch_of, image_of, topic_id_of
 
 NEWEST = 18
 SESSION = 4711
@@ -245,6 +245,17 @@ def test_fetches_of_replicas_are_rejected(version: int, epoch: int, error: Error
     cluster = Cluster(image_of({TOPIC: 1}, leader_epoch=3))
     response = Client(cluster, version).fetch((TOPIC, 0, 0), replica_id=2, leader_epoch=epoch)
     assert errors(response) == [error]
+
+
+@pytest.mark.parametrize("version", [12, 18])
+@pytest.mark.parametrize("epoch", [-1, 2, 3, 4])
+def test_fetches_of_replicas_are_sent_to_the_leader(version: int, epoch: int) -> None:
+    """A Kafka 4.4.0 that does not have the partition does not compare the epochs, either."""
+    cluster = Cluster(image_of({TOPIC: 1}, leader=NODE_ID + 1, leader_epoch=3))
+    response = Client(cluster, version).fetch((TOPIC, 0, 0), replica_id=2, leader_epoch=epoch)
+    assert errors(response) == [Errors.NOT_LEADER_OR_FOLLOWER]
+    hint = data_of(response)[0].current_leader
+    assert (hint.leader_id, hint.leader_epoch) == ((NODE_ID + 1, 3) if version >= 16 else (-1, -1))
 
 
 # --- long polls -------------------------------------------------------------------------------------------------------
