@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.cluster_id is not None and _CLUSTER_ID.fullmatch(options.cluster_id) is None:
-        parser.error(f"--cluster-id: {options.cluster_id!r} has characters other than letters, digits, - and _")
+        parser.error(f"--cluster-id: {options.cluster_id!r} is not 1 to 64 letters, digits, - and _")
     from kcoord.storage.errors import StorageError
 
     try:

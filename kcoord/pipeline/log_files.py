@@ -7,10 +7,12 @@ offset. File names and byte positions are looked up at each use, since the broke
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,8 @@ _ARROW_SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "vi
 _TOPIC_ID: Final = re.compile(rb"^topic_id: (\S+)", re.MULTILINE)
 _META_PROPERTIES: Final = "meta.properties"
 _CLUSTER_ID: Final = re.compile(rb"^cluster\.id=(\S+)", re.MULTILINE)
+LONGEST_NAME: Final = 255
+"""In bytes. The file systems of Linux have this limit."""
 _INDEX_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
 
 
@@ -70,6 +74,21 @@ def open_file_system(uri: str) -> tuple[fs.FileSystem, str]:
         return system, str(path)
     hadoop = fs.HadoopFileSystem(f"{match['scheme']}://{match['authority']}", 0)
     return hadoop, match["path"] or "/"
+
+
+def long_name_in(uri: str) -> str | None:
+    """Returns the problem if a name in the local path `uri` is too long for a file system, else None.
+
+    Object stores have other limits.
+    """
+    path = unquote(uri.removeprefix("file://").partition("?")[0]) if uri.startswith("file://") else uri
+    if "://" in path:
+        return None
+    for name in path.split("/"):
+        size = len(os.fsencode(name))
+        if size > LONGEST_NAME:
+            return f"the name {name} in {uri} has {size} bytes; names of files have {LONGEST_NAME} at most"
+    return None
 
 
 def join(uri: str, name: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from kcoord.pipeline.kernels import DecoderName
+from kcoord.pipeline.log_files import long_name_in
 from kcoord.pipeline.log_reader import Checksums
 from kcoord.pipeline.schemas import TABLES, Table
 from kcoord.pipeline.wire.place import Properties
@@ -127,6 +128,10 @@ def _paths(value: str, properties: Properties) -> tuple[str, ...]:
         raise OptionError(f"path: give the data folder of a broker, or several of them; or give {_SERVERS}")
     if paths and properties:
         raise OptionError(f"path: {value!r} cannot be read together with {_SERVERS}")
+    for path in paths:
+        problem = long_name_in(path)
+        if problem is not None:
+            raise OptionError(f"path: {problem}")
     return paths
 
 

@@ -91,8 +91,10 @@ def test_failures_leave_no_formatted_folder(make_server: MakeServer, capsys: pyt
     printed = capsys.readouterr()
     assert "the iterations of user 'alice' are not from 4096 to 16384" in printed.err
     assert "secret" not in printed.err
-    with pytest.raises(SystemExit):
-        format_folder(server, "-t", "a b")
+    for cluster_id in ("a b", "x" * 65):
+        with pytest.raises(SystemExit):
+            format_folder(server, "-t", cluster_id)
+        assert f"--cluster-id: '{cluster_id}' is not 1 to 64 letters, digits, - and _" in capsys.readouterr().err
     assert not server.data.exists()
     (server.data / "orders-0").mkdir(parents=True)
     assert format_folder(server) == 1

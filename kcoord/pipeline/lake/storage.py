@@ -46,7 +46,7 @@ from kcoord.pipeline.lake.formats.store import CLUSTER, Store, StoredFile
 from kcoord.pipeline.lake.lease import Lease
 from kcoord.pipeline.lake.session import SHUFFLE_PARTITIONS, SMALL_ROWS
 from kcoord.pipeline.lake.tables import TABLES, LakeTable
-from kcoord.pipeline.log_files import join
+from kcoord.pipeline.log_files import LONGEST_NAME, join
 
 NOTES: Final = "_kcoord"
 DEFAULT_CLUSTER: Final = "default"
@@ -56,8 +56,9 @@ _CLUSTERS: Final = "clusters"
 _CLUSTER_ID: Final = "cluster_id"
 _MOST_ROWS: Final = 200_000
 """This process writes at most so many rows of `lag`, which has a row per key for each sample."""
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
-"""Names of clusters, which are parts of paths."""
+_LONGEST_NAME: Final = LONGEST_NAME - len(f"{CLUSTER}=")
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{_LONGEST_NAME}}}")
+"""Names of clusters, which are parts of the names of folders."""
 
 
 @dataclass(slots=True)
@@ -203,7 +204,7 @@ class Lake:
         """Raises LakeError if the given name cannot be used."""
         name = self._given_cluster
         if name is not None and _NAME.fullmatch(name) is None:
-            raise LakeError(f"cluster {name!r}: a name has letters, digits, '.', '_' and '-'")
+            raise LakeError(f"cluster {name!r}: a name has 1 to {_LONGEST_NAME} letters, digits, '.', '_' and '-'")
         if name is not None and not self._has_clusters:
             raise LakeError(f"lake {self.uri} is of an older release, and has one cluster only: begin another lake")
 

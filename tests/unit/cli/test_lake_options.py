@@ -120,3 +120,19 @@ def test_an_empty_name_of_a_lake_is_not_the_working_folder(
     assert main(["ingest", "--lake", "", "--log", str(tmp_path / "log")]) == 1
     assert capsys.readouterr().err == "kcoord lake: lake : its URI is empty\n"
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_an_error_of_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "x" * 300
+    LogWriter(tmp_path / "log", 0).close()
+    assert main(["ingest", "--lake", f"{tmp_path}/{name}", "--log", f"{tmp_path}/log"]) == 1
+    place = f"{tmp_path}/{name}"
+    text = f"lake {place}: the name {name} in {place} has 300 bytes; names of files have 255 at most"
+    assert capsys.readouterr().err == f"kcoord lake: {text}\n"
+    lake = ["ingest", "--lake", f"{tmp_path}/lake", "--log", f"{tmp_path}/log"]
+    assert main([*lake, "--cluster", name[:248]]) == 1
+    text = f"cluster '{name[:248]}': a name has 1 to 247 letters, digits, '.', '_' and '-'"
+    assert capsys.readouterr().err == f"kcoord lake: {text}\n"
+    assert not (tmp_path / "lake").exists()

@@ -455,6 +455,8 @@ def test_a_range_with_a_hint_has_the_same_records(tmp_path: Path) -> None:
         ("startingOffsets", '{"-1": 5}', "startingOffsets: "),
         ("groups", "[1]", "groups: '[1]' is not a JSON array of strings"),
         ("path", "[/data", "path: '[/data' is not a JSON array"),
+        ("path", f"/data, /{'x' * 300}/t-0", f"path: the name {'x' * 300} in /{'x' * 300}/t-0 has 300 bytes"),
+        ("path", f"file:///{'ü' * 128}", "has 256 bytes; names of files have 255 at most"),
         ("decoder", "rust", "decoder: 'rust' is not one of"),
     ],
 )

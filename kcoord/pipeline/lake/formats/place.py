@@ -10,6 +10,7 @@ from pyarrow import fs
 from kcoord.pipeline.lake.files import file_system
 from kcoord.pipeline.lake.formats.s3 import S3Options
 from kcoord.pipeline.lake.tables import LakeTable
+from kcoord.pipeline.log_files import long_name_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,12 @@ class LakePlace:
 
     @classmethod
     def of(cls, uri: str) -> LakePlace:
-        """Finds the file system of a URI. Raises ValueError or OSError if pyarrow has no such file system."""
+        """Finds the file system of a URI. Raises ValueError or OSError if there can be no such folder."""
         if not uri:
             raise ValueError("its URI is empty")
+        problem = long_name_in(uri)
+        if problem is not None:
+            raise ValueError(problem)
         s3 = S3Options.of(uri)
         if s3 is not None:
             files, root = file_system(uri)
