@@ -41,7 +41,7 @@ from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
 from kcoord.pipeline.log_reader import END_OF_LOG
 from kcoord.pipeline.log_stream import TOPIC_ID, LogStream, StreamOffset
-from kcoord.pipeline.options import SourceOptions
+from kcoord.pipeline.options import OptionError, SourceOptions
 from kcoord.pipeline.planning import cluster_id_of, pack
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
@@ -92,15 +92,19 @@ class Ingested:
 
 
 class Ingest:
-    """Copies a log into a lake. Raises LakeError if it is unknown which records the lake has."""
+    """Copies a log into a lake. Raises LakeError if it is unknown which records the lake has.
+
+    Raises OptionError for options with which the lake would lack records for ever.
+    """
 
     def __init__(self, lake: Lake, options: SourceOptions) -> None:
+        _check(options)
         self._cluster_id = cluster_id_of(options)
         lake.choose(self._cluster_id)
         self._lake = lake
         self._options = options
         self._lease = lake.lease("ingest")
-        self._stream = LogStream(options, resolves=options.is_read_committed)
+        self._stream = LogStream(options, resolves=True)
         self._plan = self._stored_plan()
 
     def alone(self) -> AbstractContextManager[None]:
@@ -212,6 +216,14 @@ class Ingest:
 
         rows = _tasks(lake, len(work)).mapInArrow(write, record_files.FACTS).collect()
         return [row.asDict() for row in rows]
+
+
+def _check(options: SourceOptions) -> None:
+    """Raises OptionError if a copy with the options would leave out records that no later copy reads."""
+    if options.groups is not None:
+        raise OptionError("groups: a lake gets all groups, since a later copy does not read the log partition again")
+    if not options.is_read_committed:
+        raise OptionError("isolationLevel: a lake needs read_committed, since it reads each record once")
 
 
 def ingest(lake: Lake, log: str | None = None, options: Mapping[str, str] | None = None) -> list[Ingested]:

@@ -17,7 +17,7 @@ from kcoord.pipeline.lake import record_files
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import PLAN, Ingest, Ingested, ingest
 from kcoord.pipeline.lake.storage import Lake
-from kcoord.pipeline.options import SourceOptions
+from kcoord.pipeline.options import OptionError, SourceOptions
 from tests.support.coordinator_log import batches_of, random_log
 from tests.unit.pipeline.support import LogWriter, table_rows
 
@@ -72,6 +72,20 @@ def test_each_record_is_copied_once_in_batches(tmp_path: Path, log: str) -> None
     left = [sum(batch.left_bytes.values()) for batch in done]
     assert left == sorted(left, reverse=True) and left[0] > left[-1] == 0
     assert ingest(lake, log) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [("groups", "g", "a lake gets all groups"), ("isolationLevel", "read_uncommitted", "a lake needs read_committed")],
+)
+def test_an_option_must_not_leave_out_records(tmp_path: Path, log: str, name: str, value: str, reason: str) -> None:
+    """Later copies would not read the other groups, or the outcome of a transaction that was open."""
+    with pytest.raises(OptionError, match=f"^{name}: {reason}"):
+        ingest(lake_at(tmp_path), log, {name: value})
+    assert not (tmp_path / "lake").exists()
+    ingest(lake_at(tmp_path), log, {"logPartitions": "1"})
+    ingest(lake_at(tmp_path), log)
+    assert places(lake_at(tmp_path)) == places_in_log(log)
 
 
 def test_a_new_ingest_reads_what_follows(tmp_path: Path, log: str) -> None:
