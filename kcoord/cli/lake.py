@@ -318,6 +318,8 @@ def _report(options: argparse.Namespace) -> int:
     folder = os.path.dirname(os.path.abspath(options.output))
     if not os.access(folder, os.W_OK):
         raise CommandError(f"--output: {folder} is no folder that can be written")
+    if os.path.isdir(os.path.abspath(options.output)):
+        raise CommandError(f"--output: {options.output!r} is a folder, and the report is one file")
     run = LakeRun(options)
     run.copy_new_records()
     # Spark starts meanwhile.

@@ -72,7 +72,12 @@ def open_file_system(uri: str) -> tuple[fs.FileSystem, str]:
     if match["scheme"] in _ARROW_SCHEMES:
         system, path = fs.FileSystem.from_uri(uri)
         return system, str(path)
-    hadoop = fs.HadoopFileSystem(f"{match['scheme']}://{match['authority']}", 0)
+    try:
+        hadoop = fs.HadoopFileSystem(f"{match['scheme']}://{match['authority']}", 0)
+    except OSError as error:
+        # The other lines name every place where a library was looked for.
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"path: {uri} cannot be read with Hadoop's native client: {reason}") from error
     return hadoop, match["path"] or "/"
 
 

@@ -108,6 +108,10 @@ def test_a_report_needs_a_folder_before_any_work(tmp_path: Path, capsys: pytest.
     lake = tmp_path / "lake"
     assert main(["report", "--lake", str(lake), "--log", str(absent), "--output", str(absent / "report.html")]) == 1
     assert capsys.readouterr().err == f"kcoord lake: --output: {absent} is no folder that can be written\n"
+    assert main(["report", "--lake", str(lake), "--log", str(absent), "--output", str(tmp_path)]) == 1
+    assert (
+        capsys.readouterr().err == f"kcoord lake: --output: {str(tmp_path)!r} is a folder, and the report is one file\n"
+    )
     assert not lake.exists()
 
 

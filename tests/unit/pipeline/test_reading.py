@@ -366,6 +366,15 @@ def test_paths_are_data_folders_or_folders_of_one_partition(tmp_path: Path) -> N
     assert open_file_system("mock:///")[0].type_name == "mock"
 
 
+def test_a_path_that_hadoop_cannot_open_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("Unable to load libjvm\ndlopen(/usr/lib/libjvm.so) failed")
+
+    monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", fail)
+    with pytest.raises(OSError, match=r"^path: s3a://b/logs cannot be read with .*: Unable to load libjvm$"):
+        open_file_system("s3a://b/logs")
+
+
 def test_a_tail_stops_before_an_open_transaction_and_continues_after_its_end(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.append(commits(2))
