@@ -28,8 +28,14 @@ def format_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str
 
 
 def cell_text(value: object) -> str:
-    """Returns the text of a cell. None is a dash."""
-    return "-" if value is None else str(value)
+    """Returns the text of a cell. None is a dash.
+
+    Characters that are not printable are escaped: clients choose names and metadata, and a terminal acts on some.
+    """
+    text = "-" if value is None else str(value)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def align_right(cells: Sequence[str]) -> bool:

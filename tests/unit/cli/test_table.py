@@ -19,6 +19,12 @@ def test_a_table_without_rows_is_its_titles() -> None:
     assert format_table(("NAME", "COUNT"), []) == "NAME  COUNT"
 
 
+def test_a_cell_has_no_control_characters() -> None:
+    """Clients choose names and metadata of offsets. The sample of Kafka's log has metadata of one zero byte."""
+    table = format_table(("METADATA",), [("\0",), ("a\nb",), ("\x1b[2J",), ("größer, ß",), ("\ud800",)])
+    assert table.split("\n") == ["METADATA", r"\x00", r"a\nb", r"\x1b[2J", "größer, ß", r"\ud800"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
