@@ -46,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     except (ConfigError, OSError) as error:
         return _failed(str(error))
     # These imports are most of the start time, so wrong settings are reported before them.
+    from kcoord.server import open_files
     from kcoord.server.errors import StartError
 
     if config.kcoord_upstream_bootstrap_servers:
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         from kcoord.server.start import run
 
+    open_files.raise_limit()
     try:
         run(config, _print_ready_json if options.json else _print_ready)
     except StartError as error:
@@ -125,6 +127,7 @@ def _set_up_logging(level: str) -> None:
 
 
 def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> int:
+    from kcoord.server import open_files
     from kcoord.server.errors import StartError
     from kcoord.testing.serve import run
 
@@ -132,6 +135,7 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
         logging.getLogger(__name__).warning("Test mode keeps its data in memory, so log.dirs has no effect")
     if "group.coordinator.threads" in settings or "kcoord.worker.ports" in settings:
         logging.getLogger(__name__).warning("Test mode is one process, so the settings of workers have no effect")
+    open_files.raise_limit()
     try:
         on_ready = _print_ready_json if options.json else _print_ready
         run(

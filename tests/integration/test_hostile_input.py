@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -348,6 +349,21 @@ def test_h_11_floods_of_connections(make_server: MakeServer) -> None:
     assert time.monotonic() - started > 1.0, (
         "at most ten connections are accepted in two seconds, and the other connections wait"
     )
+
+
+def test_h_11_more_connections_than_open_files(make_server: MakeServer) -> None:
+    """The broker can still open logs, so it serves the clients that are connected."""
+    server = make_server()
+    server.files = (300, 300)
+    server.start()
+    new_topic = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=1, replication_factor=1)
+    with WireClient(server.port, 60) as client, ExitStack() as sockets:
+        for _ in range(400):
+            sockets.enter_context(socket.create_connection(("127.0.0.1", server.port), 5))
+        wait_until(lambda: "300 open files (ulimit -n)" in server.log, "the log names rejected connections")
+        created = client.call(CreateTopicsRequest(topics=[new_topic], timeout_ms=5000), 7, CreateTopicsResponse)
+        assert [topic.error_code for topic in created.topics] == [0]
+        assert produce_error(client, encode_batch([Record(value=b"v", timestamp_ms=1000)])) == 0
 
 
 def _is_admitted(server: KcoordProcess) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -393,6 +394,15 @@ def test_bad_bytes_end_only_their_connection(server: KcoordProcess) -> None:
     assert "malformed LIST_GROUPS v5 request" in log
     assert "OFFSET_COMMIT v11 is not served" in log
     assert "Traceback" not in log
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
+def test_the_broker_may_open_as_many_files_as_the_system_allows(make_server: MakeServer) -> None:
+    server = make_server()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server.files = (256, hard)
+    server.start()
+    assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_limits_on_connections(make_server: MakeServer) -> None:

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, Self
@@ -93,6 +93,8 @@ class KcoordProcess:
         """The module that is the command `kcoord`."""
         self.group: int | None = None
         """The group id of the process, by which rules of a firewall find it."""
+        self.files: tuple[int, int] | None = None
+        """The soft and the hard limit on the open files of this process. By default they are those of the tests."""
         self.ports: list[int] = []
         """The port of each worker."""
         self._process: BaseProcess | None = None
@@ -171,6 +173,8 @@ class KcoordProcess:
         self.log_file.touch()
         begin = self.log_file.stat().st_size
         start = _Start(self.module, arguments, self.environment, self.group, self.log_file)
+        if self.files is not None:
+            start = replace(start, files=self.files)
         self._process = _FORKED.Process(target=start.run, daemon=True)
         self._process.start()
         return begin

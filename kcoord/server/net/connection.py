@@ -113,14 +113,14 @@ class Connections:
 
     # --- called by a connection ---------------------------------------------------------------------------------------
 
-    def admit(self, connection: KafkaConnection, host: str) -> bool:
+    def admit(self, connection: KafkaConnection, host: str, descriptor: int) -> bool:
         """Counts the connection; returns False, with a log line, if a limit is reached.
 
         Holds a connection that came faster than max.connection.creation.rate, and one that will be closed because its
         address is above connection_creation_rate.
         """
         now_seconds = asyncio.get_running_loop().time()
-        refusal = self._limits.refusal(host, now_seconds)
+        refusal = self._limits.refusal(host, now_seconds, descriptor)
         if refusal is not None:
             self.report(f"{connection.peer}: connection refused, {refusal}")
             return False
@@ -234,10 +234,11 @@ class KafkaConnection(asyncio.Protocol):
         self.path.client.locate(str(host), int(port))
         self.peer = f"{host}:{port}"
         self.last_active = self._time()
-        own_socket = transport.get_extra_info("socket")
+        own_socket, descriptor = transport.get_extra_info("socket"), 0
         if own_socket is not None:
             own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if not self._owner.admit(self, str(host)):
+            descriptor = own_socket.fileno()
+        if not self._owner.admit(self, str(host), descriptor):
             self._transport.abort()
         elif self.path.must_log_in:
             self._call_later(self._owner.login_timeout_seconds, self._end_login)

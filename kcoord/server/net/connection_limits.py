@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.config import ConfigError
 from kcoord.config.checks import ip_overrides_error, parse_ip_overrides
+from kcoord.server import open_files
 from kcoord.server.errors import StartError
 
 if TYPE_CHECKING:
@@ -48,9 +49,11 @@ class ConnectionLimits:
     `quota` returns the current quota of ip addresses, None if there is none. A connection above it is kept open, muted,
     for at most `quota.window.size.seconds`, and then closed, as in Kafka. Clients that connect again and again are
     slowed by that. It takes no turn of `max.connection.creation.rate`.
+
+    A connection is refused, too, if it would leave too few descriptors for files (`kcoord.server.open_files`).
     """
 
-    __slots__ = ("_by_address", "_config", "_overrides", "_per_ip", "_quota", "_total", "_turn_seconds")
+    __slots__ = ("_by_address", "_config", "_most_files", "_overrides", "_per_ip", "_quota", "_total", "_turn_seconds")
 
     def __init__(self, config: BrokerConfig, quota: Callable[[], ConnectionQuota | None] = lambda: None) -> None:
         self._config = config
@@ -60,15 +63,18 @@ class ConnectionLimits:
         self._turn_seconds = float("-inf")
         self._overrides = ""
         self._by_address: Mapping[str, int] = {}
+        self._most_files = open_files.soft_limit()
         try:
             _check_overrides(config)
         except ConfigError as error:
             raise StartError(str(error)) from None
         config.further_checks.append(_check_overrides)
 
-    def refusal(self, host: str, now_seconds: float) -> str | None:
+    def refusal(self, host: str, now_seconds: float, descriptor: int = 0) -> str | None:
         """Counts a connection from `host` and returns None, or returns why it is refused."""
         config = self._config
+        if (files_refusal := self.files_refusal(descriptor)) is not None:
+            return files_refusal
         if self._turn_seconds - now_seconds > self._window_seconds:
             rate = config.max_connection_creation_rate
             return f"max.connection.creation.rate={rate} is exceeded by all connections of {self._window_seconds} s"
@@ -82,6 +88,15 @@ class ConnectionLimits:
         self._per_ip[host] += 1
         self._total += 1
         return None
+
+    def files_refusal(self, descriptor: int) -> str | None:
+        """Returns why no connection may have this descriptor, None if one may.
+
+        Logs keep the descriptors of files that are not synced. A quarter of the limit is for connections even so.
+        """
+        if descriptor < open_files.first_reserved(self._most_files) or self._total < self._most_files // 4:
+            return None
+        return f"the process may have {self._most_files} open files (ulimit -n), and the last are for logs"
 
     def _follow_overrides(self, text: str) -> None:
         self._overrides = text

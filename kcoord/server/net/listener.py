@@ -62,6 +62,7 @@ class SocketListener:
 
             new_login = partial(SaslAuthenticator, self._logins.settings)
         self.path_settings = PathSettings.of(broker, address.name, new_login)
+        self._limits = limits
         self.connections = Connections(
             limits,
             partial(RequestPath, self.path_settings),
@@ -114,10 +115,16 @@ class SocketListener:
         for listening in self._listening:
             for _ in range(MOST_WAITING_ACCEPTS):
                 try:
-                    accepted, _ = listening.accept()
+                    accepted, address = listening.accept()
                 except OSError:
                     # Mostly no connection waits. If the process has no free file descriptor, the server handles that.
                     break
+                refusal = self._limits.files_refusal(accepted.fileno())
+                if refusal is not None:
+                    # A transport would keep the descriptor for some turns, in which more connections are accepted.
+                    accepted.close()
+                    self.connections.report(f"{address[0]}:{address[1]}: connection refused, {refusal}")
+                    continue
                 opening = asyncio.get_running_loop().create_task(self._open(accepted))
                 self._openings.add(opening)
                 opening.add_done_callback(self._openings.discard)

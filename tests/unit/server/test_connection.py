@@ -106,7 +106,7 @@ class Owner(Connections):
         self.reports: list[str] = []
         self.refuse = False
 
-    def admit(self, connection: KafkaConnection, host: str) -> bool:
+    def admit(self, connection: KafkaConnection, host: str, descriptor: int) -> bool:
         return not self.refuse
 
     def forget(self, connection: KafkaConnection) -> None:

@@ -53,10 +53,10 @@ class HoldingOwner(Owner):
         super().__init__(lambda request: ListGroupsResponse())
         self.hold_seconds = HELD_SECONDS
 
-    def admit(self, connection: KafkaConnection, host: str) -> bool:
+    def admit(self, connection: KafkaConnection, host: str, descriptor: int) -> bool:
         if self.hold_seconds:
             connection.hold(self.hold_seconds)
-        return super().admit(connection, host)
+        return super().admit(connection, host, descriptor)
 
 
 class Socket(FakeTransport):
