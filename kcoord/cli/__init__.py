@@ -51,6 +51,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     try:
         try:
             return _run(argv)
@@ -66,6 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         print(f"kcoord: {error}", file=sys.stderr)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Gives the null device to standard streams that are closed, as after `>&-`. Python has None for them.
+
+    The system gives a file the lowest free descriptor. So a log would otherwise get that of a closed stream, with all
+    that libraries write there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _run(argv: Sequence[str]) -> int:

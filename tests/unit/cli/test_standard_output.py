@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands whose standard output is a closed pipe or a full disk."""
+"""Commands whose standard output is closed, a closed pipe or a full disk."""
 
 from __future__ import annotations
 
@@ -47,6 +47,23 @@ def test_a_reader_may_close_the_pipe(line: str, unbuffered: str, folder: Path) -
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-"])
+@pytest.mark.parametrize("line", COMMANDS)
+def test_standard_streams_may_be_closed(line: str, closed: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "kcoord", *line.format(folder=folder).split()]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    """Output of libraries would otherwise end up in a log."""
+    code = "import os, sys; from kcoord.cli import main; main(['completion', 'bash']); print(os.open('/', os.O_RDONLY))"
+    shell = ["sh", "-c", 'exec "$@" <&- 2>&-', "sh", sys.executable, "-c", code]
+    done = subprocess.run(shell, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "3"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
