@@ -21,6 +21,7 @@ from types import ModuleType
 from kcoord import __version__
 
 EXIT_INTERRUPTED = 130
+OUTDATED_MODULE = "the compiled checks of records are of another source; python protocol/hatch_build.py compiles them"
 
 COMMANDS = {
     "serve": "run a broker",
@@ -103,11 +104,12 @@ def _command(name: str) -> ModuleType:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # Commands do not need it, and `serve` starts faster without. The module itself would import libraries.
-    from importlib.util import find_spec
+    # Commands do not need it, and `serve` starts faster without.
+    from kcoord_protocol.compiled import IS_COMPILED, IS_OUTDATED
 
-    is_compiled = find_spec("kcoord_protocol.compiled_record_check") is not None
-    form = "with compiled checks of records" if is_compiled else "pure Python"
+    form = "with compiled checks of records" if IS_COMPILED else "pure Python"
+    if IS_OUTDATED:
+        form += f" ({OUTDATED_MODULE})"
     listing = "\n".join(f"  {name:<19}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="kcoord",

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kcoord.cli import OUTDATED_MODULE
 from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, merge_properties
 from kcoord.config.properties import read_text
 from kcoord.config.security import foreign_principal_builders, ineffective_settings
@@ -48,12 +49,15 @@ def main(arguments: Sequence[str]) -> int:
     # These imports are most of the start time, so wrong settings are reported before them.
     from kcoord.server import open_files
     from kcoord.server.errors import StartError
+    from kcoord_protocol.compiled import IS_OUTDATED
 
     if config.kcoord_upstream_bootstrap_servers:
         from kcoord.upstream.process import run
     else:
         from kcoord.server.start import run
 
+    if IS_OUTDATED:
+        logging.getLogger(__name__).warning("Records are checked in pure Python: %s", OUTDATED_MODULE)
     open_files.raise_limit()
     try:
         run(config, _print_ready_json if options.json else _print_ready)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kcoord_protocol
 from kcoord_protocol import compiled, record_check
 from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, decode_header
 from kcoord_protocol.primitives import encode_uvarint
@@ -75,12 +76,11 @@ def compare(check: CheckRecords, data: bytes, start: int, count: int, base: int,
 
 
 def test_the_compiled_form_is_of_this_source() -> None:
+    assert not compiled.IS_OUTDATED, "run protocol/hatch_build.py"
     if not compiled.IS_COMPILED:
         missing("the module compiled_record_check does not exist: make env compiles it if there is a C compiler")
     from kcoord_protocol import compiled_record_check
 
-    source = Path(record_check.__file__).read_bytes()
-    assert hashlib.sha256(source).hexdigest() == compiled_record_check.SOURCE_SHA256, "run protocol/hatch_build.py"
     assert compiled_record_check.__file__ != record_check.__file__
 
 
@@ -187,10 +187,15 @@ def test_a_wrong_count_is_doubtful(check: CheckRecords) -> None:
     assert results == [DOUBTFUL, 5, DOUBTFUL, DOUBTFUL]
 
 
-def test_an_old_compiled_module_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = ModuleType("kcoord_protocol.compiled_record_check")
-    old.check_records = record_check.check_records  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, old.__name__, old)
+@pytest.mark.parametrize("source", [b"an earlier source", Path(record_check.__file__).read_bytes()])
+def test_a_compiled_module_of_another_source_is_not_used(source: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("kcoord_protocol.compiled_record_check")
+    module.check_records, module.stamp_sound_batch = object(), object()  # type: ignore[attr-defined]
+    module.SOURCE_SHA256 = hashlib.sha256(source).hexdigest()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(kcoord_protocol, "compiled_record_check", module, raising=False)
     selected = runpy.run_path(str(compiled.__file__))
-    assert selected["stamp_sound_batch"] is record_check.stamp_sound_batch
-    assert selected["IS_COMPILED"] is False
+    is_current = source != b"an earlier source"
+    assert (selected["IS_COMPILED"], selected["IS_OUTDATED"]) == (is_current, not is_current)
+    used = module if is_current else record_check
+    assert (selected["check_records"], selected["stamp_sound_batch"]) == (used.check_records, used.stamp_sound_batch)
