@@ -4,8 +4,8 @@
 * `/ready`: whether clients should be sent here. It fails while the broker cannot serve groups.
 * `/health`: whether the process works. It fails only if a restart may help, so not while an upstream is away.
 
-The server has its own threads. They ask the event loop, and wait for its answer. So both pages fail if the event loop
-hangs.
+The server has its own threads, one for each connection. They ask the event loop, and wait for its answer. So both pages
+fail if the event loop hangs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import TimeoutError as ScrapeTimeout
+from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Final, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, start_http_server
 from prometheus_client.core import Metric
@@ -63,6 +65,20 @@ class BrokerCollector(Collector):
             raise
 
 
+class PageHandler(WSGIRequestHandler):
+    """Answers one request. Closes a connection whose client sends none in time."""
+
+    timeout = SCRAPE_SECONDS
+
+    def handle(self) -> None:
+        """Ignores the failure of a connection, for which the server would print a traceback."""
+        with suppress(OSError):
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs no requests."""
+
+
 class MetricsServer:
     """Serves all pages. Raises OSError if host and port cannot be bound.
 
@@ -84,6 +100,7 @@ class MetricsServer:
         self._why_not_ready = why_not_ready
         self._loop = loop
         self._server, self._thread = start_http_server(port, host, registry)
+        self._server.RequestHandlerClass = PageHandler
         metrics = self._server.get_app()
         assert metrics is not None
         self._metrics = metrics

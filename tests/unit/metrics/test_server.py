@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -30,6 +32,9 @@ class Pages:
 
     def close(self) -> None:
         self._server.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._server.port), timeout=10)
 
     def get(self, name: str = "ready") -> tuple[int, str]:
         try:
@@ -58,3 +63,25 @@ async def test_an_event_loop_that_hangs_is_not_ready(pages: Pages, monkeypatch: 
     # The test blocks the event loop.
     for name in ("ready", "health"):
         assert pages.get(name) == (503, "the event loop does not answer within 0.05 s\n")
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /ready HTTP/1.1\r\nX-"])
+async def test_a_client_that_sends_no_request_is_disconnected(
+    data: bytes, pages: Pages, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would keep a thread and a file descriptor of the broker."""
+    monkeypatch.setattr(server.PageHandler, "timeout", 0.05)
+    with pages.connect() as silent:
+        silent.sendall(data)
+        assert await asyncio.to_thread(silent.recv, 1) == b""
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_client_that_resets_its_connection_causes_no_output(
+    pages: Pages, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = pages.connect()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    assert await asyncio.to_thread(pages.get) == (200, "ready\n")
+    assert capfd.readouterr().err == ""
