@@ -382,7 +382,8 @@ class KafkaConnection(asyncio.Protocol):
                 self.close()
         if throttle_ms := path.take_throttle_ms():
             self._throttle(throttle_ms / 1000)
-        if path.needs_turn and not self._turn_scheduled:
+        # A write may have unmuted a path with requests that wait, for which no response may be left to come.
+        if (path.needs_turn or (path.queued and not path.is_muted)) and not self._turn_scheduled:
             self._turn_scheduled = True
             self._call_soon(self._take_turn)
         if path.is_muted is not self._reading_paused:

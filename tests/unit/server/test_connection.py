@@ -12,13 +12,16 @@ import socket
 import weakref
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.server.api.api_table import Api, ApiTable
+from kcoord.server.net import request_path
 from kcoord.server.net.connection import Connections, KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.foreign_protocol import guess_protocol
@@ -551,3 +554,29 @@ async def test_a_lost_connection_is_freed_without_the_garbage_collector() -> Non
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_pipelined_requests_are_all_answered_whenever_their_responses_become_ready(seed: int) -> None:
+    """A write may unmute the path when nothing else would process the requests that wait.
+
+    With a turn as long as the queue that is rare: a turn then ends early only if responses are large.
+    """
+    random = Random(seed)
+    at_once = random.random()
+
+    def handle(_: ListGroupsRequest) -> object:
+        if random.random() < at_once:
+            return ListGroupsResponse()
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(random.choice((0, 0, 0.001)), future.set_result, ListGroupsResponse())
+        return future
+
+    peer = Peer(handle)
+    with mock.patch.object(request_path, "FRAMES_PER_TURN", MAX_IN_FLIGHT_REQUESTS // 4):
+        peer.connection.data_received(b"".join(map(request, range(400))))
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+            if len(peer.answers()) == 400:
+                break
+    assert [number for number, _ in peer.answers()] == list(range(400))
