@@ -199,3 +199,15 @@ def test_a_compiled_module_of_another_source_is_not_used(source: bytes, monkeypa
     assert (selected["IS_COMPILED"], selected["IS_OUTDATED"]) == (is_current, not is_current)
     used = module if is_current else record_check
     assert (selected["check_records"], selected["stamp_sound_batch"]) == (used.check_records, used.stamp_sound_batch)
+
+
+def test_an_installation_without_sources_uses_its_compiled_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("kcoord_protocol.compiled_record_check")
+    module.check_records, module.stamp_sound_batch, module.SOURCE_SHA256 = object(), object(), ""  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(kcoord_protocol, "compiled_record_check", module, raising=False)
+    for missing_source in (tmp_path / "record_check.py", Path(f"{record_check.__file__}c")):
+        monkeypatch.setattr(record_check, "__file__", str(missing_source))
+        assert runpy.run_path(str(compiled.__file__))["IS_COMPILED"]

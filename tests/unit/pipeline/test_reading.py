@@ -14,7 +14,7 @@ from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
 from kcoord.coordinator.group.consumer.group import ConsumerGroupMember, TargetMetadata
 from kcoord.pipeline.keys import KeyTable
-from kcoord.pipeline.log_files import Folder, LogFolder, NoLogError, folders_at, open_file_system
+from kcoord.pipeline.log_files import Folder, LogFolder, NoLogError, folders_at, long_name_in, open_file_system
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
 from kcoord.pipeline.options import OptionError, SourceOptions
 from kcoord.pipeline.planning import log_ranges, pack, prune
@@ -483,3 +483,8 @@ def test_options_are_parsed() -> None:
     assert options.log_partitions == frozenset({1, 4, 5, 6})
     assert options.starting_offsets == {"0": 7}
     assert options.is_read_committed and options.checksums == "active"
+
+
+def test_a_name_in_a_file_uri_is_measured_as_the_file_system_has_it() -> None:
+    assert long_name_in(f"file:///{'%C3%BC' * 127}/t-0") is None
+    assert long_name_in(f"file:///{'%C3%BC' * 128}/t-0") is not None
