@@ -568,15 +568,14 @@ async def test_pipelined_requests_are_all_answered_whenever_their_responses_beco
     def handle(_: ListGroupsRequest) -> object:
         if random.random() < at_once:
             return ListGroupsResponse()
-        future = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(random.choice((0, 0, 0.001)), future.set_result, ListGroupsResponse())
-        return future
+        return asyncio.ensure_future(respond_after(random.randrange(4)))
+
+    async def respond_after(count: int) -> object:
+        await turns(count)
+        return ListGroupsResponse()
 
     peer = Peer(handle)
     with mock.patch.object(request_path, "FRAMES_PER_TURN", MAX_IN_FLIGHT_REQUESTS // 4):
         peer.connection.data_received(b"".join(map(request, range(400))))
-        for _ in range(100):
-            await asyncio.sleep(0.001)
-            if len(peer.answers()) == 400:
-                break
+        await turns(400)
     assert [number for number, _ in peer.answers()] == list(range(400))
