@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -109,8 +109,9 @@ class GroupMember(Worker):
 class Transactions(Worker):
     """Transaction n writes n to every partition and commits n as the offset of a group. Its outcome may stay unknown.
 
-    A transaction counts as committed only if the broker has acknowledged each of its records too. After an aborted
-    transaction librdkafka 2.16 sometimes ends the next one without sending its records. `unsent` has these numbers.
+    A transaction counts as committed only if the broker has acknowledged each of its records too. `places` has where.
+    After an aborted transaction librdkafka 2.16 sometimes ends the next one without sending all of its records, or it
+    sends them with the sequence numbers of aborted records: `unsent` returns these transactions.
     """
 
     def __init__(self, address: str, topic: str, partitions: int, group_id: str, seed: int) -> None:
@@ -118,13 +119,24 @@ class Transactions(Worker):
         self.committed: set[int] = set()
         self.aborted: set[int] = set()
         self.unknown: set[int] = set()
-        self.unsent: set[int] = set()
-        self._delivered: Counter[int] = Counter()
+        self.places: defaultdict[int, list[Place]] = defaultdict(list)
+        self._unacknowledged: set[int] = set()
         self._address = address
         self._topic = topic
         self._partitions = partitions
         self._random = random.Random(seed)
         self._group = Consumer({"bootstrap.servers": address, "group.id": group_id, **QUICK}).consumer_group_metadata()
+
+    def unsent(self, written: Mapping[Place, int]) -> set[int]:
+        """Returns the transactions of which librdkafka did not send all records. `written` has aborted records, too.
+
+        A broker takes a record for a duplicate if an earlier one had its sequence number, and names the place of that.
+        """
+        unsent = set(self._unacknowledged)
+        for number, places in self.places.items():
+            if any(written.get(place, number) < number for place in places):
+                unsent.add(number)
+        return unsent - self.aborted
 
     def _run(self) -> None:
         number = 0
@@ -151,8 +163,8 @@ class Transactions(Worker):
             if self._repeat(lambda: producer.commit_transaction(CALL_SECONDS)):
                 self.unknown.discard(number)
                 producer.flush(CALL_SECONDS)
-                is_sent = self._delivered[number] == self._partitions
-                (self.committed if is_sent else self.unsent).add(number)
+                is_acknowledged = len(self.places[number]) == self._partitions
+                (self.committed if is_acknowledged else self._unacknowledged).add(number)
                 return True
             # The commit failed permanently. The abort shows whether the transaction is still open.
         if not self._repeat(lambda: producer.abort_transaction(CALL_SECONDS)):
@@ -164,7 +176,9 @@ class Transactions(Worker):
 
     def _note_delivery(self, number: int) -> Callable[[KafkaError | None, Message], None]:
         def note(error: KafkaError | None, message: Message) -> None:
-            self._delivered[number] += error is None
+            partition, offset = message.partition(), message.offset()
+            if error is None and partition is not None and offset is not None:
+                self.places[number].append((partition, offset))
 
         return note
 
@@ -181,10 +195,10 @@ class Transactions(Worker):
             return True
 
 
-def read_all(address: str, topic: str, partitions: int) -> dict[Place, int]:
-    """Returns place -> number of every committed record, in order."""
+def read_all(address: str, topic: str, partitions: int, isolation_level: str = "read_committed") -> dict[Place, int]:
+    """Returns place -> number of every record that a consumer with this isolation level gets, in order."""
     consumer = Consumer(
-        {"bootstrap.servers": address, "group.id": "reader", "isolation.level": "read_committed", **QUICK}
+        {"bootstrap.servers": address, "group.id": "reader", "isolation.level": isolation_level, **QUICK}
         | {"enable.partition.eof": True, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
