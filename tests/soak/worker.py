@@ -22,13 +22,14 @@ class Worker(ABC):
         """Asks the thread to end, without waiting."""
         self._ending.set()
 
-    def join(self, seconds: float) -> None:
+    def join(self, seconds: float) -> bool:
+        """Waits for the thread. Returns whether it has ended."""
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def finish(self, seconds: float) -> None:
         self._ending.set()
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"{type(self).__name__} did not end"
+        assert self.join(seconds), f"{type(self).__name__} did not end"
         if self.failure is not None:
             raise self.failure
 
