@@ -124,6 +124,9 @@ def commit_offsets(
 
 
 def _commit(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest) -> Reply[TxnOffsetCommitResponse]:
+    if request.producer_id < 0:
+        # The upstream would take the records without verification, since they would be in no transaction.
+        raise KafkaError(Errors.INVALID_PRODUCER_ID_MAPPING, f"No producer has the id {request.producer_id}.")
     reply = broker.groups.call(
         request.group_id, GroupCoordinatorShard.commit_provisionally, request, context.operation_context()
     )

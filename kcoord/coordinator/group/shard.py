@@ -606,7 +606,8 @@ class GroupCoordinatorShard:
     ) -> CoordinatorResult[TxnOffsetCommitResponse]:
         """Serves TxnOffsetCommit if the log is in an upstream, whose transaction coordinator has the transaction.
 
-        The upstream verifies the transaction when the records are written. Markers come with the log.
+        The upstream verifies the transaction when the records are written. Markers come with the log. The request has
+        a producer.
         """
         self._pending.check_epoch(request.producer_id, request.producer_epoch)
         group = self._present_or_admitted(request.group_id)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -197,30 +198,41 @@ def test_a_client_cannot_use_the_rights_of_kcoord_in_transactions(gateway: Kcoor
     """kcoord's user may write with alice's transactional id, and bob may not, on any port."""
     admin = ConfluentAdmin(login(gateway.address, "alice"))
     for broker in admin.list_topics(timeout=10).brokers.values():
-        with WireClient(broker.port) as client:
-            client.call(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
-            token = SaslAuthenticateRequest(auth_bytes=f"\0bob\0{USERS['bob']}".encode())
-            client.call(token, 2, SaslAuthenticateResponse)
+        with logged_in(broker.port, "bob") as client:
             request = AddOffsetsToTxnRequest(transactional_id=CLIENT_ID, group_id="bobs")
             answer = client.call(request, 3, AddOffsetsToTxnResponse)
             assert answer.error_code == Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            commit = TxnOffsetCommitRequest(
-                transactional_id=CLIENT_ID,
-                group_id="bobs",
-                topics=[
-                    TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
-                        name=TOPIC,
-                        partitions=[
-                            TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
-                                partition_index=0, committed_offset=1
-                            )
-                        ],
-                    )
-                ],
-            )
-            committed = client.call(commit, 3, TxnOffsetCommitResponse)
+            committed = commit_in_transaction(client, "bobs", producer_id=0)
             expected = Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if broker.id == INSTANCE else Errors.NOT_COORDINATOR
-            assert committed.topics[0].partitions[0].error_code == expected
+            assert committed == expected
+
+
+def test_offsets_without_a_producer_are_rejected(gateway: KcoordProcess) -> None:
+    """They would be in no transaction, so the cluster would not verify them."""
+    admin = ConfluentAdmin(login(gateway.address, "alice"))
+    with logged_in(admin.list_topics(timeout=10).brokers[INSTANCE].port, "alice") as client:
+        assert commit_in_transaction(client, "alice-pays", producer_id=-1) == Errors.INVALID_PRODUCER_ID_MAPPING
+
+
+@contextmanager
+def logged_in(port: int, user: str) -> Iterator[WireClient]:
+    with WireClient(port) as client:
+        client.call(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+        token = SaslAuthenticateRequest(auth_bytes=f"\0{user}\0{USERS[user]}".encode())
+        client.call(token, 2, SaslAuthenticateResponse)
+        yield client
+
+
+def commit_in_transaction(client: WireClient, group_id: str, producer_id: int) -> int:
+    """Sends a TxnOffsetCommit for one partition and returns its error code."""
+    partition = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    commit = TxnOffsetCommitRequest(
+        transactional_id=CLIENT_ID,
+        group_id=group_id,
+        producer_id=producer_id,
+        topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=TOPIC, partitions=[partition])],
+    )
+    return client.call(commit, 3, TxnOffsetCommitResponse).topics[0].partitions[0].error_code
 
 
 def test_changed_acls_count_soon_and_at_once_if_they_come_through_kcoord(

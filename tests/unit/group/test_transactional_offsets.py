@@ -168,6 +168,14 @@ def test_the_order_of_the_log_decides(steps: list[tuple[str, Producer | None, in
     assert [offset is UNSTABLE for offset in fetch(context, 0, 1, 2)] == [p in unstable for p in range(3)]
 
 
+def test_offsets_without_a_producer_count_at_once(context: GroupContext) -> None:
+    """Only a coordinator that does not verify transactions accepts them. Kafka 4.4.0 counts them at once, too."""
+    assert commit(context, Producer(-1, 0), {0: 5}) is Errors.NONE
+    assert commit(context, Producer(-2, 0), {1: 6}) is Errors.NONE
+    assert fetch(context, 0, 1) == [5, 6]
+    assert [record.producer for record in context.log] == [None, None]
+
+
 # -- in front of an upstream: the log may refuse a commit --------------------------------------------------------------
 
 

@@ -207,9 +207,12 @@ def commit_transactional_offsets(
     context: OperationContext,
     request: TxnOffsetCommitRequest,
 ) -> CoordinatorResult[TxnOffsetCommitResponse]:
-    """Returns one record of the producer's transaction per accepted partition, otherwise as `commit_offset`."""
+    """Returns one record of the producer's transaction per accepted partition, otherwise as `commit_offset`.
+
+    Without a producer, which only passes if transactions are not verified, the offsets count at once, as in Kafka.
+    """
     check = _may_commit_in_transaction(group, context.api_version, request)
-    producer = Producer(request.producer_id, request.producer_epoch)
+    producer = Producer(request.producer_id, request.producer_epoch) if request.producer_id >= 0 else None
     response = TxnOffsetCommitResponse()
     result = CoordinatorResult(response, is_refusable=True)
     for topic in request.topics:
