@@ -126,16 +126,23 @@ class Log(ReadableLog):
         that share it.
         """
         log = cls(files or FileCache(file_system, _OWN_FILES), directory, config)
-        log._load(recovery or Recovery(), now_ms)
+        try:
+            log._load(recovery or Recovery(), now_ms)
+        except BaseException:
+            # The cache knows files by their paths, and the folder may belong to another topic of that name soon.
+            log.abandon()
+            raise
         return log
 
     def _load(self, recovery: Recovery, now_ms: int) -> None:
         if not self._fs.exists(self.directory):
             self._fs.make_dirs(self.directory)
         loader = LogLoader(self._files, self.directory, self._config, now_ms, recovery)
-        loader.load()
+        try:
+            loader.load()
+        finally:
+            self._segments = tuple(loader.segments)
         self.recovery_report = loader.report
-        self._segments = tuple(loader.segments)
         self.end_offset = loader.end_offset
         self._flushed_offset = loader.end_offset if recovery.clean else min(recovery.recovery_point, loader.end_offset)
         # The names of an empty segment and of an empty log may not be durable: an earlier open may have failed, or its

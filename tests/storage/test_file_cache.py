@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 
 from kcoord.runtime.snapshot import Chunk, Snapshot
+from kcoord.storage.errors import OpeningCanceledError, StorageError
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import File, make_durable_dirs, read_file, write_file_atomically
 from kcoord.storage.journal import JOURNAL_FILE, Extent, Journal, make_named_logs_durable, restore
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
+from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment_indexes import SegmentIndexes
 from kcoord.storage.snapshot import read_snapshot, write_snapshot
 from tests.storage.cleaning import Writer, clean
@@ -224,6 +226,35 @@ def test_a_closed_log_brings_no_file_back_that_a_new_log_would_read() -> None:
     old.flush()
     old.abandon()
     assert old.offset_for_timestamp(5) is not None
+    assert files.open_files == 0
+    fs.rename(DIRECTORY, "data/deleted")
+    new = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
+    new.append(batch(0, timestamp_ms=6), now_ms=NOW_MS)
+    new.flush()
+    assert new.read(0, 1 << 20) == batch(0, timestamp_ms=6)
+
+
+def cancel(size_bytes: int) -> None:
+    raise OpeningCanceledError("the topic was deleted")
+
+
+@pytest.mark.parametrize("ending", ["canceled", "corrupt", "no sync"])
+def test_an_opening_that_fails_leaves_no_file_that_a_new_log_would_read(ending: str) -> None:
+    """The topic may be deleted and created again, for example because its log is corrupt."""
+    fs = MemoryFileSystem()
+    files = FileCache(fs)
+    log = filled_log(fs, [batch(0, timestamp_ms=5)])
+    log.abandon()
+    recovery = Recovery()
+    if ending == "canceled":
+        recovery.check = cancel
+    elif ending == "corrupt":
+        recovery.recovery_point = 7
+    else:
+        fs.fault = lambda operation: OSError(5, "planted") if operation.kind == "datasync" else None
+    with pytest.raises((OSError, StorageError)):
+        Log.open(fs, DIRECTORY, new_config(), NOW_MS, recovery=recovery, files=files)
+    fs.fault = lambda operation: None
     assert files.open_files == 0
     fs.rename(DIRECTORY, "data/deleted")
     new = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
