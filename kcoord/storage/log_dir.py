@@ -211,11 +211,20 @@ class LogDir:
         log = Log.open(self.file_system, path, config, now_ms, recovery=recovery, files=self.files)
         log.later_syncs = self.later_syncs
         self._opened[key] = log
+        try:
+            self._keep_entries(key, log, handover)
+        except BaseException:
+            # The disk may be full. The next use opens the log again, and a log is open only once.
+            log.abandon()
+            raise
+        return log
+
+    def _keep_entries(self, key: TopicPartition, log: Log, handover: Handover | None) -> None:
+        """Makes the entries of a log durable that another worker led before."""
         if handover is not None:
             self._note(key, log)
             self.write_checkpoints()
-            remove_handover(self.file_system, path)
-        return log
+            remove_handover(self.file_system, self.partition_path(*key))
 
     def _take_over(self, key: TopicPartition, path: str) -> Handover | None:
         """Returns the handover of the previous leader, if there is one. It replaces the entries of this worker."""

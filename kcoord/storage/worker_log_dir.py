@@ -34,6 +34,7 @@ from kcoord.storage.checkpoints import (
 from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError, PartitionHeldError
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import Lock, join, make_durable_dirs
+from kcoord.storage.handover import Handover
 from kcoord.storage.journal import JOURNAL_FILE, make_named_logs_durable
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import DELETE_SUFFIX, LogDir
@@ -105,13 +106,19 @@ class WorkerLogDir(LogDir):
         key = (topic, partition)
         if not self._lock_partition(key):
             raise PartitionHeldError(f"another worker still has the log of {topic}-{partition} open")
-        log = super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, check)
-        if key in self._gained:
-            self._gained.discard(key)
-            if log.start_offset > self._start_offsets.get(key, 0):
-                self._note(key, log)
+        return super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, check)
+
+    def _keep_entries(self, key: TopicPartition, log: Log, handover: Handover | None) -> None:
+        super(WorkerLogDir, self)._keep_entries(key, log, handover)
+        former_start = self._start_offsets.get(key, 0)
+        if key in self._gained and log.start_offset > former_start:
+            self._note(key, log)
+            try:
                 self.write_checkpoints()
-        return log
+            except OSError:
+                self._start_offsets[key] = former_start
+                raise
+        self._gained.discard(key)
 
     def note_gained(self, topic: str, partition: int) -> None:
         self._gained.add((topic, partition))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -254,6 +255,33 @@ def test_a_log_moves_with_the_entries_of_its_leader(fs: MemoryFileSystem) -> Non
     assert handed_over(fs) is None
     fs.crash()
     assert LogDir.open(fs, ROOT, ME).recovery_of("a", 0).start_offset == 3
+
+
+@pytest.mark.parametrize("is_handed_over", [True, False])
+def test_a_log_whose_entries_cannot_be_written_is_opened_again(fs: MemoryFileSystem, is_handed_over: bool) -> None:
+    """The disk may be full when a log moves. Nothing is lost, and the log is served when there is space."""
+    shared = take(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    log = filled(old, "a")
+    log.advance_start_offset(2)
+    if is_handed_over:
+        give(old, log)
+    else:
+        old.note_starts()
+        old.write_starts()
+        die(old)
+    new.note_gained("a", 0)
+    fs.fault = lambda operation: (
+        OSError(errno.ENOSPC, "no space") if operation.kind == "write" and "checkpoint" in operation.path else None
+    )
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space"):
+            new.open_log("a", 0, new_config(), NOW_MS)
+        assert new.files.open_files == 0
+    fs.fault = no_fault
+    assert filled(new, "a").start_offset == 2
+    fs.crash()
+    assert LogDir.open(fs, ROOT, ME).recovery_of("a", 0).start_offset == 2
 
 
 def test_a_log_that_comes_back_is_as_its_last_leader_left_it(fs: MemoryFileSystem) -> None:
