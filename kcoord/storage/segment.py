@@ -196,17 +196,18 @@ class Segment:
     def file(self) -> File:
         """Returns the log file for reading.
 
-        The cache does not keep a file of a closed segment. Its path may belong to a segment of another log soon, as a
-        search in another thread may outlive its topic.
+        The cache does not keep a file of a closed or detached segment. Its path may belong to a segment of another log
+        soon, as a search in another thread may outlive its topic.
         """
         pinned = self._pinned
         if pinned is not None:
             return pinned
         file = self._fs.open_read(self.log_path) if self._is_closed else self._files.reader(self.log_path)
-        if self._is_closed:  # perhaps only since it was opened
+        pinned = self._pinned
+        if self._is_closed or pinned is not None:  # perhaps only since it was opened
             self._files.forget(self.log_path)
         # A file of the same name may have replaced the file meanwhile. The old one was pinned before that.
-        return self._pinned or file
+        return pinned or file
 
     # -- changing: one thread at a time --------------------------------------------------------------------------------
 
@@ -336,10 +337,16 @@ class Segment:
         self.sync()
 
     def detach(self) -> None:
-        """Keeps file and indexes of a closed segment for its readers, because their names will get another content."""
+        """Keeps file and indexes of a closed segment for its readers, because their names will get another content.
+
+        They leave the cache: a log does not close segments that were replaced, and their names may belong to another
+        topic of the same name later.
+        """
         indexes = self.indexes()
         self._own_indexes.setdefault("own", indexes)
         self._pinned = self.file()
+        self._files.forget(self.log_path)
+        self._files.forget(self._path)
 
     def attach(self, file: File, created_ms: int) -> None:
         """Makes this a closed segment that is read from `file`, which does not have its final name yet."""
@@ -427,6 +434,8 @@ class Segment:
             cached = self._load_indexes()
             if not self._is_closed:
                 self._files.keep_indexes(self._path, cached)
+            if self._is_closed or self._own_indexes:  # perhaps only since then, see `file`
+                self._files.forget(self._path)
         return self._own_indexes.get("own") or cached
 
     def _load_indexes(self) -> SegmentIndexes:

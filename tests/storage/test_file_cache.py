@@ -261,3 +261,67 @@ def test_an_opening_that_fails_leaves_no_file_that_a_new_log_would_read(ending: 
     new.append(batch(0, timestamp_ms=6), now_ms=NOW_MS)
     new.flush()
     assert new.read(0, 1 << 20) == batch(0, timestamp_ms=6)
+
+
+def test_a_cleaned_log_leaves_no_file_that_a_new_log_would_use() -> None:
+    """The topic is deleted and created again, and its segments begin at the same offsets as before."""
+    fs = MemoryFileSystem()
+    writer = Writer(fs)
+    for value in "123":
+        writer.put(("a", value))
+        writer.log.read(writer.log.end_offset - 1, 1)
+        writer.roll()
+        writer.log.read(writer.log.end_offset - 1, 1)
+    old, files = writer.log, writer.log._files
+    clean(old, fs)
+    assert [segment.base_offset for segment in old.segments] == [0, 3]
+    old.abandon()
+    assert files.open_files == 0
+    fs.rename(DIRECTORY, "data/deleted")
+    new = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
+    for offset in range(3):
+        new.append(batch(offset), now_ms=NOW_MS)
+        new.roll(NOW_MS)
+        assert new.read(offset, 1) == batch(offset)
+    assert sorted(name for name in fs.list_dir(DIRECTORY) if name.endswith(".log")) == [
+        f"{base:020d}.log" for base in range(4)
+    ]
+
+
+@pytest.mark.parametrize("end", ["detach", "close"])
+def test_a_reader_that_overlaps_with_the_end_of_a_segment_brings_nothing_back(end: str) -> None:
+    """Another thread asks for the file and the indexes of a segment right before it is replaced or closed."""
+    fs = MemoryFileSystem()
+    writer = Writer(fs)
+    for value in "12":
+        writer.put(("a", value))
+        writer.roll()
+
+    class Overtaken(FileCache):
+        """A cache in which the segment ends while another thread fetches something."""
+
+        ends = True
+
+        def _end(self) -> None:
+            if self.ends:
+                self.ends = False
+                getattr(segment, end)()
+
+        def reader(self, path: str) -> File:
+            self._end()
+            return super().reader(path)
+
+        def keep_indexes(self, path: str, indexes: SegmentIndexes) -> None:
+            self._end()
+            super().keep_indexes(path, indexes)
+
+    segment = writer.log.segments[1]
+    expected = segment.file().read_at(0, segment.size_bytes)
+    files = segment._files = Overtaken(fs)
+    assert segment.file().read_at(0, segment.size_bytes) == expected
+    assert files.open_files == 0
+    segment = writer.log.segments[0]
+    files = segment._files = Overtaken(fs)
+    assert segment.indexes().offsets.base_offset == 0
+    assert files.indexes(segment.path) is None
+    assert files.open_files == 0
