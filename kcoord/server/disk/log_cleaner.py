@@ -43,7 +43,7 @@ from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
-from kcoord.storage.replacement import OnOwner
+from kcoord.storage.replacement import OnOwner, ReplacementAbandoned
 
 _logger = logging.getLogger(__name__)
 
@@ -242,7 +242,12 @@ class LogCleaner:
 
         As in Kafka, a damaged log is left alone until the next start. So is a log with an unexpected error, such as a
         broken invariant: no log may keep the cleaner from the others. Errors of the disk may be gone in the next round.
+        It is no error if retention, or the deletion of the topic, was faster than the cleaner.
         """
+        if isinstance(error, ReplacementAbandoned):
+            _logger.info("%s-%d was not cleaned: %s", target.topic, target.partition, error)
+            self._postponed.add(target.key)
+            return
         is_expected = isinstance(error, OSError | StorageError)
         _logger.error(
             "%s-%d was not cleaned: %s", target.topic, target.partition, error, exc_info=None if is_expected else error

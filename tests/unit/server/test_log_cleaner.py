@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 from kcoord_protocol.messages import OffsetCommitRequest
 from tests.storage.cleaning import Writer, committed_state, offsets_left, records, state
-from tests.storage.support import DIRECTORY
+from tests.storage.support import DIRECTORY, NOW_MS
 
 from .harness import Harness
 from .test_shard_snapshots import GROUP, fetched, folder, restarted
@@ -224,6 +225,36 @@ async def test_a_damaged_log_is_reported_once(broker: Harness, caplog: pytest.Lo
     assert caplog.text.count("topic-0 was not cleaned") == 1
     assert "the CRC" in caplog.text
     assert file_system.list_dir(DIRECTORY)
+
+
+async def test_a_log_that_changes_while_it_is_cleaned_is_no_error(
+    broker: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Retention, or the deletion of the topic, was faster than the cleaner."""
+    caplog.set_level(logging.INFO)
+    file_system = broker.file_system
+    assert isinstance(file_system, MemoryFileSystem)
+    writer = Writer(file_system)
+    for number in range(10):
+        writer.put(("a", str(number)))
+        writer.roll()
+    running = Running(broker)
+    target = target_of(writer, running)
+
+    def delete_and_run(step: Callable[[], None]) -> None:
+        def run() -> None:
+            writer.log.delete_old_segments(lambda segment: segment.base_offset < 2, NOW_MS)
+            step()
+
+        running.cleaner.in_loop(run)
+
+    target.on_owner = delete_and_run
+    running.targets = [target]
+    running.cleaner.start()
+    await running.until_cleaned("topic", 0, 10)
+    assert running.cleaner.close(5)
+    assert "topic-0 was not cleaned: data/topic-0: files were removed while they were read" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 @pytest.mark.parametrize("step", ["_assess", "_clean"])
