@@ -19,7 +19,7 @@ The thread rests after each slice of work for at least as long as the slice took
 use the CPU it rests for longer. So the event loop does not compete with it for long.
 
 A crash at any point leaves old segments or new ones, never a mixture (`kcoord.storage.replacement`). Cleaning a part of
-a log a second time does no harm. A damaged log is left alone until the next start.
+a log a second time does no harm. A damaged log is left alone until it is opened again, such as at the next start.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class LogCleaner:
         self._file_system = file_system
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
-        self._damaged: set[tuple[str, int]] = set()
+        self._damaged: dict[tuple[str, int], Log] = {}
+        """The logs that are left alone. Another log of that name may follow: the topic is deleted and created again."""
         self._postponed: set[tuple[str, int]] = set()
         self._slice_began = 0.0
         self._paused = (0.0, 0.0)
@@ -157,7 +158,7 @@ class LogCleaner:
         self._slice_began = time.perf_counter()
         due: list[tuple[float, Assessment, CleanableLog]] = []
         for target in self.in_loop(self._logs):
-            if target.key not in self._damaged and target.key not in self._postponed:
+            if self._damaged.get(target.key) is not target.log and target.key not in self._postponed:
                 assessment = self._assess(target)
                 if assessment is not None and assessment.is_due(target.rules):
                     due.append((assessment.ratio, assessment, target))
@@ -240,9 +241,9 @@ class LogCleaner:
     def _report(self, target: CleanableLog, error: Exception) -> None:
         """Logs why a log was not cleaned, and skips the log from now on or for this round.
 
-        As in Kafka, a damaged log is left alone until the next start. So is a log with an unexpected error, such as a
-        broken invariant: no log may keep the cleaner from the others. Errors of the disk may be gone in the next round.
-        It is no error if retention, or the deletion of the topic, was faster than the cleaner.
+        A damaged log is left alone until it is opened again, such as at the next start. So is a log with an unexpected
+        error, such as a broken invariant: no log may keep the cleaner from the others. Errors of the disk may be gone
+        in the next round. It is no error if retention, or the deletion of the topic, was faster than the cleaner.
         """
         if isinstance(error, ReplacementAbandoned):
             _logger.info("%s-%d was not cleaned: %s", target.topic, target.partition, error)
@@ -252,8 +253,10 @@ class LogCleaner:
         _logger.error(
             "%s-%d was not cleaned: %s", target.topic, target.partition, error, exc_info=None if is_expected else error
         )
-        is_final = not is_expected or isinstance(error, CorruptLogError)
-        (self._damaged if is_final else self._postponed).add(target.key)
+        if not is_expected or isinstance(error, CorruptLogError):
+            self._damaged[target.key] = target.log
+        else:
+            self._postponed.add(target.key)
 
     def _pause(self, done_bytes: int) -> None:
         """Rests after a slice of work that read or wrote `done_bytes`, for at least as long as the slice took.

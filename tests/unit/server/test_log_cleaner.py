@@ -227,6 +227,33 @@ async def test_a_damaged_log_is_reported_once(broker: Harness, caplog: pytest.Lo
     assert file_system.list_dir(DIRECTORY)
 
 
+async def test_a_new_log_in_place_of_a_damaged_one_is_cleaned(
+    broker: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic with a damaged log is deleted and created again."""
+    file_system = broker.file_system
+    assert isinstance(file_system, MemoryFileSystem)
+    damaged = Writer(file_system)
+    damaged.put(("a", "1"))
+    damaged.roll()
+    file_system.damage(damaged.log.segments[0].log_path, lambda data: data[:-3] + b"xyz")
+    running = Running(broker)
+    running.targets = [target_of(damaged, running)]
+    running.cleaner.start()
+    for _ in range(200):
+        if "was not cleaned" in caplog.text:
+            break
+        await asyncio.sleep(0.005)
+    damaged.log.abandon()
+    file_system.rename(DIRECTORY, "data/deleted")
+    new = Writer(file_system)
+    new.put(("a", "1"), ("a", "2"))
+    new.roll()
+    running.targets = [target_of(new, running)]
+    await running.until_cleaned("topic", 0, 2)
+    assert running.cleaner.close(5)
+
+
 async def test_a_log_that_changes_while_it_is_cleaned_is_no_error(
     broker: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
