@@ -146,8 +146,9 @@ def _merge(file_system: FileSystem, path: str, folders: list[str], name: str) ->
             # The folder is rejected, as without workers. The workers' files stay.
             raise
         return
-    if merged:
-        write_offset_checkpoint(file_system, join(path, name), merged)
+    if merged or file_system.exists(join(path, name)):
+        # Without entries, too: those of the folder may be of deleted partitions, whose names other topics may have now.
+        write_offset_checkpoint(file_system, join(path, name), merged or {})
 
 
 def _read(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:

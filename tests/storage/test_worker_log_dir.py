@@ -149,7 +149,8 @@ def test_a_worker_that_was_killed_at_the_end_leaves_no_marker(fs: MemoryFileSyst
     assert not shared.close_after_workers(2, had_crash=True)
 
 
-def test_a_deleted_partition_does_not_come_back_with_old_offsets(fs: MemoryFileSystem) -> None:
+@pytest.mark.parametrize("end", ["power loss", "kill"])
+def test_a_deleted_partition_does_not_come_back_with_old_offsets(fs: MemoryFileSystem, end: str) -> None:
     shared = take(fs)
     worker = join(shared, 0)
     log = filled(worker, "a")
@@ -160,7 +161,11 @@ def test_a_deleted_partition_does_not_come_back_with_old_offsets(fs: MemoryFileS
     worker = join(shared, 0)
     worker.delete_partitions([("a", 0, "0" * 32)])
     filled(worker, "a", 1)
-    fs.crash()
+    if end == "kill":
+        die(worker)
+        shared._lock.release()
+    else:
+        fs.crash()
     alone = LogDir.open(fs, ROOT, ME)
     recovery = alone.recovery_of("a", 0)
     assert (recovery.recovery_point, recovery.start_offset, recovery.clean) == (0, 0, False)
