@@ -157,7 +157,7 @@ class Replacement:
             self._log.fail(error)
             raise
         for path in self._deleted:
-            self._file_system.remove(path)
+            _remove_deleted(self._file_system, path)
 
     def _undo(self) -> None:
         if self._log.is_closed or self._is_published:
@@ -217,11 +217,17 @@ def remove_leftovers(file_system: FileSystem, directory: str, on_owner: OnOwner)
     for name in file_system.list_dir(directory):
         if name.endswith(DELETED_SUFFIX):
             # The file may be large, and no recovery needs it, even if it is one of the next owner.
-            file_system.remove(join(directory, name))
+            _remove_deleted(file_system, join(directory, name))
         elif name.endswith((CLEANED_SUFFIX, *_STRAY_INDEXES)):
             unfinished.append(join(directory, name))
     if unfinished:
         on_owner(partial(_remove_all, file_system, unfinished))
+
+
+def _remove_deleted(file_system: FileSystem, path: str) -> None:
+    """Removes a file unless the owner has done that, whose retention removes such files after their delay."""
+    with suppress(FileNotFoundError):
+        file_system.remove(path)
 
 
 def _remove_all(file_system: FileSystem, paths: list[str]) -> None:

@@ -677,3 +677,21 @@ def test_a_large_batch_is_cleaned_like_a_small_one() -> None:
             ).next_dirty_offset
             assert state(records(log)) == expected
         assert offsets_left(log) == list(range(401, 600, 2))
+
+
+def test_a_deleted_file_may_be_removed_by_the_owner_meanwhile() -> None:
+    """Retention removes `.deleted` files after file.delete.delay.ms, in the thread of the owner."""
+    fs = MemoryFileSystem()
+    writer = Writer(fs)
+    for value in "123":
+        writer.put(("a", value))
+        writer.roll()
+    fs.open_append(f"{DIRECTORY}/{9:020d}.log.deleted").close()
+
+    def remove_first(operation: Operation) -> FileNotFoundError | None:
+        is_deleted = operation.kind == "remove" and operation.path.endswith(".deleted")
+        return FileNotFoundError(2, "planted") if is_deleted else None
+
+    fs.fault = remove_first
+    assert clean(writer.log, fs).next_dirty_offset == 3
+    assert [segment.base_offset for segment in writer.log.segments] == [0, 3]
