@@ -22,7 +22,7 @@ from kcoord.cli.lake_output import own_error, print_frame
 from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
 from kcoord.cli.options import MOST_INT, key_value, moment, seconds, whole_number
 from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, warn
-from kcoord.cli.stopping import stop_on_signals
+from kcoord.cli.stopping import end_at_once_on_interrupt, stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     from kcoord_protocol.errors import KafkaError
 
     try:
-        code = options.run(options)
+        # A job can be killed at any time.
+        with end_at_once_on_interrupt():
+            code = options.run(options)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

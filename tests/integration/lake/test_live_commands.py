@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -90,17 +92,17 @@ def test_ingest_follows_the_log_until_it_gets_a_signal(
 class _Followed:
     """`kcoord lake ingest --follow` in a process of its own. Its stderr goes to a file."""
 
-    def __init__(self, command: list[str], stderr: Path) -> None:
+    def __init__(self, command: list[str], stderr: Path, environment: dict[str, str] | None = None) -> None:
         self._stderr = stderr.open("ab")
-        self.process = subprocess.Popen(command, stderr=self._stderr, start_new_session=True)
+        self.process = subprocess.Popen(command, stderr=self._stderr, start_new_session=True, env=environment)
 
     def __enter__(self) -> subprocess.Popen[bytes]:
         return self.process
 
     def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # the session includes Spark's JVM and workers
-            self.process.wait()
+        self.process.wait()
         self._stderr.close()
 
 
@@ -119,6 +121,28 @@ def _wait_for_commits(process: subprocess.Popen[bytes], lake: Path, batches: int
         return any(batch >= batches - 1 for batch in done)
 
     wait_until(are_there, f"{batches} micro-batches are in the lake", START_SECONDS)
+
+
+@pytest.mark.parametrize("job", [["ingest"], ["ingest", "--follow", "0.2"], ["status"]], ids=" ".join)
+def test_an_interrupt_does_not_wait_for_spark(broker: KcoordProcess, tmp_path: Path, job: list[str]) -> None:
+    """A Java that does nothing stands for one that is busy: nothing interrupts the thread that waits for it."""
+    _commit(broker.address, 1)
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun\nexec sleep 600\n")
+    java.chmod(0o755)
+    (tmp_path / "release").write_text('JAVA_VERSION="17.0.1"\n')
+    source = ["--log", str(broker.data), "--lake", str(tmp_path / "lake"), "--master", "local[1]"]
+    command = [sys.executable, "-m", "kcoord", "lake", *job, *source]
+    with _Followed(command, tmp_path / "err", {**os.environ, "JAVA_HOME": str(tmp_path)}) as process:
+        wait_until((tmp_path / "begun").exists, "Spark is starting", START_SECONDS)
+        wait_until(lambda: "batch 0" in (tmp_path / "err").read_text(), "the log is copied", START_SECONDS)
+        if "--follow" in job:
+            process.send_signal(signal.SIGINT)  # the first one only sets a flag
+            time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_SECONDS) == 130
+    assert "Traceback" not in (tmp_path / "err").read_text()
 
 
 def test_ends_adds_samples_until_it_gets_a_signal(

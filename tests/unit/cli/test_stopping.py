@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from kcoord.cli import main
-from kcoord.cli.stopping import stop_on_signals
+from kcoord.cli.stopping import end_at_once_on_interrupt, stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -43,3 +45,36 @@ def test_ctrl_c_ends_a_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("kcoord.cli.log._verify", interrupted)
     assert main(["log", "verify", "/"]) == 130
+
+
+_BUSY = """
+import os, signal, threading, time
+from kcoord.cli.stopping import end_at_once_on_interrupt
+
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("begun")
+with end_at_once_on_interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+"""
+
+
+def test_an_interrupt_ends_a_command_at_once_whatever_its_threads_do() -> None:
+    done = subprocess.run([sys.executable, "-c", _BUSY], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "begun\n", "")
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with end_at_once_on_interrupt():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_after_a_command_an_interrupt_is_an_exception_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with end_at_once_on_interrupt():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
