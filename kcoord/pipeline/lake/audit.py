@@ -37,6 +37,7 @@ _ACTIONS: Final = {
     "DeleteGroups": "group-delete",
     "OffsetDelete": "offset-delete",
     "OffsetCommit": "reset",
+    "TxnOffsetCommit": "reset",
     "DeleteTopics": "topic-delete",
 }
 _COMMON: Final = ("broker", "principal", "host", "request")

@@ -3,7 +3,8 @@
 
 A tombstone of kcoord has the principal in its header. The audit log has more: the client and its address, the requests
 that set offsets, and the deletions of topics. A request belongs to a change of the log if it is about the same place,
-and if the change came within `_NEAR_MS` of it; the nearest one counts.
+and if the record of the change was written within `_NEAR_MS` of it; the nearest one counts. The marker of a transaction
+may come much later than its records.
 
 If a topic is deleted, each group that used it loses its offsets in the same second. So an `offset-delete` that was
 inferred is a `topic-delete` here if another group lost offsets of the topic in that second.
@@ -34,7 +35,7 @@ _REASON: Final = f"""if({_IS_GUESS} AND size(collect_set(if(is_tombstone AND {_I
 def build(commits: DataFrame, changes: DataFrame) -> DataFrame:
     rows = commits.selectExpr(
         *(*_PLACE, *KEY, "incarnation", "effective_timestamp AS timestamp", "committed_offset", "is_tombstone"),
-        *("reason", "reason_source", "tombstone_principal"),
+        *("reason", "reason_source", "tombstone_principal", "timestamp AS written"),
         f"last(committed_offset, true) OVER ({_ORDER} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS lost_offset",
         f"NOT lag(is_tombstone) OVER ({_ORDER}) AS was_there",
         "coalesce(was_there AND committed_offset < lost_offset, false) AS is_rewind",
@@ -60,7 +61,7 @@ def _requests_of(rows: DataFrame, changes: DataFrame) -> DataFrame:
     requests = changes.where("error IS NULL").select(
         "action", *KEY, "committed_offset", F.col("timestamp").alias("request_timestamp"), *_WHO[:-1]
     )
-    rows = rows.select(*_PLACE, "timestamp", *KEY, "committed_offset", "is_tombstone", "reason")
+    rows = rows.select(*_PLACE, "written", *KEY, "committed_offset", "is_tombstone", "reason")
     removed = rows.where("is_tombstone AND reason != 'expired'")
     matches = [
         _match(removed, requests, "group-delete", ["group"]),
@@ -68,7 +69,7 @@ def _requests_of(rows: DataFrame, changes: DataFrame) -> DataFrame:
         _match(removed, requests, "offset-delete", [*KEY]),
         _match(rows.where("NOT is_tombstone"), requests, "reset", [*KEY, "committed_offset"]),
     ]
-    distance_ms = "abs(unix_millis(timestamp) - unix_millis(request_timestamp))"
+    distance_ms = "abs(unix_millis(written) - unix_millis(request_timestamp))"
     nearest = F.expr(f"min_by(struct(action, {', '.join(_WHO)}), {distance_ms}) AS asked")
     near = reduce(DataFrame.unionByName, matches).where(f"{distance_ms} <= {_NEAR_MS}")
     return near.groupBy(*_PLACE).agg(nearest)

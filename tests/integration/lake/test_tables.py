@@ -363,6 +363,16 @@ def test_losses_have_who_removed_or_reset_offsets(lake: Lake) -> None:
     assert rows(lake.read("losses"), "timestamp request_timestamp", "action = 'reset'") == [(80.0, 79.0)]
 
 
+def test_losses_have_who_reset_an_offset_in_a_long_transaction(lake: Lake) -> None:
+    builder = WHOLE["losses"]
+    inputs = {name: lake.read(name) for name in builder.inputs}
+    marker = F.col("timestamp") + F.expr("INTERVAL 60 SECONDS")
+    inputs["commits"] = inputs["commits"].withColumn("effective_timestamp", marker)
+    losses = builder.build(inputs, LakeSettings(), moment(200))
+    columns = "timestamp action new_offset principal request_timestamp"
+    assert rows(losses, columns, "`group` = 'watch'") == [(140.0, "reset", 250, "User:admin", 79.0)]
+
+
 def test_hot_groups_are_counted_by_the_hour(lake: Lake) -> None:
     columns = "hour commits tombstones partitions share"
     assert rows(lake.read("hot_groups"), columns, "`group` = 'old'") == [

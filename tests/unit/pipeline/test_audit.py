@@ -91,6 +91,12 @@ def table(lake: Lake, name: str) -> list[Row]:
             [("reset", "g", "t", 0, 5, None), ("reset", "g", None, 0, 6, "UNKNOWN_TOPIC_ID")],
         ),
         (
+            "TxnOffsetCommit",
+            {"groupId": "g", "topics": [{"name": "t", "partitions": [{"partitionIndex": 0, "committedOffset": 5}]}]},
+            [],
+            [("reset", "g", "t", 0, 5, None)],
+        ),
+        (
             "DeleteTopics",
             {"topicNames": ["old"], "topics": [{"name": "t", "topicId": "A"}]},
             [],
