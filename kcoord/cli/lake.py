@@ -175,7 +175,9 @@ def _add(
         "--retention-minutes", type=whole_number(1), metavar="N", help="the brokers' offsets.retention.minutes"
     )
     parser.add_argument(
-        "--expiry-policy", choices=("kip211", "kafka"), help="the expiry policy for KIP-848 groups without members"
+        "--expiry-policy",
+        choices=("kip211", "kafka"),
+        help="when offsets of empty groups expire: as in kcoord, or as in Kafka",
     )
     parser.add_argument(
         "--storm-epochs", type=whole_number(2), metavar="N", help="number of epochs that make a storm (default 5)"

@@ -36,6 +36,8 @@ from kcoord.pipeline.lake.storage import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kcoord.pipeline.lake.samples import Retention
+
 _SMALL_BYTES: Final = 64 << 20
 """With less log to read and a small lake a job takes seconds, and starting Spark is most of them."""
 _DESCRIBE_SECONDS: Final = 60.0
@@ -59,7 +61,7 @@ class LakeRun:
         self._began = time.monotonic()
         self._described_at = float("-inf")
         self._retention_asked_at = float("-inf")
-        self._retention_minutes: int | None = None
+        self._retention: Retention | None = None
         self._read_bytes = 0
         self.source = source_of(options)
         if self.source is not None:
@@ -201,12 +203,15 @@ class LakeRun:
         A default is not stored, so the brokers are asked until they tell their retention.
         """
         options, stored = self._options, lake.stored_settings()
-        minutes = options.retention_minutes
+        minutes, policy = options.retention_minutes, options.expiry_policy
         if minutes is None and self.source is not None and "retention_ms" not in stored:
-            minutes = self._told_retention_minutes(self.source)
+            told = self._told_retention(self.source)
+            minutes = None if told is None else told.minutes
+            if told is not None and policy is None and "expiry_policy" not in stored:
+                policy = told.policy.value
         given = {
             "retention_ms": None if minutes is None else minutes * MS_PER_MINUTE,
-            "expiry_policy": options.expiry_policy,
+            "expiry_policy": policy,
             "storm_epochs": options.storm_epochs,
             "storm_window_ms": options.storm_window_ms,
         }
@@ -216,12 +221,12 @@ class LakeRun:
             lake.store_settings(merged)
         return settings if options.now is None else replace(settings, now=options.now)
 
-    def _told_retention_minutes(self, source: LakeSource) -> int | None:
+    def _told_retention(self, source: LakeSource) -> Retention | None:
         """Asks the brokers for their retention, at most once a minute. None if they have not told it yet."""
-        if self._retention_minutes is None and time.monotonic() - self._retention_asked_at >= _DESCRIBE_SECONDS:
+        if self._retention is None and time.monotonic() - self._retention_asked_at >= _DESCRIBE_SECONDS:
             self._retention_asked_at = time.monotonic()
-            self._retention_minutes = source.retention_minutes()
-        return self._retention_minutes
+            self._retention = source.retention()
+        return self._retention
 
     def _add_sample(self) -> None:
         if self.source is None or self.source.brokers is None:

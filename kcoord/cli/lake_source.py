@@ -16,7 +16,7 @@ from kcoord.client.config import AdminConfig, CommonConfig
 
 if TYPE_CHECKING:
     from kcoord.client.admin.client import AdminClient
-    from kcoord.pipeline.lake.samples import Sample
+    from kcoord.pipeline.lake.samples import Retention, Sample
     from kcoord.pipeline.lake.storage import Lake
     from kcoord.pipeline.options import SourceOptions
 
@@ -102,16 +102,14 @@ class LakeSource:
                 " (--topic), and need a lake of their own"
             )
 
-    def retention_minutes(self) -> int | None:
-        """Returns `offsets.retention.minutes` of the brokers, None if they do not tell it."""
-        from kcoord.pipeline.lake.samples import retention_minutes
+    def retention(self) -> Retention | None:
+        """Returns the retention of the brokers, None if they do not tell it."""
+        from kcoord.pipeline.lake.samples import retention
 
         if self.brokers is None:
             return None
         topic = self.options.topic
-        return self._ask(
-            "offsets.retention.minutes of the brokers is unknown", lambda admin: retention_minutes(admin, topic)
-        )
+        return self._ask("offsets.retention.minutes of the brokers is unknown", lambda admin: retention(admin, topic))
 
     def _ask(self, failure: str, question: Callable[[AdminClient], Awaitable[T]]) -> T | None:
         from kcoord.client.admin.client import AdminClient

@@ -90,7 +90,11 @@ WHOLE: Final = {
         lambda inputs, settings, now: rebalances.build_churn(inputs["members"], inputs["group_epochs"]),
     ),
     "losses": Builder(
-        ("commits", "changes"), lambda inputs, settings, now: losses.build(inputs["commits"], inputs["changes"])
+        ("commits", "changes", "group_epochs"),
+        lambda inputs, settings, now: losses.build(
+            inputs["commits"], inputs["changes"], inputs["group_epochs"], settings
+        ),
+        ("retention_ms",),
     ),
     "hot_groups": Builder(("commits",), lambda inputs, settings, now: hot_groups.build(inputs["commits"])),
     "expiry": Builder(

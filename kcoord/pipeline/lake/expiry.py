@@ -9,6 +9,9 @@
 | with members, the topic is subscribed, or the subscriptions are unknown | nothing: they do not expire |
 | streams group | unknown, since its members are not read |
 
+With Kafka's policy the offsets of an empty KIP-848 group age from their commit, and those of an empty classic group
+from the moment it became empty, even if their commit was later.
+
 If a client before KIP-211 set an expire time, it replaces the retention.
 """
 
@@ -30,7 +33,7 @@ def build_expiry(
     current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, settings: LakeSettings, now: datetime
 ) -> DataFrame:
     rows = _with_group(current, epochs, members, regexes).withColumn("now", F.lit(now))
-    begins = "if(basis = 'empty', greatest(commit_timestamp, empty_since), commit_timestamp)"
+    begins = f"if(basis = 'empty', {_empty_since(settings)}, commit_timestamp)"
     expires_at = f"""CASE
         WHEN basis = 'own' THEN expire_timestamp
         WHEN basis NOT IN ('protected', 'unknown') THEN
@@ -52,6 +55,12 @@ def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regex
         "coalesce(members > 0, false) AS has_members",
         "NOT is_known OR array_contains(topics, topic) AS is_wanted",
     )
+
+
+def _empty_since(settings: LakeSettings) -> str:
+    if settings.expiry_policy is ExpiryPolicy.KAFKA:
+        return "coalesce(empty_since, commit_timestamp)"
+    return "greatest(commit_timestamp, empty_since)"
 
 
 def _basis(settings: LakeSettings) -> str:

@@ -6,6 +6,9 @@ that set offsets, and the deletions of topics. A request belongs to a change of 
 and if the record of the change was written within `_NEAR_MS` of it; the nearest one counts. The marker of a transaction
 may come much later than its records.
 
+Kafka removes all offsets of a classic group that has been empty for the retention, with the group. A `group-delete`
+that was inferred is `expired` here if the group had been empty for so long.
+
 If a topic is deleted, each group that used it loses its offsets in the same second. So an `offset-delete` that was
 inferred is a `topic-delete` here if another group lost offsets of the topic in that second.
 """
@@ -19,20 +22,26 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
+from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.tables import TABLES
 
 _NEAR_MS: Final = 10_000
 _PLACE: Final = ("log_partition", "log_offset")
 _WHO: Final = ("principal", "host", "client_id", "request", "request_timestamp")
 _ORDER: Final = f"PARTITION BY {', '.join(KEY)} ORDER BY effective_offset, log_offset"
+_IS_OLD: Final = "reason_source = 'inferred' AND reason = 'group-delete' AND empty_ms >= {retention_ms}"
 _IS_GUESS: Final = "reason_source = 'inferred' AND reason = 'offset-delete'"
-_REASON: Final = f"""if({_IS_GUESS} AND size(collect_set(if(is_tombstone AND {_IS_GUESS}, group, NULL)) OVER (
-    PARTITION BY topic, date_trunc('second', timestamp)
-)) > 1, 'topic-delete', reason)"""
+_REASON: Final = f"""CASE
+    WHEN {_IS_OLD} THEN 'expired'
+    WHEN {_IS_GUESS} AND size(collect_set(if(is_tombstone AND {_IS_GUESS}, group, NULL)) OVER (
+        PARTITION BY topic, date_trunc('second', timestamp)
+    )) > 1 THEN 'topic-delete'
+    ELSE reason
+END"""
 """The reason of a tombstone."""
 
 
-def build(commits: DataFrame, changes: DataFrame) -> DataFrame:
+def build(commits: DataFrame, changes: DataFrame, epochs: DataFrame, settings: LakeSettings) -> DataFrame:
     rows = commits.selectExpr(
         *(*_PLACE, *KEY, "incarnation", "effective_timestamp AS timestamp", "committed_offset", "is_tombstone"),
         *("reason", "reason_source", "tombstone_principal", "timestamp AS written"),
@@ -41,9 +50,12 @@ def build(commits: DataFrame, changes: DataFrame) -> DataFrame:
         "coalesce(was_there AND committed_offset < lost_offset, false) AS is_rewind",
     )
     rows = rows.join(F.broadcast(_requests_of(rows, changes)), list(_PLACE), "left")
+    rows = rows.join(_emptied(epochs), ["group", "incarnation"], "left")
+    rows = rows.withColumn("empty_ms", F.unix_millis("timestamp") - F.unix_millis("empty_since"))
+    reason = _REASON.format(retention_ms=settings.retention_ms)
     return TABLES["losses"].conform(
         rows.where("is_tombstone OR is_rewind OR asked.action IS NOT NULL"),
-        action=f"if(is_tombstone, {_REASON}, coalesce(asked.action, 'rewind'))",
+        action=f"if(is_tombstone, {reason}, coalesce(asked.action, 'rewind'))",
         new_offset="committed_offset",
         records="committed_offset - lost_offset",
         reason_source="""CASE
@@ -54,6 +66,14 @@ def build(commits: DataFrame, changes: DataFrame) -> DataFrame:
         principal="coalesce(tombstone_principal, asked.principal)",
         **{name: f"asked.{name}" for name in _WHO if name != "principal"},
     )
+
+
+def _emptied(epochs: DataFrame) -> DataFrame:
+    """Returns `empty_since` of the classic groups whose last generation has no members."""
+    states = epochs.where("kind != 'target' AND NOT is_tombstone").groupBy("group", "incarnation")
+    last = states.agg(F.max_by(F.struct("kind", "protocol_type", "empty_since"), "log_offset").alias("last"))
+    is_empty = "last.kind = 'classic' AND last.protocol_type != '' AND last.empty_since IS NOT NULL"
+    return last.where(is_empty).select("group", "incarnation", "last.empty_since")
 
 
 def _requests_of(rows: DataFrame, changes: DataFrame) -> DataFrame:

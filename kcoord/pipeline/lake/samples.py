@@ -26,6 +26,7 @@ from kcoord.client.types import TopicPartition
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import MAX_TIMESTAMP_MS, copied_topic_id
 from kcoord.pipeline.lake.jobs import SAMPLED_TOPICS
+from kcoord.pipeline.lake.settings import ExpiryPolicy
 from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
 from kcoord_protocol.batch_header import crc32c
@@ -34,6 +35,7 @@ from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.uuid import ZERO_UUID, uuid_from_string, uuid_to_string
 
 RETENTION: Final = "offsets.retention.minutes"
+_POLICY: Final = "kcoord.offsets.expiration.policy"
 _UPSTREAM: Final = "kcoord.upstream.bootstrap.servers"
 """Only kcoord in front of a cluster has a value of it."""
 _DELETED_AFTER_MS: Final = 60_000
@@ -173,18 +175,28 @@ async def ask_ends(admin: AdminClient, names: Iterable[str]) -> list[End]:
     return rows
 
 
-async def retention_minutes(admin: AdminClient, topic: str) -> int | None:
-    """Returns `offsets.retention.minutes` of the brokers whose groups are in the topic, None if it is unknown.
+class Retention(NamedTuple):
+    """When brokers let offsets expire."""
 
+    minutes: int
+    policy: ExpiryPolicy
+
+
+async def retention(admin: AdminClient, topic: str) -> Retention | None:
+    """Returns the retention of the brokers whose groups are in the topic, None if it is unknown.
+
+    Kafka has no config for the policy.
     The instances of kcoord in front of a cluster are among its brokers. Their groups are in a topic of their own.
     """
     nodes = (await admin.describe_cluster()).nodes
     brokers = [ConfigResource(ConfigResourceType.BROKER, str(node.node_id)) for node in nodes]
-    for configs in (await admin.describe_configs(dict.fromkeys(brokers, (RETENTION, _UPSTREAM)))).values.values():
+    for configs in (
+        await admin.describe_configs(dict.fromkeys(brokers, (RETENTION, _POLICY, _UPSTREAM)))
+    ).values.values():
         values = {name: entry.value for name, entry in configs.items()}
         minutes, is_in_front = values.get(RETENTION), bool(values.get(_UPSTREAM))
         if minutes is not None and is_in_front == (topic != GROUP_METADATA_TOPIC):
-            return int(minutes)
+            return Retention(int(minutes), ExpiryPolicy(values.get(_POLICY) or ExpiryPolicy.KAFKA))
     return None
 
 

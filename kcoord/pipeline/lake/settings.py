@@ -15,9 +15,11 @@ BURROW_WINDOW: Final = 10
 
 
 class ExpiryPolicy(StrEnum):
-    """When the retention of an empty KIP-848 group's offsets starts.
+    """When the retention of the offsets of an empty group starts.
 
-    It starts when the group became empty (KIP-211), or with the commit (Kafka's implementation).
+    * kip211: when the group became empty, or with a later commit. This is the default of kcoord.
+    * kafka: for KIP-848 groups with the commit; for classic groups when the group became empty, even if the commit was
+      later. This was observed with Kafka 4.4.0.
     """
 
     KIP211 = "kip211"

@@ -75,6 +75,7 @@ def test_a_report_over_the_wire_has_the_tables_of_the_folders(
     assert wire.read("assignments").count() == folders.read("assignments").count() > 0
     assert wire.read("assignments").where("topic IS NULL").count() == 0
     assert wire.stored_settings()["retention_ms"] == str(77 * 60_000), "the brokers told it"
+    assert wire.stored_settings()["expiry_policy"] == "kip211"
     ends = {(row["topic"], row["partition"]) for row in wire.read("ends").collect()}
     assert {("orders", 0), ("orders", 1)} <= ends
     brokers = [(row["broker_id"], row["port"], row["is_controller"]) for row in wire.read("brokers").collect()]

@@ -26,7 +26,7 @@ from kcoord.pipeline.lake.report import data
 from kcoord.pipeline.lake.report.markup import left_out, status, tiles
 from kcoord.pipeline.lake.report.page import write_report
 from kcoord.pipeline.lake.samples import End
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, ExpiryPolicy, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
 from tests.integration.lake.made_log import MadeLog, moment
@@ -275,6 +275,35 @@ def test_expiry_follows_kip_211(lake: Lake) -> None:
     ]
     left = rows(lake.read("expiry"), "expires_in_ms", "`group` = 'simple'")
     assert left == [((2 + RETENTION_S - 120) * 1000,)]
+
+
+@pytest.mark.parametrize(("policy", "since"), [(ExpiryPolicy.KIP211, 90.0), (ExpiryPolicy.KAFKA, 30.0)])
+def test_a_commit_to_an_empty_classic_group_does_not_keep_it_in_kafka(
+    lake: Lake, policy: ExpiryPolicy, since: float
+) -> None:
+    """Kafka 4.4.0 removed such an offset with the group, 119 s after its commit, with a retention of 120 s."""
+    builder = WHOLE["expiry"]
+    inputs = {name: lake.read(name) for name in builder.inputs}
+    inputs["current_offsets"] = inputs["current_offsets"].withColumn("commit_timestamp", F.lit(moment(90)))
+    expiry = builder.build(inputs, LakeSettings(expiry_policy=policy), moment(120))
+    assert rows(expiry, "basis expires_at", "`group` = 'classic'") == [("empty", since + RETENTION_S)]
+
+
+@pytest.mark.parametrize(("retention_s", "reason"), [(60, "expired"), (61, "group-delete")])
+def test_offsets_that_went_with_a_group_that_was_empty_for_long_have_expired(
+    lake: Lake, retention_s: int, reason: str
+) -> None:
+    """The classic group is empty since second 30. Its offset was committed later, and goes with the group at 90."""
+    builder = WHOLE["losses"]
+    inputs = {name: lake.read(name) for name in builder.inputs}
+    gone = inputs["commits"].where("`group` = 'again' AND is_tombstone AND topic = 'orders'").limit(1)
+    ended = {"group": F.lit("classic"), "incarnation": F.lit(0).cast(gone.schema["incarnation"].dataType)}
+    times = {name: F.lit(moment(90)) for name in ("timestamp", "effective_timestamp")}
+    inputs["commits"] = inputs["commits"].unionByName(
+        gone.withColumns({**ended, **times, "log_offset": F.lit(10**6), "effective_offset": F.lit(10**6)})
+    )
+    losses = builder.build(inputs, LakeSettings(retention_ms=retention_s * 1000), moment(120))
+    assert rows(losses, "timestamp action", "`group` = 'classic'") == [(90.0, reason)]
 
 
 def test_orphans_are_offsets_that_nobody_needs(lake: Lake) -> None:

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 import pytest
 
 from kcoord.client import AdminClient
-from kcoord.pipeline.lake.samples import retention_minutes
+from kcoord.pipeline.lake.samples import Retention, retention
+from kcoord.pipeline.lake.settings import ExpiryPolicy
 from kcoord.testing import KcoordBroker, start_broker
 from kcoord.upstream.own_topics import OFFSETS_TOPIC
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from tests.integration.upstream.gateways import Gateways
 
+POLICY = "kcoord.offsets.expiration.policy"
 RETENTION = "offsets.retention.minutes"
 
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[KcoordBroker]:
-    with start_broker({RETENTION: "33"}) as broker:
+    with start_broker({RETENTION: "33", POLICY: "kafka"}) as broker:
         yield broker
 
 
@@ -35,7 +37,7 @@ async def test_the_retention_is_that_of_the_brokers_whose_groups_are_in_the_topi
 ) -> None:
     gateway = gateways.start(offsets_retention_minutes="77")
     async with AdminClient(bootstrap_servers=gateway.address) as admin:
-        assert await retention_minutes(admin, OFFSETS_TOPIC) == 77
-        assert await retention_minutes(admin, GROUP_METADATA_TOPIC) == 33
+        assert await retention(admin, OFFSETS_TOPIC) == Retention(77, ExpiryPolicy.KIP211)
+        assert await retention(admin, GROUP_METADATA_TOPIC) == Retention(33, ExpiryPolicy.KAFKA)
     async with AdminClient(bootstrap_servers=upstream.bootstrap_servers) as admin:
-        assert await retention_minutes(admin, OFFSETS_TOPIC) is None, "the cluster does not know it"
+        assert await retention(admin, OFFSETS_TOPIC) is None, "the cluster does not know it"

@@ -25,7 +25,8 @@ from kcoord.client.results import Results
 from kcoord.pipeline.errors import BrokerError, BrokerUnavailableError
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import Ingest, ingest
-from kcoord.pipeline.lake.samples import End, Sample, Topics
+from kcoord.pipeline.lake.samples import End, Retention, Sample, Topics
+from kcoord.pipeline.lake.settings import ExpiryPolicy
 from kcoord.pipeline.lake.storage import Lake
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.uuid import uuid_to_string
@@ -69,14 +70,14 @@ def test_a_lake_keeps_the_settings_that_were_given_or_that_brokers_told(
 
     assert stored() == {}
     assert stored("--storm-epochs", "7") == {"storm_epochs": "7"}
-    told: list[int | None] = [None, 77]
-    monkeypatch.setattr(LakeSource, "retention_minutes", lambda source: told.pop(0))
+    told: list[Retention | None] = [None, Retention(77, ExpiryPolicy.KAFKA)]
+    monkeypatch.setattr(LakeSource, "retention", lambda source: told.pop(0))
     assert "retention_ms" not in stored("--log", log)
-    learned = {"retention_ms": str(77 * 60_000), "storm_epochs": "7"}
+    learned = {"retention_ms": str(77 * 60_000), "storm_epochs": "7", "expiry_policy": "kafka"}
     assert stored("--log", log) == learned
     assert stored("--log", log) == learned, "the brokers are not asked again"
-    given = stored("--retention-minutes", "5", "--expiry-policy", "kafka")
-    assert given == {"retention_ms": "300000", "storm_epochs": "7", "expiry_policy": "kafka"}
+    given = stored("--retention-minutes", "5", "--expiry-policy", "kip211")
+    assert given == {"retention_ms": "300000", "storm_epochs": "7", "expiry_policy": "kip211"}
     assert stored() == given
 
 
