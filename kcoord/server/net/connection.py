@@ -265,7 +265,7 @@ class KafkaConnection(asyncio.Protocol):
             self._frame_started = now
         # A write may unmute the path. Reading is paused before that, so that requests that wait are processed after it.
         if path.is_muted:
-            self._follow_path()
+            self._follow_path(is_reading=True)
         self._flush()
 
     def pause_writing(self) -> None:
@@ -366,12 +366,19 @@ class KafkaConnection(asyncio.Protocol):
         self._flush()
         self._follow_path()
 
+    def _await_turn(self) -> None:
+        self._call_soon(self._take_turn)
+
     def _take_turn(self) -> None:
         self._turn_scheduled = False
         self._unmute(Mute.NEXT_TURN)
 
-    def _follow_path(self) -> None:
-        """Closes, schedules a turn, pauses or resumes reading, as the state of the path demands."""
+    def _follow_path(self, *, is_reading: bool = False) -> None:
+        """Closes, schedules a turn, pauses or resumes reading, as the state of the path demands.
+
+        The event loop runs what `call_soon` has scheduled before it looks for readable sockets. So a read schedules a
+        turn for the time after that: otherwise bytes that arrived during the read would wait for that turn, too.
+        """
         path = self.path
         if path.close_reason is not None and not self._is_closing:
             self._is_closing = True
@@ -385,7 +392,7 @@ class KafkaConnection(asyncio.Protocol):
         # A write may have unmuted a path with requests that wait, for which no response may be left to come.
         if (path.needs_turn or (path.queued and not path.is_muted)) and not self._turn_scheduled:
             self._turn_scheduled = True
-            self._call_soon(self._take_turn)
+            self._call_soon(self._await_turn if is_reading else self._take_turn)
         if path.is_muted is not self._reading_paused:
             self._pause_or_resume_reading()
 

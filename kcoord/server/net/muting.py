@@ -15,7 +15,7 @@ class Mute(IntEnum):
     STOPPED = 1
     """The path accepts no request any more. This reason never ends."""
     NEXT_TURN = 2
-    """More requests wait than one turn may process, by their number or the size of their responses."""
+    """More requests wait than one turn may process, by their number, their time, or the size of their responses."""
     THROTTLED = 4
     """The client is above its quota."""
     ORDER = 8

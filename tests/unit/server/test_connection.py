@@ -26,7 +26,13 @@ from kcoord.server.net.connection import Connections, KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.path_settings import PathSettings
-from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, RequestPath
+from kcoord.server.net.request_path import (
+    FRAMES_PER_TURN,
+    LONGEST_TURN_MS,
+    MANY_REQUESTS,
+    MAX_IN_FLIGHT_REQUESTS,
+    RequestPath,
+)
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
@@ -74,6 +80,8 @@ class Owner(Connections):
     """Stands for the listener's connections. `handle` answers ListGroups. Admits every connection unless `refuse`."""
 
     def __init__(self, handle: Callable[[ListGroupsRequest], object]) -> None:
+        self.handled = self.now_ms = 0
+
         def handler(broker: object, context: object, request: Any) -> object:
             self.handled += 1
             return handle(request)
@@ -87,7 +95,7 @@ class Owner(Connections):
             "Any",
             SimpleNamespace(
                 apis=table,
-                now_ms=lambda: 0,
+                now_ms=lambda: self.now_ms,
                 groups=None,
                 topics=SimpleNamespace(topic_name=None),
                 authorizer=None,
@@ -105,7 +113,6 @@ class Owner(Connections):
         )
         limits = ConnectionLimits(BrokerConfig.from_properties({}))
         super().__init__(limits, partial(RequestPath, self.settings), max_unread_bytes=1000, login_timeout_seconds=30)
-        self.handled = 0
         self.reports: list[str] = []
         self.refuse = False
 
@@ -426,7 +433,7 @@ async def test_many_requests_at_once_are_answered_turn_by_turn() -> None:
     peer.connection.data_received(b"".join(request(number) for number in range(3 * FRAMES_PER_TURN)))
     assert peer.owner.handled == FRAMES_PER_TURN
     assert not peer.transport.reading
-    await turns(1)
+    await turns(2)
     assert len(peer.answers()) == 2 * FRAMES_PER_TURN
     peer.connection.pause_writing()
     await turns(3)
@@ -435,6 +442,40 @@ async def test_many_requests_at_once_are_answered_turn_by_turn() -> None:
     await turns(3)
     assert [number for number, _ in peer.answers()] == list(range(3 * FRAMES_PER_TURN))
     assert peer.transport.reading
+
+
+async def test_requests_that_arrive_during_a_long_turn_are_processed_before_the_next_one() -> None:
+    """A heartbeat that arrives while members join over another connection waits for a part of the joins only."""
+    loop = asyncio.get_running_loop()
+    handled: list[int] = []
+    joining_client, joining_socket = socket.socketpair()
+    beating_client, beating_socket = socket.socketpair()
+
+    def join(_: ListGroupsRequest) -> ListGroupsResponse:
+        if not handled:
+            beating_client.send(request(100))
+        joining.now_ms += LONGEST_TURN_MS // 3
+        handled.append(len(handled))
+        return ListGroupsResponse()
+
+    def beat(_: ListGroupsRequest) -> ListGroupsResponse:
+        handled.append(100)
+        return ListGroupsResponse()
+
+    joining, beating = Owner(join), Owner(beat)
+    with joining_client, beating_client:
+        joining_client.send(b"".join(map(request, range(3 + MANY_REQUESTS))))
+        transports = [
+            (await loop.create_connection(owner.open, sock=own_socket))[0]
+            for owner, own_socket in ((beating, beating_socket), (joining, joining_socket))
+        ]
+        for _ in range(100):
+            await asyncio.sleep(0)
+            if len(handled) == 4 + MANY_REQUESTS:
+                break
+        for transport in transports:
+            transport.abort()
+    assert handled == [0, 1, 2, 100, *range(4, 4 + MANY_REQUESTS)]
 
 
 class Timers:
@@ -556,16 +597,20 @@ async def test_a_lost_connection_is_freed_without_the_garbage_collector() -> Non
         gc.enable()
 
 
+@pytest.mark.parametrize("most_ms", [0, 2])
 @pytest.mark.parametrize("seed", range(40))
-async def test_pipelined_requests_are_all_answered_whenever_their_responses_become_ready(seed: int) -> None:
+async def test_pipelined_requests_are_all_answered_whenever_their_responses_become_ready(
+    seed: int, most_ms: int
+) -> None:
     """A write may unmute the path when nothing else would process the requests that wait.
 
-    With a turn as long as the queue that is rare: a turn then ends early only if responses are large.
+    With a turn as long as the queue that is rare: a turn then ends early only if it is long or responses are large.
     """
     random = Random(seed)
     at_once = random.random()
 
     def handle(_: ListGroupsRequest) -> object:
+        peer.owner.now_ms += random.randint(0, most_ms)
         if random.random() < at_once:
             return ListGroupsResponse()
         return asyncio.ensure_future(respond_after(random.randrange(4)))
@@ -575,7 +620,8 @@ async def test_pipelined_requests_are_all_answered_whenever_their_responses_beco
         return ListGroupsResponse()
 
     peer = Peer(handle)
-    with mock.patch.object(request_path, "FRAMES_PER_TURN", MAX_IN_FLIGHT_REQUESTS // 4):
+    frames_per_turn = FRAMES_PER_TURN if most_ms else MAX_IN_FLIGHT_REQUESTS // 4
+    with mock.patch.object(request_path, "FRAMES_PER_TURN", frames_per_turn):
         peer.connection.data_received(b"".join(map(request, range(400))))
         await turns(400)
     assert [number for number, _ in peer.answers()] == list(range(400))

@@ -32,6 +32,8 @@ from kcoord.server.net.path_settings import PathSettings
 from kcoord.server.net.request_path import (
     FRAMES_PER_TURN,
     LARGE_REQUEST_BYTES,
+    LONGEST_TURN_MS,
+    MANY_REQUESTS,
     MAX_IN_FLIGHT_REQUESTS,
     MAX_READY_BYTES,
     RequestPath,
@@ -490,7 +492,7 @@ class Bare:
             SimpleNamespace(
                 apis=apis,
                 groups=None,
-                now_ms=lambda: 0,
+                now_ms=self._now_ms,
                 topics=SimpleNamespace(topic_name=None),
                 authorizer=None,
                 request_quota=None,
@@ -499,6 +501,7 @@ class Bare:
             ),
         )
         self.made: list[Message] = []
+        self.now_ms = self.clock_reads = 0
         self.handled = self.answered = 0
         self.requests: list[Message] = []
         self.path = RequestPath(
@@ -507,6 +510,10 @@ class Bare:
 
     def _on_response(self) -> None:
         self.answered += 1
+
+    def _now_ms(self) -> int:
+        self.clock_reads += 1
+        return self.now_ms
 
     async def _made_in_thread(self, make: Callable[[], Message], version: int) -> Message:
         self.made.append(make())
@@ -586,6 +593,67 @@ def test_requests_beyond_a_turn_wait_for_the_next_one() -> None:
     bare.path.process()
     assert (bare.path.needs_turn, bare.path.is_muted) == (False, False)
     assert bare.take() == [FRAMES_PER_TURN]
+
+
+def test_a_turn_ends_when_its_requests_have_taken_long() -> None:
+    """Each request takes a third of a turn. The last ones are too few for a turn of their own."""
+
+    def handle() -> ListGroupsResponse:
+        bare.now_ms += LONGEST_TURN_MS // 3
+        return ListGroupsResponse()
+
+    bare = Bare(handle)
+    bare.receive(*range(6 + MANY_REQUESTS))
+    answered = [bare.take()]
+    while bare.path.needs_turn:
+        assert bare.path.is_muted
+        bare.path.process()
+        assert bare.take() == [], "a muted path works on no request"
+        bare.path.unmute(Mute.NEXT_TURN)
+        bare.path.process()
+        answered.append(bare.take())
+    assert answered == [[0, 1, 2], [3, 4, 5], list(range(6, 6 + MANY_REQUESTS))]
+    assert not bare.path.is_muted
+
+
+def test_a_long_request_ends_no_turn_if_few_wait_for_it() -> None:
+    def handle() -> ListGroupsResponse:
+        bare.now_ms += 10 * LONGEST_TURN_MS
+        return ListGroupsResponse()
+
+    bare = Bare(handle)
+    bare.receive(*range(MANY_REQUESTS))
+    assert (bare.path.needs_turn, bare.path.is_muted, bare.take()) == (False, False, list(range(MANY_REQUESTS)))
+    assert bare.clock_reads == 1, "only the beginning of the turn"
+
+
+@pytest.mark.parametrize("turn_is_first", [False, True])
+async def test_a_long_turn_ends_while_too_many_requests_are_in_flight(turn_is_first: bool) -> None:
+    """The turn that the driver takes may come before the responses or after them."""
+    futures: list[asyncio.Future[object]] = []
+
+    def handle() -> asyncio.Future[object]:
+        if len(futures) == MAX_IN_FLIGHT_REQUESTS - 1:  # the turn ends for two reasons
+            bare.now_ms += LONGEST_TURN_MS
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    bare = Bare(handle)
+    bare.receive(*range(MAX_IN_FLIGHT_REQUESTS + MANY_REQUESTS))
+    assert (bare.handled, bare.path.is_muted) == (MAX_IN_FLIGHT_REQUESTS, True)
+    if turn_is_first:
+        bare.path.unmute(Mute.NEXT_TURN)
+        bare.path.process()
+        assert (bare.handled, bare.path.is_muted) == (MAX_IN_FLIGHT_REQUESTS, True)
+    for future in futures:
+        future.set_result(ListGroupsResponse())
+    await asyncio.sleep(0)
+    assert bare.take() == list(range(MAX_IN_FLIGHT_REQUESTS))
+    if not turn_is_first:
+        assert bare.path.needs_turn
+        bare.path.unmute(Mute.NEXT_TURN)
+    bare.path.process()
+    assert (bare.handled, bare.path.is_muted) == (MAX_IN_FLIGHT_REQUESTS + MANY_REQUESTS, False)
 
 
 def large_response(size_bytes: int = MAX_READY_BYTES // 4) -> ListGroupsResponse:
