@@ -325,3 +325,25 @@ def test_a_reader_that_overlaps_with_the_end_of_a_segment_brings_nothing_back(en
     assert segment.indexes().offsets.base_offset == 0
     assert files.indexes(segment.path) is None
     assert files.open_files == 0
+
+
+def test_a_deletion_that_fails_leaves_no_file_to_which_a_new_log_would_write() -> None:
+    fs = MemoryFileSystem()
+    files = FileCache(fs)
+    config = new_config(segment_bytes=1)
+    log = Log.open(fs, DIRECTORY, config, NOW_MS, files=files)
+    for offset in range(3):
+        log.append(batch(offset, timestamp_ms=5), now_ms=NOW_MS)
+    log.flush()
+    assert log.read(1, 1) == batch(1, timestamp_ms=5)
+    fs.fault = lambda operation: OSError(5, "planted") if operation.kind == "remove" else None
+    with pytest.raises(OSError):
+        log.delete_old_segments(lambda segment: segment.base_offset < 2, NOW_MS)
+    log.abandon()
+    fs.fault = lambda operation: None
+    fs.rename(DIRECTORY, "data/deleted")
+    new = Log.open(fs, DIRECTORY, config, NOW_MS, files=files)
+    for offset in range(3):
+        new.append(batch(offset, timestamp_ms=6), now_ms=NOW_MS)
+    new.flush()
+    assert [new.read(offset, 1) for offset in range(3)] == [batch(offset, timestamp_ms=6) for offset in range(3)]
