@@ -53,7 +53,7 @@ def end_at_once_on_interrupt() -> Iterator[None]:
     """
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_default or threading.current_thread() is not threading.main_thread():
-        yield  # SIGINT is ignored, somebody else handles it, or the signals are not those of this thread
+        yield  # SIGINT is ignored, the caller has its own handler, or the signals are not those of this thread
         return
     signal.signal(signal.SIGINT, _end)
     try:

@@ -596,7 +596,7 @@ class GroupCoordinatorShard:
     def commit_transactional_offsets(
         self, context: OperationContext, request: TxnOffsetCommitRequest, ticket: int | None
     ) -> CoordinatorResult[TxnOffsetCommitResponse]:
-        """Serves TxnOffsetCommit. The offsets are pending until `end_transaction`."""
+        """Serves TxnOffsetCommit. The offsets of a producer are pending until `end_transaction`."""
         offset_operations.check_transaction(self._pending, self._verifications, request, ticket)
         group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)

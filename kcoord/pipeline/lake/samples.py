@@ -185,8 +185,8 @@ class Retention(NamedTuple):
 async def retention(admin: AdminClient, topic: str) -> Retention | None:
     """Returns the retention of the brokers whose groups are in the topic, None if it is unknown.
 
-    Kafka has no config for the policy.
-    The instances of kcoord in front of a cluster are among its brokers. Their groups are in a topic of their own.
+    Kafka has no config for the policy. The instances of kcoord in front of a cluster are among its brokers. Their
+    groups are in a topic of their own.
     """
     nodes = (await admin.describe_cluster()).nodes
     brokers = [ConfigResource(ConfigResourceType.BROKER, str(node.node_id)) for node in nodes]
