@@ -51,6 +51,7 @@ _BUSY = """
 import os, signal, threading, time
 from kcoord.cli.stopping import end_at_once_on_interrupt
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background of a shell
 threading.Thread(target=time.sleep, args=(600,)).start()
 print("begun")
 with end_at_once_on_interrupt():
@@ -74,7 +75,10 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 
 
 def test_after_a_command_an_interrupt_is_an_exception_again() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with end_at_once_on_interrupt():
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with end_at_once_on_interrupt():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
