@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kcoord.cli import EXIT_INTERRUPTED
 from kcoord.cli.lake_output import own_error, print_frame
 from kcoord.cli.lake_source import add_broker_options, add_source_options, broker_properties
 from kcoord.cli.options import MOST_INT, key_value, moment, seconds, whole_number
@@ -62,8 +61,6 @@ def main(arguments: Sequence[str]) -> int:
         # A job can be killed at any time.
         with end_at_once_on_interrupt():
             code = options.run(options)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         raise
     except KafkaError as error:
