@@ -216,6 +216,15 @@ def test_files_of_deleted_segments_are_neither_in_the_log_nor_in_the_cache(delay
     assert open_log(fs).start_offset in (0, 2)
 
 
+def assert_a_new_log_reads_its_own_records(fs: MemoryFileSystem, files: FileCache) -> None:
+    """Deletes the topic of DIRECTORY and creates it again."""
+    fs.rename(DIRECTORY, "data/deleted")
+    new = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
+    new.append(batch(0, timestamp_ms=6), now_ms=NOW_MS)
+    new.flush()
+    assert new.read(0, 1 << 20) == batch(0, timestamp_ms=6)
+
+
 def test_a_closed_log_brings_no_file_back_that_a_new_log_would_read() -> None:
     """A search in another thread may outlive its topic, which is then created again."""
     fs = MemoryFileSystem()
@@ -227,11 +236,7 @@ def test_a_closed_log_brings_no_file_back_that_a_new_log_would_read() -> None:
     old.abandon()
     assert old.offset_for_timestamp(5) is not None
     assert files.open_files == 0
-    fs.rename(DIRECTORY, "data/deleted")
-    new = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
-    new.append(batch(0, timestamp_ms=6), now_ms=NOW_MS)
-    new.flush()
-    assert new.read(0, 1 << 20) == batch(0, timestamp_ms=6)
+    assert_a_new_log_reads_its_own_records(fs, files)
 
 
 def cancel(size_bytes: int) -> None:
@@ -256,11 +261,7 @@ def test_an_opening_that_fails_leaves_no_file_that_a_new_log_would_read(ending: 
         Log.open(fs, DIRECTORY, new_config(), NOW_MS, recovery=recovery, files=files)
     fs.fault = lambda operation: None
     assert files.open_files == 0
-    fs.rename(DIRECTORY, "data/deleted")
-    new = Log.open(fs, DIRECTORY, new_config(), NOW_MS, files=files)
-    new.append(batch(0, timestamp_ms=6), now_ms=NOW_MS)
-    new.flush()
-    assert new.read(0, 1 << 20) == batch(0, timestamp_ms=6)
+    assert_a_new_log_reads_its_own_records(fs, files)
 
 
 def test_a_cleaned_log_leaves_no_file_that_a_new_log_would_use() -> None:

@@ -53,11 +53,16 @@ class Running:
         )
 
     async def until_cleaned(self, topic: str, partition: int, offset: int) -> None:
-        for _ in range(1000):
-            if self.log_dir.cleaned_offset(topic, partition) >= offset:
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("nothing was cleaned")
+        await until(lambda: self.log_dir.cleaned_offset(topic, partition) >= offset)
+
+
+async def until(is_done: Callable[[], bool]) -> None:
+    """Waits for the thread of the cleaner."""
+    for _ in range(1000):
+        if is_done():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the cleaner did not do it in time")
 
 
 @pytest.fixture
@@ -216,10 +221,7 @@ async def test_a_damaged_log_is_reported_once(broker: Harness, caplog: pytest.Lo
     running = Running(broker)
     running.targets = [target_of(writer, running), *running._logs()]
     running.cleaner.start()
-    for _ in range(200):
-        if "was not cleaned" in caplog.text:
-            break
-        await asyncio.sleep(0.005)
+    await until(lambda: "was not cleaned" in caplog.text)
     await asyncio.sleep(0.05)
     assert running.cleaner.close(5)
     assert caplog.text.count("topic-0 was not cleaned") == 1
@@ -240,10 +242,7 @@ async def test_a_new_log_in_place_of_a_damaged_one_is_cleaned(
     running = Running(broker)
     running.targets = [target_of(damaged, running)]
     running.cleaner.start()
-    for _ in range(200):
-        if "was not cleaned" in caplog.text:
-            break
-        await asyncio.sleep(0.005)
+    await until(lambda: "was not cleaned" in caplog.text)
     damaged.log.abandon()
     file_system.rename(DIRECTORY, "data/deleted")
     new = Writer(file_system)
