@@ -11,6 +11,9 @@ from kcoord.client.errors import SslAuthenticationException
 _NAME_MISMATCHES: Final = (62, 63, 64)
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_EMAIL_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 
+_WRONG_TIMES: Final = (9, 10)
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, of any certificate of the chain."""
+
 
 def handshake_failure(address: str, error: BaseException | None) -> SslAuthenticationException | None:
     """Returns the error for a connection that ended with `error`. None if that is no failure of the handshake.
@@ -25,8 +28,11 @@ def handshake_failure(address: str, error: BaseException | None) -> SslAuthentic
 def _explained(error: ssl.SSLError) -> str:
     """Returns the reason, and the setting to look at."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        is_mismatch = error.verify_code in _NAME_MISMATCHES
-        setting = "ssl.endpoint.identification.algorithm" if is_mismatch else "ssl.truststore.location"
+        setting = "ssl.truststore.location"
+        if error.verify_code in _NAME_MISMATCHES:
+            setting = "ssl.endpoint.identification.algorithm"
+        elif error.verify_code in _WRONG_TIMES:
+            setting = "ssl.keystore.location of the broker, or an authority in ssl.truststore.location"
         return f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')} ({setting})"
     reason = error.reason or str(error)
     _, is_alert, alert = reason.partition("_ALERT_")

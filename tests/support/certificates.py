@@ -69,11 +69,14 @@ class Authority:
         builder = self._builder(common_name(name), self.key, common_name(name))
         self.certificate = builder.add_extension(SIGNS_CERTIFICATES, critical=True).sign(self.key, hashes.SHA256())
 
-    def issue(self, subject: x509.Name | str, *names: str) -> Identity:
-        """Returns a new key whose certificate has these subject alternative names: hosts and addresses."""
+    def issue(self, subject: x509.Name | str, *names: str, lifetime: datetime.timedelta = 31 * DAYS) -> Identity:
+        """Returns a new key whose certificate has these subject alternative names: hosts and addresses.
+
+        The `lifetime` of the certificate began a day ago.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         name = common_name(subject) if isinstance(subject, str) else subject
-        builder = self._builder(name, key, self.certificate.subject, ca=False)
+        builder = self._builder(name, key, self.certificate.subject, lifetime, ca=False)
         if names:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName(list(map(_general_name, names))), critical=False
@@ -89,9 +92,15 @@ class Authority:
         return str(path)
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, *, ca: bool = True
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        issuer: x509.Name,
+        lifetime: datetime.timedelta = 31 * DAYS,
+        *,
+        ca: bool = True,
     ) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
+        began = datetime.datetime.now(datetime.UTC) - DAYS
         # Clients that check strictly, as Python 3.13 does by default, want both key identifiers.
         own, issuers = x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier
         return (
@@ -100,8 +109,8 @@ class Authority:
             .issuer_name(issuer)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - DAYS)
-            .not_valid_after(now + 30 * DAYS)
+            .not_valid_before(began)
+            .not_valid_after(began + lifetime)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(own.from_public_key(key.public_key()), critical=False)
             .add_extension(issuers.from_issuer_public_key(self.key.public_key()), critical=False)

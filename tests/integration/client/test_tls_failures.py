@@ -11,6 +11,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,16 @@ async def test_an_authority_that_is_not_trusted(folder: Folder) -> None:
         text = await failure_of(broker.address, folder.client(OTHER))
     assert text.startswith("SSL handshake failed: the broker's certificate is not accepted: ")
     assert text.endswith(" (ssl.truststore.location)")
+
+
+async def test_a_certificate_that_has_expired(folder: Folder) -> None:
+    identity = AUTHORITY.issue("broker", "127.0.0.1", lifetime=timedelta(hours=1))
+    async with broker_with(folder.server(identity)) as broker:
+        text = await failure_of(broker.address, folder.client(AUTHORITY))
+    assert text == (
+        "SSL handshake failed: the broker's certificate is not accepted: certificate has expired "
+        "(ssl.keystore.location of the broker, or an authority in ssl.truststore.location)"
+    )
 
 
 async def test_a_name_that_is_not_in_the_certificate(folder: Folder) -> None:
