@@ -232,7 +232,9 @@ async def test_a_group_with_members_in_the_upstream_waits_for_their_end(
         bootstrap_servers=upstream.bootstrap_servers, group_id=group, enable_auto_commit=False
     ) as consumer:
         consumer.subscribe([TOPIC])
-        await consumer.poll(100)
+        async with asyncio.timeout(30):
+            while not consumer.assignment:
+                await consumer.poll(100)
         located = ask(gateway, FindCoordinatorRequest(coordinator_keys=[group], key_type=0), 4)
         assert isinstance(located, FindCoordinatorResponse)
         (coordinator,) = located.coordinators
