@@ -26,6 +26,7 @@ harmless.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -86,8 +87,23 @@ class Assessment:
         return self.is_overdue or self.ratio > rules.min_cleanable_dirty_ratio
 
 
+@contextmanager
+def _abandoned_if_removed(log: Log) -> Iterator[None]:
+    """Raises ReplacementAbandoned for a missing file if the owner has removed segments of the log meanwhile."""
+    before = log.segments
+    try:
+        yield
+    except FileNotFoundError as error:
+        if log.is_closed or not set(before) <= set(log.segments):
+            raise ReplacementAbandoned(f"{log.directory}: files were removed while they were read") from error
+        raise
+
+
 def assess(log: Log, first_dirty_offset: int, rules: CleaningRules, stable_offset: int, now_ms: int) -> Assessment:
-    """Returns the range of the log that can be cleaned now. `first_dirty_offset` is the end of the last known pass."""
+    """Returns the range of the log that can be cleaned now. `first_dirty_offset` is the end of the last known pass.
+
+    Raises ReplacementAbandoned if retention or the deletion of the topic removed segments meanwhile.
+    """
     segments = log.segments
     if first_dirty_offset > segments[-1].base_offset:
         first_dirty_offset = 0
@@ -95,17 +111,18 @@ def assess(log: Log, first_dirty_offset: int, rules: CleaningRules, stable_offse
     end = min(stable_offset, log.settled_offset)
     clean_bytes = cleanable_bytes = 0
     is_overdue = False
-    for segment, following in pairwise(segments):
-        if following.base_offset <= first_dirty_offset:
-            clean_bytes += segment.size_bytes
-            continue
-        lag_ms = rules.min_compaction_lag_ms
-        if following.base_offset > end or (lag_ms > 0 and _newest_ms(segment) > now_ms - lag_ms):
-            # The segment is too young, or has the first unstable offset. It is cleaned as a whole in a later pass.
-            end = min(end, segment.base_offset)
-            break
-        cleanable_bytes += segment.size_bytes
-        is_overdue = is_overdue or now_ms - _oldest_ms(segment) > rules.max_compaction_lag_ms
+    with _abandoned_if_removed(log):
+        for segment, following in pairwise(segments):
+            if following.base_offset <= first_dirty_offset:
+                clean_bytes += segment.size_bytes
+                continue
+            lag_ms = rules.min_compaction_lag_ms
+            if following.base_offset > end or (lag_ms > 0 and _newest_ms(segment) > now_ms - lag_ms):
+                # The segment is too young, or has the first unstable offset. It is cleaned as a whole in a later pass.
+                end = min(end, segment.base_offset)
+                break
+            cleanable_bytes += segment.size_bytes
+            is_overdue = is_overdue or now_ms - _oldest_ms(segment) > rules.max_compaction_lag_ms
     return Assessment(first_dirty_offset, max(end, first_dirty_offset), clean_bytes, cleanable_bytes, is_overdue)
 
 
@@ -151,7 +168,6 @@ class Cleaner:
         `forget_aborted` is called before abort markers are removed, with their offsets. A fetch that still listed such
         a transaction as aborted would make readers skip later records of its producer.
         """
-        before = log.segments
 
         def while_open(step: Callable[[], None]) -> None:
             """Makes a step on the owner's thread. The folder of a closed log may be another worker's by then."""
@@ -163,14 +179,10 @@ class Cleaner:
 
             on_owner(checked)
 
-        try:
+        with _abandoned_if_removed(log):
             return self._clean(
                 log, assessment, rules, while_open, now_ms, stable_offset, producers or {}, forget_aborted
             )
-        except FileNotFoundError as error:
-            if log.is_closed or not set(before) <= set(log.segments):
-                raise ReplacementAbandoned(f"{log.directory}: files were removed while they were read") from error
-            raise
 
     def _clean(
         self,

@@ -283,6 +283,30 @@ async def test_a_log_that_changes_while_it_is_cleaned_is_no_error(
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
+async def test_a_log_that_is_deleted_while_it_is_assessed_is_no_error(
+    broker: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    file_system = broker.file_system
+    assert isinstance(file_system, MemoryFileSystem)
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.roll()
+
+    def delete_and_assess(log: Log, *arguments: Any) -> Assessment:
+        log.abandon()
+        file_system.rename(DIRECTORY, "data/deleted")
+        return assess(log, *arguments)
+
+    monkeypatch.setattr(log_cleaner, "assess", delete_and_assess)
+    running = Running(broker)
+    running.targets = [target_of(writer, running)]
+    running.cleaner.start()
+    await until(lambda: "topic-0 was not cleaned: data/topic-0: files were removed while they were read" in caplog.text)
+    assert running.cleaner.close(5)
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
 @pytest.mark.parametrize("step", ["_assess", "_clean"])
 async def test_an_unexpected_error_of_one_log_does_not_stop_the_others(
     broker: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
