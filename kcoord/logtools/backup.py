@@ -27,12 +27,13 @@ from kcoord.logtools.folders import LogFile, PartitionFolder, is_metadata_topic,
 from kcoord.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     LOG_START_OFFSET_FILE,
+    PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     write_offset_checkpoint,
 )
 from kcoord.storage.errors import MalformedCheckpointError, StorageError
 from kcoord.storage.file_system import File, FileSystem, join, parent
-from kcoord.storage.log_dir import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, META_PROPERTIES_FILE, PARTITION_METADATA_FILE
+from kcoord.storage.log_dir import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, META_PROPERTIES_FILE
 from kcoord.storage.recovery import SWAP_SUFFIX
 from kcoord.storage.scan import Damage, DamageKind, find_batch, walk
 from kcoord.storage.segment import LOG_SUFFIX

@@ -33,8 +33,8 @@ from kcoord.storage.checkpoints import (
     LOCK_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
-    read_offset_checkpoint,
-    write_offset_checkpoint,
+    read_worker_checkpoint,
+    write_worker_checkpoint,
 )
 from kcoord.storage.errors import MalformedCheckpointError, StorageError
 from kcoord.storage.file_system import (
@@ -353,15 +353,17 @@ class Repair:
         for folder in self._checkpoint_folders():
             path = join(folder, name)
             try:
-                offsets = read_offset_checkpoint(self._fs, path)
+                entries = read_worker_checkpoint(self._fs, path)
             except MalformedCheckpointError:
                 continue
-            left = {key: offset for key, offset in offsets.items() if key not in keys}
-            if left != offsets:
+            left = {key: entry for key, entry in entries.items() if key not in keys}
+            if left != entries:
                 self._note(path, 0, 0, what)
                 if is_real:
                     self._copy_aside(path)
-                    write_offset_checkpoint(self._fs, path, left)
+                    offsets = {key: offset for key, (offset, _) in left.items()}
+                    topic_ids = {key: topic_id for key, (_, topic_id) in left.items()}
+                    write_worker_checkpoint(self._fs, path, offsets, topic_ids)
 
     def _checkpoint_folders(self) -> list[str]:
         """Returns the data folder, and the folders of workers that ended without a merge of their checkpoints."""

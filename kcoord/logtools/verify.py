@@ -34,6 +34,7 @@ from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
     LOG_START_OFFSET_FILE,
+    PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
     read_leader_epochs,
@@ -46,7 +47,6 @@ from kcoord.storage.log_dir import (
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
     META_PROPERTIES_FILE,
-    PARTITION_METADATA_FILE,
     identity_of,
     partition_folder,
 )

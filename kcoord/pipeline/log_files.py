@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from kcoord.pipeline.buffers import Bytes, padded
-from kcoord.storage.log_dir import PARTITION_METADATA_FILE
+from kcoord.storage.checkpoints import PARTITION_METADATA_FILE
 from kcoord.storage.recovery import SWAP_SUFFIX, base_offset_of
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX

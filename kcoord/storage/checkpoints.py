@@ -19,6 +19,7 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
 CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
+PARTITION_METADATA_FILE = "partition.metadata"
 
 _VERSION = "0"
 
@@ -35,6 +36,22 @@ def write_offset_checkpoint(file_system: FileSystem, path: str, offsets: Mapping
     _write_lines(
         file_system, path, [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())]
     )
+
+
+def read_worker_checkpoint(file_system: FileSystem, path: str) -> dict[TopicPartition, tuple[int, str]]:
+    """Reads lines `topic partition offset topic-id`, whose last field may be missing. Returns offsets and topic ids."""
+    offsets: dict[TopicPartition, tuple[int, str]] = {}
+    for number, (topic, partition, offset, *topic_id) in _read_lines(file_system, path, 3, 4):
+        offsets[topic, _number(path, number, partition)] = _number(path, number, offset), "".join(topic_id)
+    return offsets
+
+
+def write_worker_checkpoint(
+    file_system: FileSystem, path: str, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[TopicPartition, str]
+) -> None:
+    """Writes a checkpoint with the ids of the topics. Partitions without an id have Kafka's lines."""
+    rows = [(*key, offset, topic_ids.get(key, "")) for key, offset in sorted(offsets.items())]
+    _write_lines(file_system, path, [" ".join(map(str, row)).rstrip() for row in rows])
 
 
 def read_leader_epochs(file_system: FileSystem, path: str) -> list[tuple[int, int]]:
@@ -91,7 +108,7 @@ def write_properties(file_system: FileSystem, path: str, properties: Mapping[str
 
 
 def _read_lines(
-    file_system: FileSystem, path: str, fields: int, *, may_be_torn: bool = False
+    file_system: FileSystem, path: str, *fields: int, may_be_torn: bool = False
 ) -> list[tuple[int, list[str]]]:
     """Returns the lines after the version and the count as pairs of line number and fields.
 
@@ -107,8 +124,8 @@ def _read_lines(
         raise MalformedCheckpointError(f"{path}, line 1: expected version {_VERSION}, then a count")
     rows = [(number, line.split()) for number, line in enumerate(lines[2:], 3) if line.strip()]
     for number, values in rows:
-        if len(values) != fields:
-            raise MalformedCheckpointError(f"{path}, line {number}: expected {fields} fields, got {len(values)}")
+        if len(values) not in fields:
+            raise MalformedCheckpointError(f"{path}, line {number}: expected {fields[0]} fields, got {len(values)}")
     if _number(path, 2, lines[1]) != len(rows):
         raise MalformedCheckpointError(
             f"{path}, line 2: the count is {lines[1]}, but the number of lines after it is {len(rows)}"

@@ -36,6 +36,7 @@ from kcoord.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     LOCK_FILE,
     LOG_START_OFFSET_FILE,
+    PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
     read_leader_epochs,
@@ -60,7 +61,6 @@ from kcoord.storage.worker_checkpoints import merge_worker_checkpoints
 
 META_PROPERTIES_FILE = "meta.properties"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
-PARTITION_METADATA_FILE = "partition.metadata"
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
@@ -369,8 +369,7 @@ class LogDir:
 
         An offset that could not be written is not noted.
         """
-        offsets = {**self._cleaned_offsets, (topic, partition): offset}
-        write_offset_checkpoint(self.file_system, self._checkpoint(CLEANER_OFFSET_FILE), offsets)
+        self._write(CLEANER_OFFSET_FILE, {**self._cleaned_offsets, (topic, partition): offset})
         self._cleaned_offsets[topic, partition] = offset
 
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:

@@ -5,6 +5,9 @@ Every worker has its own checkpoints under `.workers`, so that no file has two w
 the folder when all workers have ended, or at the next start. So the next run may have any number of workers, and other
 programs find all entries. Every worker also locks its own folder: workers that outlive their supervisor prevent another
 process from using the data folder.
+
+The lines of these checkpoints also have the id of the topic. A worker that dies keeps its entries, also if another
+worker leads the partition by then. If the topic is deleted and created again, the entries are those of another log.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from kcoord.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     LOCK_FILE,
     LOG_START_OFFSET_FILE,
+    PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
     read_offset_checkpoint,
+    read_topic_id,
+    read_worker_checkpoint,
     write_offset_checkpoint,
 )
 from kcoord.storage.errors import MalformedCheckpointError
@@ -101,14 +107,17 @@ def are_known_to_be_whole(file_system: FileSystem, path: str, count: int, needed
         folder = worker_folder(path, number)
         if not file_system.exists(join(folder, CLEAN_SHUTDOWN_FILE)):
             return False
-        with_entries |= _read(file_system, join(folder, RECOVERY_POINT_FILE)).keys()
+        with_entries |= _read(file_system, path, join(folder, RECOVERY_POINT_FILE)).keys()
     return with_entries.issuperset(needed)
 
 
-def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dict[TopicPartition, int] | None:
+def read_merged_checkpoint(
+    file_system: FileSystem, path: str, name: str, only: TopicPartition | None = None
+) -> dict[TopicPartition, int] | None:
     """Returns the folder's checkpoint as a merge would write it now, or None if no such file exists.
 
-    Raises MalformedCheckpointError if the folder's own file is damaged.
+    With `only`, what workers have written about other partitions is left out. Raises MalformedCheckpointError if the
+    folder's own file is damaged.
     """
     # The workers' files are read first. A merge by another process writes the folder's file before it removes them.
     files = [join(folder, name) for folder in worker_folders(file_system, path)]
@@ -116,7 +125,7 @@ def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dic
     of_workers: dict[TopicPartition, int] = {}
     for file in present:
         # If a log has moved, both workers may have an entry. Offsets never fall, so the larger one is newer.
-        for key, offset in _read(file_system, file).items():
+        for key, offset in _read(file_system, path, file, only).items():
             of_workers[key] = max(offset, of_workers.get(key, 0))
     if not present and not file_system.exists(join(path, name)):
         return None
@@ -151,8 +160,37 @@ def _merge(file_system: FileSystem, path: str, folders: list[str], name: str) ->
         write_offset_checkpoint(file_system, join(path, name), merged or {})
 
 
-def _read(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:
+def read_entries(
+    file_system: FileSystem, path: str, file: str, only: TopicPartition | None = None
+) -> dict[TopicPartition, tuple[int, str]]:
+    """Reads a worker's checkpoint in the data folder `path`: offsets and topic ids.
+
+    The offset is 0 if the topic of the entry is deleted, and another topic has its name now.
+    """
+    return {
+        key: (offset if not offset or is_of(file_system, path, key, topic_id) else 0, topic_id)
+        for key, (offset, topic_id) in read_worker_checkpoint(file_system, file).items()
+        if only in (None, key)
+    }
+
+
+def is_of(file_system: FileSystem, path: str, key: TopicPartition, topic_id: str) -> bool:
+    """Returns whether the folder of a partition may belong to the topic. An id is unknown if it is empty."""
+    return not topic_id or folder_id(file_system, path, key) in ("", topic_id)
+
+
+def folder_id(file_system: FileSystem, path: str, key: TopicPartition) -> str:
+    """Returns the topic id in the folder of a partition in hexadecimal, empty if it is missing or malformed."""
+    topic_id = None
+    with suppress(MalformedCheckpointError):
+        topic_id = read_topic_id(file_system, join(join(path, f"{key[0]}-{key[1]}"), PARTITION_METADATA_FILE))
+    return topic_id.hex() if topic_id is not None else ""
+
+
+def _read(
+    file_system: FileSystem, path: str, file: str, only: TopicPartition | None = None
+) -> dict[TopicPartition, int]:
     """Reads a worker's checkpoint. A missing or damaged file has no entries, and more is scanned then."""
     with suppress(MalformedCheckpointError, FileNotFoundError):
-        return read_offset_checkpoint(file_system, path)
+        return {key: offset for key, (offset, _) in read_entries(file_system, path, file, only).items()}
     return {}

@@ -18,7 +18,7 @@ of all checkpoints, and scans the log from the recovery point that it knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -29,7 +29,7 @@ from kcoord.storage.checkpoints import (
     LOG_START_OFFSET_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
-    read_offset_checkpoint,
+    write_worker_checkpoint,
 )
 from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError, PartitionHeldError
 from kcoord.storage.file_cache import FileCache
@@ -42,8 +42,10 @@ from kcoord.storage.recovery import Check, Recovery, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import (
     are_known_to_be_whole,
+    folder_id,
     merge_worker_checkpoints,
     partition_locks,
+    read_entries,
     read_merged_checkpoint,
     worker_folder,
 )
@@ -59,6 +61,8 @@ class WorkerLogDir(LogDir):
     _inherited_points: dict[TopicPartition, int] = field(default_factory=dict)
     _inherited_starts: dict[TopicPartition, int] = field(default_factory=dict)
     _inherited_cleaned: dict[TopicPartition, int] = field(default_factory=dict)
+    _topic_ids: dict[TopicPartition, str] = field(default_factory=dict)
+    """The topics that the entries of this worker are about. Coordinators' logs have none."""
     _locks: dict[TopicPartition, Lock] = field(default_factory=dict)
     _gained: set[TopicPartition] = field(default_factory=set)
 
@@ -94,7 +98,10 @@ class WorkerLogDir(LogDir):
             (CLEANER_OFFSET_FILE, self._cleaned_offsets),
         ):
             try:
-                offsets.update(read_offset_checkpoint(self.file_system, join(self.checkpoint_path, name)))
+                entries = read_entries(self.file_system, self.path, join(self.checkpoint_path, name))
+                offsets.update((key, offset) for key, (offset, _) in entries.items())
+                # The files are not written at the same time. An entry of 0 may have the id of an older topic.
+                self._topic_ids.update((key, topic_id) for key, (offset, topic_id) in entries.items() if offset)
             except MalformedCheckpointError:
                 # Without the file the logs are scanned from the recovery points of the folder's own checkpoints.
                 self.had_clean_shutdown = False
@@ -106,6 +113,7 @@ class WorkerLogDir(LogDir):
         key = (topic, partition)
         if not self._lock_partition(key):
             raise PartitionHeldError(f"another worker still has the log of {topic}-{partition} open")
+        self._identify(key)
         return super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, check)
 
     def _keep_entries(self, key: TopicPartition, log: Log, handover: Handover | None) -> None:
@@ -126,9 +134,18 @@ class WorkerLogDir(LogDir):
     def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
         """Hands over the logs that no other worker has locked. A worker that has one needs no handover."""
         own = [key for key in partitions if self._lock_partition(key)]
+        for key in own:
+            self._identify(key)
         if own:
             super(WorkerLogDir, self).hand_over(own)
         self._unlock(own)
+
+    def _identify(self, key: TopicPartition) -> None:
+        """Notes the topic that the folder of a partition belongs to. The entries of another topic are forgotten."""
+        topic_id = folder_id(self.file_system, self.path, key)
+        if topic_id and self._topic_ids.get(key, "") not in ("", topic_id):
+            self._forget_offsets([key])
+        self._topic_ids[key] = topic_id
 
     def forget(self, topic: str, partition: int) -> None:
         key = (topic, partition)
@@ -161,11 +178,12 @@ class WorkerLogDir(LogDir):
         super(WorkerLogDir, self)._drop(key)
         for offsets in (self._inherited_points, self._inherited_starts, self._inherited_cleaned):
             offsets.pop(key, None)
+        self._topic_ids.pop(key, None)
 
-    def _start_left_behind(self, key: TopicPartition) -> int:
-        """Returns the durable start offset of a log whose last leader died before it wrote a handover."""
+    def _left_behind(self, name: str, key: TopicPartition) -> int:
+        """Returns the durable entry of a log whose last leader died before it wrote a handover."""
         try:
-            return (read_merged_checkpoint(self.file_system, self.path, LOG_START_OFFSET_FILE) or {}).get(key, 0)
+            return (read_merged_checkpoint(self.file_system, self.path, name, key) or {}).get(key, 0)
         except MalformedCheckpointError:
             return 0
 
@@ -173,15 +191,19 @@ class WorkerLogDir(LogDir):
 
     def recovery_of(self, topic: str, partition: int) -> Recovery:
         key = (topic, partition)
+        if key in self._gained:
+            # What this worker inherited may be of a topic that was deleted since. The other workers' entries tell.
+            recovery = super(WorkerLogDir, self).recovery_of(topic, partition)
+            recovery.clean = False
+            recovery.start_offset = max(recovery.start_offset, self._left_behind(LOG_START_OFFSET_FILE, key))
+            if key not in self._recovery_points:
+                recovery.recovery_point = self._left_behind(RECOVERY_POINT_FILE, key)
+            return recovery
         if key not in self._recovery_points and key in self._inherited_points:
             self._recovery_points[key] = self._inherited_points[key]
         if key not in self._start_offsets and key in self._inherited_starts:
             self._start_offsets[key] = self._inherited_starts[key]
-        recovery = super(WorkerLogDir, self).recovery_of(topic, partition)
-        if key in self._gained:
-            recovery.clean = False
-            recovery.start_offset = max(recovery.start_offset, self._start_left_behind(key))
-        return recovery
+        return super(WorkerLogDir, self).recovery_of(topic, partition)
 
     def cleaned_offset(self, topic: str, partition: int) -> int:
         key = (topic, partition)
@@ -192,8 +214,12 @@ class WorkerLogDir(LogDir):
         for key in partitions:
             self._recovery_points[key] = self._start_offsets[key] = self._cleaned_offsets[key] = 0
             self._opened.pop(key, None)
+            self._topic_ids.pop(key, None)
         if partitions:
             self.write_checkpoints()
+
+    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        write_worker_checkpoint(self.file_system, self._checkpoint(name), offsets, dict(self._topic_ids))
 
     def close(self, *, broker_epoch: int = -1) -> bool:
         try:

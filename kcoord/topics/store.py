@@ -167,17 +167,15 @@ class TopicStore:
                 partition.update(partition_image)
                 continue
             if partition is None:
-                is_gained = self._is_gained(topic, partition_image, old)
+                is_gained = self._is_gained(partition_image, old)
                 self._add_partition(topic, partition_image, config, is_gained=is_gained, is_new=old is not None)
             else:
                 partition.configure(config)
                 partition.update(partition_image)
 
-    def _is_gained(self, topic: TopicImage, image: PartitionImage, old: MetadataImage | None) -> bool:
+    def _is_gained(self, image: PartitionImage, old: MetadataImage | None) -> bool:
         """Returns whether another broker may have led the partition since this broker last knew its log."""
-        if old is None:
-            return image.leader_epoch > 0 and not self._log_dir.had_clean_shutdown
-        return topic.id in old.topics_by_id and old.partition(topic.name, image.partition_id) is not None
+        return image.leader_epoch > 0 and (old is not None or not self._log_dir.had_clean_shutdown)
 
     def _add_partition(
         self, topic: TopicImage, image: PartitionImage, config: TopicConfig, *, is_gained: bool, is_new: bool

@@ -21,11 +21,12 @@ from kcoord.storage.checkpoints import (
     RECOVERY_POINT_FILE,
     read_offset_checkpoint,
     write_offset_checkpoint,
+    write_worker_checkpoint,
 )
 from kcoord.storage.errors import DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.rolled import UNSYNCED_SUFFIX
-from kcoord.storage.worker_checkpoints import worker_folder
+from kcoord.storage.worker_checkpoints import folder_id, worker_folder
 from kcoord.topics.producer_files import encode_snapshot
 from kcoord_protocol.record_batch import decode_header, decode_records, encode_batch, rewrite_header
 from tests.unit.logtools import test_verify as damages
@@ -229,8 +230,10 @@ def test_the_checkpoints_of_crashed_workers_are_repaired(folder: Path, mode: Rep
     (folder / CLEAN_SHUTDOWN_FILE).unlink()
     worker = Path(worker_folder(str(folder), 0))
     worker.mkdir(parents=True)
-    write_offset_checkpoint(FS, str(worker / RECOVERY_POINT_FILE), points)
-    write_offset_checkpoint(FS, str(worker / LOG_START_OFFSET_FILE), {("orders", 0): 1_000, ("orders", 1): 3})
+    starts = {("orders", 0): 1_000, ("orders", 1): 3}
+    for name, offsets in ((RECOVERY_POINT_FILE, points), (LOG_START_OFFSET_FILE, starts)):
+        ids = {key: folder_id(FS, str(folder), key) for key in offsets}
+        write_worker_checkpoint(FS, str(worker / name), offsets, ids)
     Path(own_points).unlink()
     flip(logs(folder, "orders-0")[-1], -1)
     repair(folder, mode)

@@ -41,6 +41,15 @@ class Workers:
         log_dir._lock.release()
         log_dir._unlock(list(log_dir._locks))
 
+    def start_all(self) -> None:
+        """Kills all workers and their supervisor, and starts them again."""
+        for broker_id in (OLD, NEW):
+            self.die(broker_id)
+        self.shared._lock.release()
+        self.shared = SharedLogDir.open(self.fs, "data", Identity("cluster", OLD, "directory"))
+        for broker_id in (OLD, NEW):
+            self.start(broker_id, is_restart=False)
+
     def publish(self, *broker_ids: int) -> None:
         for broker_id in broker_ids:
             self.stores[broker_id].on_metadata_update(self.image, NOW_MS)
@@ -150,3 +159,102 @@ def test_a_folder_of_a_deleted_topic_is_not_used_for_a_new_topic_of_that_name() 
     workers.publish(NEW)
     assert workers.append(NEW, "new") == 0
     assert any(name.endswith("-stray") for name in workers.fs.list_dir("data"))
+
+
+# --- a topic that is deleted and created again ------------------------------------------------------------------------
+
+
+def delete_before(workers: Workers, broker_id: int, offset: int) -> None:
+    """Deletes the records before `offset`. The new start and the recovery point are durable."""
+    store = workers.stores[broker_id]
+    store.delete_records(TOPIC, 0, offset, NOW_MS)
+    store.note_deleted()
+    store.keep_deleted()
+    workers.log_dirs[broker_id].checkpoint()
+
+
+def offsets(workers: Workers, broker_id: int) -> tuple[int, int]:
+    log = workers.stores[broker_id].partition(TOPIC, 0).open(NOW_MS).log
+    return log.start_offset, log.end_offset
+
+
+def move_from_a_dead_leader(workers: Workers) -> None:
+    """NEW opens a log with deleted records after OLD, its leader, has died."""
+    workers.append(OLD, "a", "b", "c")
+    delete_before(workers, OLD, 2)
+    workers.lead(NEW, 1)
+    workers.publish(NEW)
+    workers.die(OLD)
+    assert offsets(workers, NEW) == (2, 3)
+
+
+def recreate(workers: Workers, *running: int) -> None:
+    """Deletes the topic and creates it again. NEW leads it."""
+    for image in (image_of({}), image_of({TOPIC: 1}, leader=NEW, generation=1)):
+        workers.image = image
+        workers.publish(*running)
+        for broker_id in running:
+            workers.stores[broker_id].settle_folders(1)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_entries_of_a_dead_leader_do_not_apply_to_a_new_topic_after_a_start(is_restarted: bool) -> None:
+    workers = Workers()
+    move_from_a_dead_leader(workers)
+    if is_restarted:
+        workers.start(OLD)
+    recreate(workers, NEW, *([OLD] if is_restarted else []))
+    assert workers.append(NEW, "new") == 0
+    workers.start_all()
+    assert offsets(workers, NEW) == (0, 1)
+
+
+def test_entries_of_a_dead_leader_do_not_apply_to_a_new_topic_that_moves() -> None:
+    workers = Workers()
+    move_from_a_dead_leader(workers)
+    recreate(workers, NEW)
+    workers.append(NEW, "new")
+    workers.image = image_of({TOPIC: 1}, leader=OLD, leader_epoch=1, generation=1)
+    workers.die(NEW)
+    workers.start(OLD)
+    assert offsets(workers, OLD) == (0, 1)
+
+
+def test_a_restarted_worker_does_not_hand_over_a_new_topic_with_entries_of_the_old_one() -> None:
+    workers = Workers()
+    move_from_a_dead_leader(workers)
+    recreate(workers, NEW)
+    workers.start(OLD)
+    assert workers.append(NEW, "new") == 0
+    assert offsets(workers, NEW) == (0, 1)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_a_worker_inherited_does_not_apply_to_a_new_topic(is_late: bool) -> None:
+    """`is_late`: the worker learns of the deletion, the new topic and the move at once."""
+    workers = Workers()
+    workers.append(OLD, "a", "b", "c")
+    delete_before(workers, OLD, 2)
+    workers.lead(NEW, 1)
+    workers.start_all()
+    recreate(workers, NEW, *([] if is_late else [OLD]))
+    assert workers.append(NEW, "new") == 0
+    workers.image = image_of({TOPIC: 1}, leader=OLD, leader_epoch=1, generation=1)
+    workers.die(NEW)
+    workers.publish(OLD)
+    assert offsets(workers, OLD) == (0, 1)
+
+
+def test_a_restarted_leader_keeps_the_start_of_a_new_topic_if_another_checkpoint_has_the_old_topic() -> None:
+    """The checkpoint of the cleaner was last written when this worker led the old topic."""
+    workers = Workers()
+    workers.append(OLD, "old")
+    workers.log_dirs[OLD].note_cleaned(TOPIC, 0, 1)
+    recreate(workers, NEW, OLD)
+    workers.image = image_of({TOPIC: 1}, leader=OLD, generation=2)
+    workers.publish(OLD, NEW)
+    workers.append(OLD, "a", "b", "c")
+    delete_before(workers, OLD, 2)
+    workers.die(OLD)
+    workers.start(OLD)
+    assert offsets(workers, OLD) == (2, 3)
