@@ -13,7 +13,8 @@ entries to its own files (`worker_checkpoints`).
 When a partition gets another leader, the old one closes the log, writes its entries to the partition's folder
 (`handover`), and releases the lock. The new leader opens the log with these entries. If the old leader dies first, its
 lock is released without a handover. The new leader then trusts only what is on disk: it takes the highest start offset
-of all checkpoints, and scans the log from the recovery point that it knows.
+and recovery point of all checkpoints, and scans the log from there. A worker that restarts hands nothing over: its
+entries may be older than those of the leaders after it.
 """
 
 from __future__ import annotations
@@ -196,8 +197,7 @@ class WorkerLogDir(LogDir):
             recovery = super(WorkerLogDir, self).recovery_of(topic, partition)
             recovery.clean = False
             recovery.start_offset = max(recovery.start_offset, self._left_behind(LOG_START_OFFSET_FILE, key))
-            if key not in self._recovery_points:
-                recovery.recovery_point = self._left_behind(RECOVERY_POINT_FILE, key)
+            recovery.recovery_point = max(recovery.recovery_point, self._left_behind(RECOVERY_POINT_FILE, key))
             return recovery
         if key not in self._recovery_points and key in self._inherited_points:
             self._recovery_points[key] = self._inherited_points[key]

@@ -19,7 +19,8 @@ A request may create or delete thousands of partitions, so `settle_folders` make
 of the event loop. If a partition is used or made again earlier, its folder does not wait for its turn.
 
 A crash can come between a change in the metadata log and these steps. The first image after a start therefore sets
-folders aside that belong to no topic of the image, and hands over partitions that other brokers lead by then.
+folders aside that belong to no topic of the image. A broker that gets a partition from a broker that died uses what all
+brokers have written about the log (`LogDir.note_gained`).
 
 Partitions of internal topics belong to their coordinators. They are only read here, through the `internal_log` hook.
 """
@@ -125,7 +126,6 @@ class TopicStore:
         old, self._image = self._image, image
         if old is None:
             self._with_folder = self._set_strays_aside(image)
-            self._leave_to_others(image)
             self._update_topics(image.topics, image, None)
             self._with_folder = set()
         else:
@@ -222,20 +222,6 @@ class TopicStore:
                     self._partitions.pop(key).resign()
                     lost.append(key)
         self.hand_over(lost)
-
-    def _leave_to_others(self, image: MetadataImage) -> None:
-        """Hands over partitions that an earlier process of this broker led, and that other brokers lead now.
-
-        That process may have ended before it could hand them over.
-        """
-        self.hand_over(
-            [
-                (topic, index)
-                for topic, index in self._log_dir.noted()
-                if (partition_image := image.partition(topic, index)) is not None
-                and partition_image.leader != self.config.node_id
-            ]
-        )
 
     def hand_over(self, partitions: list[tuple[str, int]]) -> None:
         """Leaves closed logs to the brokers that lead them now. Parked fetches of these partitions are woken."""

@@ -109,7 +109,7 @@ def test_deleted_records_stay_deleted_when_the_old_leader_dies() -> None:
     assert workers.append(NEW, "c") == 2
 
 
-def test_a_restarted_leader_hands_over_the_logs_of_its_earlier_process() -> None:
+def test_the_new_leader_uses_the_entries_of_a_leader_that_died_and_was_restarted() -> None:
     workers = Workers()
     workers.append(OLD, "a", "b")
     workers.stores[OLD].delete_records(TOPIC, 0, 1, NOW_MS)
@@ -258,3 +258,17 @@ def test_a_restarted_leader_keeps_the_start_of_a_new_topic_if_another_checkpoint
     workers.die(OLD)
     workers.start(OLD)
     assert offsets(workers, OLD) == (2, 3)
+
+
+def test_a_restarted_worker_does_not_hand_over_a_topic_that_it_never_led() -> None:
+    """It led a deleted topic of that name."""
+    workers = Workers()
+    workers.append(OLD, "old")
+    recreate(workers, OLD, NEW)
+    workers.append(NEW, "a", "b", "c")
+    delete_before(workers, NEW, 2)
+    workers.die(OLD)
+    workers.die(NEW)
+    workers.start(OLD)
+    workers.start(NEW)
+    assert offsets(workers, NEW) == (2, 3)
