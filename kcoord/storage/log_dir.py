@@ -314,8 +314,10 @@ class LogDir:
                 self.remove_folder(join(self.path, name))
 
     def topic_id(self, topic: str, partition: int) -> bytes | None:
-        """Returns the topic id in the partition's folder, or None if there is none."""
-        return read_topic_id(self.file_system, join(self.partition_path(topic, partition), PARTITION_METADATA_FILE))
+        """Returns the topic id in the partition's folder, or None if partition.metadata is missing or malformed."""
+        with suppress(MalformedCheckpointError):
+            return read_topic_id(self.file_system, join(self.partition_path(topic, partition), PARTITION_METADATA_FILE))
+        return None
 
     def write_topic_id(self, topic: str, partition: int, topic_id: bytes) -> None:
         """Writes the topic id to the partition's folder."""

@@ -44,6 +44,7 @@ from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import (
     are_known_to_be_whole,
     folder_id,
+    is_of,
     merge_worker_checkpoints,
     partition_locks,
     read_entries,
@@ -154,8 +155,21 @@ class WorkerLogDir(LogDir):
             self._forget_offsets([key])
 
     def delete_partitions(self, partitions: Iterable[tuple[str, int, str]], suffix: str = DELETE_SUFFIX) -> list[str]:
+        """Retires folders, as in any folder, but not those that other workers use for new topics of the same names.
+
+        This worker may learn of a deletion long after other workers did. `partitions` has the ids of the topics.
+        """
         deleted = list(partitions)
-        folders = super(WorkerLogDir, self).delete_partitions(deleted, suffix)
+        # A folder without an id belongs to the topic that had its name before.
+        own = [
+            (topic, partition, topic_id)
+            for topic, partition, topic_id in deleted
+            if self._lock_partition((topic, partition))
+            and is_of(self.file_system, self.path, (topic, partition), topic_id)
+        ]
+        if len(own) < len(deleted):
+            self._forget_offsets([(topic, partition) for topic, partition, _ in deleted])
+        folders = super(WorkerLogDir, self).delete_partitions(own, suffix)
         self._unlock((topic, partition) for topic, partition, _ in deleted)
         return folders
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kcoord.storage.errors import MalformedCheckpointError, StorageError
+from kcoord.storage.errors import StorageError
 from kcoord.storage.log import Log
-from kcoord.storage.log_dir import LogDir
 from kcoord.storage.recovery import Check
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
@@ -170,11 +169,3 @@ def find_offset_in(log: Log | None, producers: ProducerState | None, timestamp: 
 def epochs_of(log: Log | None, leader_epoch: int) -> LeaderEpochs:
     """Returns a cache with a single epoch: its coordinator counts as the writer of the whole log."""
     return LeaderEpochs([EpochEntry(leader_epoch, log.start_offset if log is not None else 0)])
-
-
-def topic_id_of(log_dir: LogDir, topic: str, partition: int) -> bytes | None:
-    """Returns the id of the topic that a folder belongs to, None if partition.metadata is missing or malformed."""
-    try:
-        return log_dir.topic_id(topic, partition)
-    except MalformedCheckpointError:
-        return None

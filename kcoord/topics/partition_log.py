@@ -33,7 +33,6 @@ from kcoord.topics.open_log import OpenLog, open_and_load, snapshot_at
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord_protocol.batch_header import crc32c
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.uuid import ZERO_UUID
 
 _logger = logging.getLogger(__name__)
 
@@ -180,12 +179,13 @@ class PartitionLog:
         The leader of the deleted topic may have ended before it could remove the folder.
         """
         topic_id = self.files.topic_id()
-        if topic_id in (None, self.topic_id):
+        if topic_id is None or topic_id == self.topic_id:
             return
+        if not self._log_dir.delete_partitions([(self.topic, self.index, topic_id.hex())], STRAY_SUFFIX):
+            raise PartitionHeldError(f"another worker still has the log of the deleted {self.topic}-{self.index} open")
         _logger.warning(
             "The folder of %s-%d belongs to a deleted topic: renaming it to *%s", self.topic, self.index, STRAY_SUFFIX
         )
-        self._log_dir.delete_partitions([(self.topic, self.index, (topic_id or ZERO_UUID).hex())], STRAY_SUFFIX)
 
     def _begin_opening(self, now_ms: int) -> None:
         self.make_folder()

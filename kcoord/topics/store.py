@@ -37,6 +37,7 @@ from typing import Final, TypeAlias
 from kcoord.config import BrokerConfig, ConfigValue, TopicConfig
 from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.runtime.result import Producer
+from kcoord.storage.errors import PartitionHeldError
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
@@ -183,6 +184,8 @@ class TopicStore:
         key = (topic.name, image.partition_id)
         if key in self._to_retire:
             self._housekeeping.retire([(*key, *self._to_retire.pop(key))])
+        # If the first image could not set a folder aside, because another worker uses it, the opening has to.
+        is_new = is_new or key not in self._with_folder
         partition = Partition(topic, image, config, self._log_dir, self._openings, is_new=is_new)
         self._partitions[key] = partition
         if is_gained:
@@ -200,6 +203,9 @@ class TopicStore:
             partition = self._without_folder.popleft()
             try:
                 partition.make_folder()
+            except PartitionHeldError:
+                # Another worker has yet to remove the folder of a deleted topic. Opening the log makes this one.
+                pass
             except OSError as error:
                 # Opening the log makes the folder again. If that fails too, the request fails.
                 _logger.error("Making the folder of %s-%d failed: %s", partition.topic, partition.index, error)
@@ -262,7 +268,7 @@ class TopicStore:
                 continue
             if topic.startswith("__") and (partition_image is not None or topic == CLUSTER_METADATA_TOPIC):
                 continue
-            topic_id = internal_partition.topic_id_of(self._log_dir, topic, index)
+            topic_id = self._log_dir.topic_id(topic, index)
             if partition_image is not None and topic_id in (None, image.topics[topic].id):
                 staying.add((topic, index))
                 continue

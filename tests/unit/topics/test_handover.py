@@ -260,6 +260,40 @@ def test_a_restarted_leader_keeps_the_start_of_a_new_topic_if_another_checkpoint
     assert offsets(workers, OLD) == (2, 3)
 
 
+def test_a_worker_that_learns_late_of_a_deletion_keeps_the_folder_of_the_new_topic() -> None:
+    workers = Workers()
+    workers.append(OLD, "old")
+    workers.start_all()
+    recreate(workers, NEW)
+    assert workers.append(NEW, "new") == 0
+    workers.publish(OLD)
+    workers.stores[OLD].settle_folders(1)
+    workers.start_all()
+    assert offsets(workers, NEW) == (0, 1)
+
+
+def test_a_new_topic_waits_for_the_worker_that_has_the_log_of_the_deleted_one_open() -> None:
+    workers = Workers()
+    workers.append(OLD, "old")
+    recreate(workers, NEW)
+    assert workers.refused(NEW) is Errors.NOT_LEADER_OR_FOLLOWER
+    workers.publish(OLD)
+    workers.stores[OLD].settle_folders(1)
+    assert workers.append(NEW, "new") == 0
+    assert not any(name.endswith("-stray") for name in workers.fs.list_dir("data"))
+
+
+def test_a_restarted_worker_waits_for_the_worker_that_has_the_log_of_a_deleted_topic_open() -> None:
+    workers = Workers()
+    workers.append(OLD, "old")
+    workers.die(NEW)
+    workers.image = image_of({TOPIC: 1}, leader=NEW, generation=1)
+    workers.start(NEW)
+    assert workers.refused(NEW) is Errors.NOT_LEADER_OR_FOLLOWER
+    workers.die(OLD)
+    assert workers.append(NEW, "new") == 0
+
+
 def test_a_restarted_worker_does_not_hand_over_a_topic_that_it_never_led() -> None:
     """It led a deleted topic of that name."""
     workers = Workers()
