@@ -39,6 +39,7 @@ PEER_APIS: Final = {
     ApiKey.DELETE_TOPICS: range(1, 7),
     ApiKey.ADD_PARTITIONS_TO_TXN: range(4, 6),
     ApiKey.WRITE_TXN_MARKERS: range(1, 3),
+    ApiKey.LIST_TRANSACTIONS: range(1, 2),
     ApiKey.CREATE_ACLS: range(1, 4),
     ApiKey.DELETE_ACLS: range(1, 4),
     ApiKey.ALTER_CONFIGS: range(0, 3),

@@ -26,6 +26,7 @@ from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, MetadataService, new_metadata_shards
+from kcoord.server.shards.remote_transactions import in_transaction
 from kcoord.server.shards.shard_service import Pump
 from kcoord.server.workers import controller_metadata
 from kcoord.server.workers.controller_metadata import ControllerMetadataService
@@ -40,6 +41,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AllocateProducerIdsRequest, CreateTopicsRequest, CreateTopicsResponse, Message
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import broker_of
+from tests.unit.server.harness import Harness
 
 CONTROLLER_ID = 1
 NOW_MS = 1_700_000_000_000
@@ -289,6 +291,13 @@ async def test_producer_ids_come_from_the_controller(controller: Controller) -> 
     ]
     assert [(block.producer_id_start, block.producer_id_len) for block in blocks] == [(0, 1000), (1000, 1000)]
     follower.close()
+
+
+async def test_a_worker_asks_another_coordinator_which_transactions_are_open(controller: Controller) -> None:
+    controller.listener.broker = Harness().broker
+    peers = Peers({CONTROLLER_ID: controller.path}, lambda coroutine: asyncio.ensure_future(coroutine))
+    assert await asyncio.wait_for(in_transaction(peers, CONTROLLER_ID, frozenset({7})), 5) == set()
+    peers.close()
 
 
 async def test_a_worker_that_does_not_exist_is_not_available() -> None:
