@@ -47,6 +47,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
@@ -198,7 +199,9 @@ class Supervisor:
         """Runs a worker in the child process and ends the process. Does not return."""
 
         def on_ready() -> None:
-            os.write(status_pipe, _READY)
+            # If the supervisor has ended meanwhile, the lifeline ends this worker.
+            with suppress(BrokenPipeError):
+                os.write(status_pipe, _READY)
 
         code = 1
         try:
