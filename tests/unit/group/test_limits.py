@@ -110,10 +110,9 @@ def value_of(members: int, *, subscription: int = 0, assignment: int = 0, client
     )
 
 
-def batch_bytes(value: GroupMetadataValue) -> int:
-    """Returns the size of the record's batch with a group id of 100 characters."""
+def batch_bytes(group_id: str, value: GroupMetadataValue) -> int:
     batch = PackedBatch(5, 0)
-    batch.add(encode_records([SERDE.serialize(group_metadata_record("g" * 100, value))]), 1)
+    batch.add(encode_records([SERDE.serialize(group_metadata_record(group_id, value))]), 1)
     return len(batch.encode())
 
 
@@ -129,8 +128,8 @@ def batch_bytes(value: GroupMetadataValue) -> int:
     ids=["subscription", "assignment", "both", "many members", "wide characters"],
 )
 def test_a_group_that_fits_into_no_batch_is_too_large(value: GroupMetadataValue) -> None:
-    assert batch_bytes(value) > MAX_BATCH_BYTES
-    assert is_too_large(value)
+    assert batch_bytes("g", value) > MAX_BATCH_BYTES
+    assert is_too_large("g", value)
 
 
 @pytest.mark.parametrize("instance_id", [None, "", "i-ü"])
@@ -146,11 +145,13 @@ def test_the_size_of_a_group_is_computed_exactly(
         assert size_bytes(value) == len(value.encode(GROUP_METADATA_VALUE_VERSION))
 
 
-def test_the_largest_group_leaves_a_kilobyte_for_the_rest_of_its_batch() -> None:
+@pytest.mark.parametrize("group_id", ["g", "g" * 4_096, "ü" * 16_000], ids=["short", "long", "of an older log"])
+def test_the_largest_group_leaves_a_kilobyte_for_the_rest_of_its_batch(group_id: str) -> None:
     smallest, largest = 0, MAX_BATCH_BYTES
     while largest - smallest > 1:
         middle = (smallest + largest) // 2
-        smallest, largest = (smallest, middle) if is_too_large(value_of(1, assignment=middle)) else (middle, largest)
+        is_larger = is_too_large(group_id, value_of(1, assignment=middle))
+        smallest, largest = (smallest, middle) if is_larger else (middle, largest)
     value = value_of(1, assignment=smallest)
-    assert MAX_BATCH_BYTES - len(value.encode(3)) == 1_024
-    assert batch_bytes(value) <= MAX_BATCH_BYTES
+    assert MAX_BATCH_BYTES - len(value.encode(3)) - len(group_id.encode()) == 1_024
+    assert batch_bytes(group_id, value) <= MAX_BATCH_BYTES

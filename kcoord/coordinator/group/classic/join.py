@@ -237,7 +237,7 @@ class ClassicJoin:
         member.session_timeout = self.request.session_timeout_ms
         protocols = protocols_of(self.request)
         member.subscription = next((metadata for name, metadata in protocols if name == group.protocol), b"")
-        if is_too_large(value):
+        if is_too_large(group.group_id, value):
             raise KafkaError(
                 Errors.UNKNOWN_SERVER_ERROR,
                 f"The metadata of a static member makes the record of group {group.group_id} larger than a batch.",

@@ -55,7 +55,7 @@ NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """The limit for a new member's first join phase. It does not have its id yet and cannot send heartbeats."""
 
 _BOUND_BYTES: Final = 1024
-"""An upper bound for the bytes of a batch and a record beside the value."""
+"""An upper bound for the bytes of a batch and a record beside the group id and the value."""
 _VALUE_BYTES: Final = 22
 _MEMBER_BYTES: Final = 24
 """The bytes of numbers and lengths in the value of a group metadata record, and of each member in it."""
@@ -94,9 +94,9 @@ def least_size_bytes(group: ClassicGroup, assignments: dict[str, bytes]) -> int:
     return _VALUE_BYTES + _MEMBER_BYTES * len(members) + sum(map(len, members)) + data_bytes
 
 
-def is_too_large(value: GroupMetadataValue) -> bool:
+def is_too_large(group_id: str, value: GroupMetadataValue) -> bool:
     """True if the record does not fit into a batch."""
-    return size_bytes(value) + _BOUND_BYTES > MAX_BATCH_BYTES
+    return len(group_id.encode()) + size_bytes(value) + _BOUND_BYTES > MAX_BATCH_BYTES
 
 
 def group_metadata_record(group_id: str, value: GroupMetadataValue) -> CoordinatorRecord:
@@ -294,7 +294,7 @@ class Rebalance:
         )
         surely_too_large = least_size_bytes(group, assignments) > MAX_BATCH_BYTES
         value = None if surely_too_large else group.to_value(self.now_ms, assignments)
-        if value is None or is_too_large(value):
+        if value is None or is_too_large(group.group_id, value):
             self.abort_syncs(Errors.UNKNOWN_SERVER_ERROR)
             self.prepare_or_complete_join()
             return
