@@ -14,9 +14,9 @@ from kcoord.coordinator.group import migration
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import Rebalance
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, GroupSettings, MemberState
-from kcoord.coordinator.group.group import Group, rebalance_timer, session_timer
+from kcoord.coordinator.group.group import Group, GroupTimer, rebalance_timer, session_timer
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import Schedule, TimerEffect
+from kcoord.runtime.result import Schedule, TimerEffect, TimerKey
 
 
 def timers_after_load(
@@ -24,7 +24,8 @@ def timers_after_load(
 ) -> Iterator[TimerEffect]:
     """Yields the timers: a session timeout per member, and a rebalance timeout per member that is revoking.
 
-    A downgrade that a crash interrupted continues.
+    A downgrade that a crash interrupted continues. A classic group with more members than `group.max.size` rebalances,
+    and those that rejoin last have no place, as in Kafka.
     """
     for group in groups:
         if not isinstance(group, ConsumerGroup | ClassicGroup):
@@ -40,6 +41,8 @@ def timers_after_load(
         else:
             rebalance = Rebalance(config, group, now_ms)
             rebalance.reset_heartbeats(group.members.values())
+            if len(group.members) > config.group_max_size:
+                rebalance.schedule(TimerKey(GroupTimer.CLASSIC_REBALANCE, group.group_id), 0)
             yield from rebalance.result.timers
 
 

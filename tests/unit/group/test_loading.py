@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.classic.rebalance import refused_join
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, MemberState
 from kcoord.coordinator.group.group import (
     OFFSETS_EXPIRATION,
@@ -15,7 +17,7 @@ from kcoord.coordinator.group.group import (
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.errors import Errors
 from tests.unit.group.classic_members import ClassicConsumer, settle
-from tests.unit.group.group_context import GroupContext
+from tests.unit.group.group_context import DEFAULTS, GroupContext, Waiting
 
 A, B = "member-a", "member-b"
 CONFIGS = {
@@ -92,3 +94,21 @@ def test_a_classic_group_without_a_leader_rebalances_at_once() -> None:
     context.heartbeat("g", B, -1)
     context.restart()
     assert context.timers[TimerKey(GroupTimer.CLASSIC_REBALANCE, "g")] == context.now_ms
+
+
+def test_a_classic_group_above_a_lowered_limit_rebalances_at_once() -> None:
+    """Observed in Kafka 4.4.0. The members rejoin until the group is full."""
+    context = GroupContext({"t6": 6}, CONFIGS)
+    a, b = (ClassicConsumer(context, "g", name, ["t6"]) for name in "ab")
+    settle(context, [a, b], {"t6": 6})
+    for limit, error in ((2, Errors.NONE), (1, Errors.REBALANCE_IN_PROGRESS)):
+        context.config = BrokerConfig.from_properties(DEFAULTS | CONFIGS | {"group.max.size": str(limit)})
+        context.restart()
+        context.sleep(0)
+        assert (a.heartbeat(), b.heartbeat()) == (error, error)
+    assert isinstance(a.join(), Waiting)
+    assert b.join() == refused_join(Errors.GROUP_MAX_SIZE_REACHED, "")
+    context.sleep(a.rebalance_timeout_ms)
+    group = context.shard.group("g")
+    assert isinstance(group, ClassicGroup)
+    assert list(group.members) == [a.member_id]
