@@ -7,12 +7,15 @@ These tests count tasks, change the log, or use an image that no request creates
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.assignment import metadata_hash
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.group import GroupTimer
+from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.metadata.image import BrokerImage
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
@@ -52,6 +55,17 @@ class TestRegex:
         assert not context.shard._groups["g"].is_subscribed_to("t3")
         context.run_tasks()
         assert context.shard._groups["g"].is_subscribed_to("t3")
+
+    def test_the_metadata_hash_does_not_count_topics_that_match_no_more(self, context: GroupContext) -> None:
+        """A topic that exists matches no more if the member may not describe it any longer."""
+        context.join("g", A, ["t6"], regex="t.*")
+        (task,) = context.tasks
+        context.run_tasks()
+        resolved = ResolvedRegexes(context.image.epoch, {"t.*": frozenset({"t6"})})
+        context.run(partial(context.shard.complete_task, task=task, value=resolved))
+        group = context.shard.group("g")
+        assert isinstance(group, ConsumerGroup)
+        assert group.metadata_hash == metadata_hash(context.image, {"t6"})
 
 
 def test_a_group_with_a_hash_of_an_earlier_version_gets_one_more_epoch(context: GroupContext) -> None:

@@ -245,6 +245,7 @@ _LONGEST_PAUSE_MS: Final = 60_000
 MAX_FAILURES: Final = 1_000
 """The highest number of failures in a row that is counted."""
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
+_NONE_RESOLVED: Final[Mapping[str, frozenset[str]]] = {}
 
 
 class GroupSettings:
@@ -641,11 +642,15 @@ class ConsumerGroup:
         return members
 
     def subscribed_topic_names(
-        self, changed: ConsumerGroupMember | None = None, removed: Sequence[ConsumerGroupMember] = ()
+        self,
+        changed: ConsumerGroupMember | None = None,
+        removed: Sequence[ConsumerGroupMember] = (),
+        resolved: Mapping[str, frozenset[str]] = _NONE_RESOLVED,
     ) -> set[str]:
         """Returns every topic name that the group subscribes to, by name or resolved regular expression.
 
-        `changed` is a member as it will be; `removed` are members that are about to be removed.
+        `changed` is a member as it will be; `removed` are members that are about to be removed. `resolved` has topics
+        of regular expressions that replace the present ones.
         """
         counts, regexes = self._name_counts, self._regex_counts
         if changed is not None or removed:
@@ -657,9 +662,10 @@ class ConsumerGroup:
             _recount(regexes, (), _regexes_of(changed))
         names = set(counts)
         for regex in regexes:
-            resolved = self.resolved_regexes.get(regex)
-            if resolved is not None:
-                names |= resolved.topics
+            if regex in resolved:
+                names |= resolved[regex]
+            elif regex in self.resolved_regexes:
+                names |= self.resolved_regexes[regex].topics
         return names
 
     def preferred_server_assignor(self, supported: Sequence[str], changed: ConsumerGroupMember | None = None) -> str:

@@ -16,7 +16,6 @@ def update_resolved_regexes(
 ) -> CoordinatorResult[None]:
     """Returns a record per changed resolution, and a new group epoch if the subscribed topics change."""
     result = CoordinatorResult(None)
-    subscribed = group.subscribed_topic_names()
     changed = False
     reason = records.EpochReason.METADATA
     for regex in sorted(group.regexes & value.topics.keys()):
@@ -29,8 +28,7 @@ def update_resolved_regexes(
             result.records.append(
                 records.new_regular_expression_record(group.group_id, regex, topics, value.version, now_ms)
             )
-            subscribed |= topics
     if changed:
-        new_hash = metadata_hash(image, subscribed)
+        new_hash = metadata_hash(image, group.subscribed_topic_names(resolved=value.topics))
         result.records.append(records.next_group_epoch_record(group, group.group_epoch + 1, new_hash, reason))
     return result
