@@ -25,7 +25,7 @@ MAX_BATCH_BYTES: Final = 1_048_588
 """The maximum size of a result's records in the log: Kafka's default of `message.max.bytes`."""
 
 MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
-"""The maximum size of a result whose size depends on a whole group or on all partitions, or of a timer or task."""
+"""The maximum size of a result that depends on a whole group or on all partitions, or of a timer, task or load."""
 
 NO_CREATION_LIMIT: Final = 2**63 - 1
 """A new group may have any creation time."""

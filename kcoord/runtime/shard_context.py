@@ -402,7 +402,7 @@ class ShardContext(Generic[M]):
             self._offer_write()
             return
         context = OperationContext(now_ms)
-        done = self._run_internal(lambda context: machine.fire_timer(context, key), context, self._max_group_bytes)
+        done = self._run_internal(lambda context: machine.fire_timer(context, key), context)
         if not done and self.machine is not None and self.timers.deadline_ms(key) is None:
             self.timers.schedule(key, now_ms + _TIMER_RETRY_MS)
 
@@ -412,17 +412,10 @@ class ShardContext(Generic[M]):
         if machine is None or self._running_tasks.get(task.key) is not task:
             return
         del self._running_tasks[task.key]
-        self._run_internal(
-            lambda context: machine.complete_task(context, task, value),
-            context,
-            self._max_group_bytes,
-        )
+        self._run_internal(lambda context: machine.complete_task(context, task, value), context)
 
     def _run_internal(
-        self,
-        operation: Callable[[OperationContext], CoordinatorResult[None]],
-        context: OperationContext,
-        max_bytes: int = 0,
+        self, operation: Callable[[OperationContext], CoordinatorResult[None]], context: OperationContext
     ) -> bool:
         """Runs an operation of the runtime itself, without a waiting request. Returns False if it failed."""
         machine = self.machine
@@ -430,7 +423,7 @@ class ShardContext(Generic[M]):
         try:
             result = operation(context)
             encoded = result.encoded
-            max_bytes -= 0 if encoded is None else len(encoded.body)
+            max_bytes = self._max_group_bytes - (0 if encoded is None else len(encoded.body))
             records = self._serialize(result.records, max_bytes) if result.records else None
         except AssertionError as error:
             self.broken(error)

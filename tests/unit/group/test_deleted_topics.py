@@ -16,6 +16,8 @@ NOW_MS = 1_000_000
 GROUPS = 12
 PARTITIONS = 2_000
 TOPIC = "t" * 100
+LONGEST_ID_BYTES = 4_096
+"""The default of `kcoord.max.id.bytes`."""
 
 
 def test_the_offsets_of_a_deleted_topic_go_in_several_batches() -> None:
@@ -44,10 +46,31 @@ def test_the_offsets_of_a_deleted_topic_go_in_several_batches() -> None:
     assert machine.hard_state()["offsets"] == {}
 
 
-def commit(group_id: str) -> OffsetCommitRequest:
+def test_a_shard_is_loaded_even_if_long_ids_make_the_tombstones_larger_than_a_batch() -> None:
+    """The last owner has ended before it deleted the offsets of the topic."""
+    image = image_of({TOPIC: 1}, epoch=1)
+    config = BrokerConfig.from_properties({})
+    last_owner = GroupCoordinatorShard(config, image)
+    shards = ShardSet(lambda _: last_owner, CoordinatorSerde())
+    shards.load(0, (), NOW_MS, 0)
+    for number in range(MAX_BATCH_BYTES // LONGEST_ID_BYTES + 1):
+        group_id = str(number).zfill(LONGEST_ID_BYTES)
+        shards.run(0, GroupCoordinatorShard.commit_offset, commit(group_id, 1), OperationContext(NOW_MS, 9))
+    [append] = shards.poll(NOW_MS).appends
+    deleted = {image.topics[TOPIC].id: None}
+    without = image_of({}, epoch=2, previous=image)
+    shards = ShardSet(lambda _: GroupCoordinatorShard(config, without, deleted_topics=deleted), CoordinatorSerde())
+    batches = [(header, append.data[at:][: header.size_bytes]) for at, header in iter_headers(append.data)]
+    shards.load(0, batches, NOW_MS)
+    machine = shards.machine(0)
+    assert machine is not None
+    assert machine.hard_state()["offsets"] == {}
+
+
+def commit(group_id: str, partitions_count: int = PARTITIONS) -> OffsetCommitRequest:
     partitions = [
         OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=partition, committed_offset=1)
-        for partition in range(PARTITIONS)
+        for partition in range(partitions_count)
     ]
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=TOPIC, partitions=partitions)
     return OffsetCommitRequest(group_id=group_id, generation_id_or_member_epoch=-1, topics=[topic])
