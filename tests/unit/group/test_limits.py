@@ -90,6 +90,16 @@ def test_a_group_that_is_older_than_the_limits_stays_usable() -> None:
     assert error_of(lambda: context.join("g", "m", ["t"])) is Errors.POLICY_VIOLATION
 
 
+@pytest.mark.parametrize(("character", "fitting"), [("x", 4_096), ("é", 4_096), ("日", 4_096), ("😀", 2_048)])
+def test_the_limit_of_metadata_counts_characters_as_java_does(character: str, fitting: int) -> None:
+    """Observed in Kafka 4.4.0, although the key is called offset.metadata.max.bytes."""
+    context = GroupContext({"t": 1})
+    assert context.commit("g", {"t": {0: 1}}, metadata=character * fitting) == {("t", 0): Errors.NONE}
+    refused = context.commit("g", {"t": {0: 2}}, metadata=character * (fitting + 1))
+    assert refused == {("t", 0): Errors.OFFSET_METADATA_TOO_LARGE}
+    assert context.fetch("g") == {("t", 0): (1, character * fitting)}
+
+
 def value_of(members: int, *, subscription: int = 0, assignment: int = 0, client_id: str = "") -> GroupMetadataValue:
     """Returns the record of a group with that many bytes per member."""
     return GroupMetadataValue(

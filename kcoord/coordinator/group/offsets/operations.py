@@ -130,7 +130,7 @@ def _offset_record(
 ) -> CoordinatorRecord | None:
     """Returns the record of one partition, or None if its metadata is too large. Raises what `check` raises."""
     metadata = partition.committed_metadata or ""
-    if len(metadata.encode()) > config.offset_metadata_max_bytes:
+    if _java_length(metadata) > config.offset_metadata_max_bytes:
         return None
     if check is not None:
         check(topic_id, partition.partition_index)
@@ -138,6 +138,11 @@ def _offset_record(
         partition.committed_offset, partition.committed_leader_epoch, metadata, commit_ms, expire_ms, topic_id
     )
     return records.new_offset_commit_record(group_id, topic, partition.partition_index, offset)
+
+
+def _java_length(text: str) -> int:
+    """Returns the number of UTF-16 code units, which Kafka compares with offset.metadata.max.bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
 def may_commit(group: Group | None, api_version: int, request: OffsetCommitRequest) -> PartitionCheck | None:
