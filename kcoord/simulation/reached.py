@@ -35,9 +35,6 @@ MODULES: Final = (
     "kcoord.server.shards.transaction_service",
 )
 EXCUSED: Final = {
-    "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could send",
-    "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could send it",
-    "group.classic.operations.sync UNKNOWN_MEMBER_ID": "an Empty group has no member that could send it",
     "group.regex.validate INVALID_REGULAR_EXPRESSION": "needs an expression of 8 KiB",
     "group.consumer.assignment.CurrentAssignmentBuilder.build FENCED_MEMBER_EPOCH": (
         "needs a member state that only a later version writes"

@@ -167,8 +167,6 @@ class ClassicJoin:
         member = group.members[request.member_id]
         same = member.protocols == protocols
         leads = group.leader == member.member_id
-        if group.state is GroupState.EMPTY:
-            raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
         if group.state is GroupState.COMPLETING_REBALANCE and same:
             # The response to its first JoinGroup may have been lost.
             self.rebalance.result.response = self.rebalance.join_response(member)

@@ -48,8 +48,6 @@ def sync(
         )
     if group.state is GroupState.PREPARING_REBALANCE:
         raise KafkaError(Errors.REBALANCE_IN_PROGRESS, f"Group {group.group_id} is rebalancing.")
-    if group.state is GroupState.EMPTY:
-        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
     group.pending_sync.discard(member.member_id)
     if group.state is GroupState.STABLE:
         if not group.pending_sync:
@@ -69,8 +67,6 @@ def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> CoordinatorRes
     group = rebalance.group
     member = check_member(group, request.member_id, request.group_instance_id)
     check_generation(group, request.generation_id)
-    if group.state is GroupState.EMPTY:
-        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
     rebalance.reset_heartbeat(member)
     preparing = group.state is GroupState.PREPARING_REBALANCE
     return rebalance.respond(HeartbeatResponse(error_code=Errors.REBALANCE_IN_PROGRESS if preparing else Errors.NONE))

@@ -72,8 +72,6 @@ def _fetch(broker: Broker, context: RequestContext, group: RequestGroup, require
             answer.topics = [topic for topic in answer.topics if topic.name in visible]
         if by_id:
             _ids_for_names(broker.image, answer)
-        if answer.error_code:
-            return _failed(group, Errors(answer.error_code), version)
         answer.topics.extend(refused)
         return answer
 
