@@ -5,7 +5,8 @@ Every success bumps the epoch, so that an older producer with the same transacti
 that sends its present id and epoch (KIP-360) recovers: it keeps the id and does not fence itself. If the epochs are
 exhausted, the caller gets a new producer id with epoch 0.
 
-A repeated request whose response was lost sends the epoch before the present one and gets the same result again.
+A repeated request whose response was lost sends the epoch before the present one and gets the same result again. So
+does a producer whose transaction the coordinator has aborted, since nobody got the epoch that this bumped.
 """
 
 from __future__ import annotations

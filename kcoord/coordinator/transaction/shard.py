@@ -93,7 +93,7 @@ class TransactionCoordinatorShard:
         self._coordinator_epoch = coordinator_epoch
         self._transactions: dict[str, TransactionMetadata] = {}
         self._last_epochs: dict[str, tuple[Producer, int]] = {}
-        """Soft: transactional id -> its producer and the epoch before, to recognise repeated InitProducerId requests.
+        """Soft: transactional id -> its producer and the epoch before, which an InitProducerId may still have.
         Records have no field for it."""
         self._failed_attempts: dict[str, int] = {}
         """Soft: transactional id -> number of the next attempt to write markers."""
@@ -143,7 +143,7 @@ class TransactionCoordinatorShard:
             if metadata.timeout_at_ms > context.now_ms:
                 result.timers.append(_timeout(metadata))
             else:
-                self._move(result, metadata, fence_and_abort(metadata, context.now_ms))
+                self._abort(result, metadata, context.now_ms)
         elif key.kind == TransactionTimer.MARKERS and metadata.state.is_prepared:
             result.tasks.append(self._markers_task(metadata, self._failed_attempts.get(key.group_id, 1)))
         return result
@@ -220,14 +220,20 @@ class TransactionCoordinatorShard:
     def _abort_for_successor(
         self, result: CoordinatorResult[InitProducerIdResponse], metadata: TransactionMetadata, now_ms: int
     ) -> CoordinatorResult[InitProducerIdResponse]:
-        self._move(result, metadata, fence_and_abort(metadata, now_ms))
+        self._abort(result, metadata, now_ms)
         result.response = InitProducerIdResponse(
             error_code=Errors.CONCURRENT_TRANSACTIONS, producer_id=-1, producer_epoch=-1
         )
         return result
 
+    def _abort(self, result: CoordinatorResult[T], metadata: TransactionMetadata, now_ms: int) -> None:
+        """Aborts the open transaction. InitProducerId then accepts the epoch that its producer still has (KIP-588)."""
+        aborted = fence_and_abort(metadata, now_ms)
+        self._move(result, metadata, aborted)
+        self._last_epochs[metadata.transactional_id] = aborted.producer, metadata.producer_epoch
+
     def _last_epoch(self, metadata: TransactionMetadata) -> int:
-        """Returns the epoch before the present one if a repeated request may send it."""
+        """Returns the epoch before the present one if a producer that knows no later one may send it."""
         producer, epoch = self._last_epochs.get(metadata.transactional_id, (None, NO_PRODUCER_EPOCH))
         return epoch if producer == metadata.producer else metadata.epoch_before_end
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -79,6 +79,30 @@ def test_a_producer_recovers_after_the_coordinator_aborted_its_transaction() -> 
     coordinator.restart()
     response = coordinator.init(first)
     assert (response.error_code, response.producer_epoch) == (0, 1)
+
+
+ABORTS: dict[str, Callable[[Coordinator, Producer], object]] = {
+    "its timeout": lambda coordinator, producer: coordinator.elapse(TIMEOUT_MS),
+    "its own request": lambda coordinator, producer: coordinator.init(producer),
+    "another producer": lambda coordinator, producer: coordinator.init(),
+}
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("cause", ABORTS)
+def test_a_producer_recovers_with_the_epoch_of_its_aborted_transaction(cause: str, version: int) -> None:
+    """Observed in Kafka 4.4.0. librdkafka does so after an error in a transaction (KIP-360), Java after a timeout."""
+    coordinator = Coordinator()
+    first = coordinator.initialized()
+    coordinator.add(first, ("t", 0), version=version)
+    ABORTS[cause](coordinator, first)
+    assert error_of(lambda: coordinator.init(first)) is Errors.CONCURRENT_TRANSACTIONS
+    coordinator.complete()
+    for _ in range(2):
+        response = coordinator.init(first)
+        assert (response.error_code, response.producer_id, response.producer_epoch) == (0, 100, 1)
+    coordinator.init()
+    assert error_of(lambda: coordinator.init(first)) is Errors.PRODUCER_FENCED
 
 
 # --- exhausted epochs -------------------------------------------------------------------------------------------------
