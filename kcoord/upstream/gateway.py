@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from kcoord.config import Listener
 from kcoord.runtime.shard_map import Instance
@@ -38,12 +38,22 @@ from kcoord_protocol.messages import (
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
 )
+from kcoord_protocol.uuid import ZERO_UUID
 
 KNOWN_SECONDS: Final = 2.0
 """The longest time that a response waits until the image has the topics that it names."""
 _NEXT_LOOK_SECONDS: Final = 0.02
 
 _logger = logging.getLogger(__name__)
+
+
+class ShownTopic(NamedTuple):
+    """A topic as a response of the upstream shows it. Old versions of responses have no id (zero), or no partitions."""
+
+    name: str
+    id: bytes
+    partitions: int
+    """The number of partitions in the response. It may have only a part of them."""
 
 
 class Gateway:
@@ -75,7 +85,7 @@ class Gateway:
         self._transactions = TransactionalOffsets(upstream)
         self.on_brokers: Callable[[], Awaitable[None]] | None = None
         """Called after each look, to open the ports of new brokers."""
-        self._unseen: set[str] = set()
+        self._unseen: set[ShownTopic] = set()
         """Topics that clients see and kcoord's user does not. Responses do not wait for them again."""
         self._tables: dict[int | None, ApiTable] = {}
         self._turn = 0
@@ -144,29 +154,40 @@ class Gateway:
 
     # --- metadata -----------------------------------------------------------------------------------------------------
 
-    def lacks(self, names: Collection[str]) -> bool:
-        """Returns whether the image lacks one of these topics, and may have it soon."""
-        topics = self.broker.image.topics
-        never = (INTERNAL_TOPICS, OWN_TOPICS, self.upstream.nameless, self._unseen)
-        return any(name not in topics and not any(name in skipped for skipped in never) for name in names)
+    def lacks(self, topics: Collection[ShownTopic]) -> bool:
+        """Returns whether the image lacks one of these topics, or partitions of it, and may have them soon.
 
-    async def until_known(self, names: Collection[str]) -> None:
+        A topic that was deleted and created again has another id.
+        """
+        never = (INTERNAL_TOPICS, OWN_TOPICS, self.upstream.nameless)
+        return any(
+            self._is_missing(topic)
+            and topic not in self._unseen
+            and not any(topic.name in skipped for skipped in never)
+            for topic in topics
+        )
+
+    def _is_missing(self, shown: ShownTopic) -> bool:
+        topic = self.broker.image.topics.get(shown.name)
+        return topic is None or shown.id not in (topic.id, ZERO_UUID) or len(topic.partitions) < shown.partitions
+
+    async def until_known(self, topics: Collection[ShownTopic]) -> None:
         """Looks until the image has these topics, at most KNOWN_SECONDS. Always looks once."""
         # If a client changes a topic, its response waits, whatever was before.
-        self._unseen.difference_update(names)
+        self._unseen.difference_update(topics)
         try:
             async with asyncio.timeout(KNOWN_SECONDS):
                 await self.look()
-                while self.lacks(names):
+                while self.lacks(topics):
                     await asyncio.sleep(_NEXT_LOOK_SECONDS)
                     await self.look()
         except TimeoutError:
-            unseen = [name for name in names if self.lacks([name])]
+            unseen = [topic for topic in topics if self.lacks([topic])]
             self._unseen.update(unseen)
             _logger.warning(
                 "The upstream does not show topics %s to kcoord yet, so no group can consume them. If that lasts, "
                 "kcoord's user lacks the right Describe on them",
-                ", ".join(sorted(unseen)),
+                ", ".join(sorted(topic.name for topic in unseen)),
             )
 
     def shared_changed(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from kcoord.upstream.gateway import Gateway
+from kcoord.upstream.gateway import Gateway, ShownTopic
 from kcoord.upstream.versions import CREATION_TIME_VERSIONS
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors
@@ -65,7 +65,7 @@ def rewriting(frame: bytes, key: ApiKey, upstream_version: int, client_version: 
 def _preparation(response: Message, key: ApiKey, gateway: Gateway) -> Callable[[], Awaitable[None]] | None:
     if key in ACL_CHANGES:
         return None if gateway.acls is None else gateway.acls.refresh
-    needed = _named_topics(response)
+    needed = _shown_topics(response)
     if key in TOPIC_CHANGES or gateway.lacks(needed):
         return lambda: gateway.until_known(needed)
     return None
@@ -75,9 +75,19 @@ ACL_CHANGES: Final = frozenset({ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 TOPIC_CHANGES: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
 
 
-def _named_topics(response: Message) -> list[str]:
-    if isinstance(response, MetadataResponse | CreateTopicsResponse | DescribeTopicPartitionsResponse):
-        return [topic.name for topic in response.topics if topic.name is not None and not topic.error_code]
+def _shown_topics(response: Message) -> list[ShownTopic]:
+    if isinstance(response, CreateTopicsResponse):
+        return [
+            ShownTopic(topic.name, topic.topic_id, topic.num_partitions)
+            for topic in response.topics
+            if not topic.error_code
+        ]
+    if isinstance(response, MetadataResponse | DescribeTopicPartitionsResponse):
+        return [
+            ShownTopic(topic.name, topic.topic_id, len(topic.partitions))
+            for topic in response.topics
+            if topic.name is not None and not topic.error_code
+        ]
     return []
 
 

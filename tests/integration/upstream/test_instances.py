@@ -127,6 +127,42 @@ async def test_a_topic_that_was_deleted_is_forgotten(upstream: KcoordBroker, ins
     wait_until(has_tombstone, "the creation times have a tombstone")
 
 
+async def test_offsets_count_for_the_topic_that_the_client_has_seen(tmp_path: Path) -> None:
+    """Another client creates the topic again, or adds partitions, directly at the upstream."""
+
+    async def commit(admin: AdminClient, topic_id: bytes, partition: int, offset: int) -> None:
+        """Waits until a client sees the partition, and commits an offset of it."""
+        shown = (await admin.describe_topics(["changed"]))["changed"]
+        while shown.topic_id != topic_id or len(shown.partitions) <= partition:
+            shown = (await admin.describe_topics(["changed"]))["changed"]
+        offsets = {TopicPartition("changed", partition): OffsetAndMetadata(offset)}
+        (await admin.alter_consumer_group_offsets("g", offsets)).all()
+
+    with start_broker({"group.initial.rebalance.delay.ms": "0"}) as upstream:
+        upstream.create_topic("changed", 1)
+        process = instance(tmp_path / "alone", upstream, 0).start()
+        try:
+            async with (
+                AdminClient(bootstrap_servers=process.address) as admin,
+                AdminClient(bootstrap_servers=upstream.bootstrap_servers) as direct,
+            ):
+                first_id = (await direct.describe_topics(["changed"]))["changed"].topic_id
+                await commit(admin, first_id, 0, 42)
+                (await direct.delete_topics(["changed"])).all()
+                upstream.create_topic("changed", 1)
+                topic_id = (await direct.describe_topics(["changed"]))["changed"].topic_id
+                assert topic_id != first_id
+                await commit(admin, topic_id, 0, 7)
+                (await direct.create_partitions({"changed": 2})).all()
+                await commit(admin, topic_id, 1, 8)
+                # A look at the upstream, which would delete the offset of the earlier topic.
+                (await admin.create_topics([NewTopic("other", 1)])).all()
+                offsets = (await admin.list_consumer_group_offsets({"g": None}))["g"]
+                assert {place.partition: at and at.offset for place, at in offsets.items()} == {0: 7, 1: 8}
+        finally:
+            process.kill()
+
+
 async def test_offsets_of_a_topic_that_is_created_again_while_no_instance_runs_are_deleted(tmp_path: Path) -> None:
     partition = TopicPartition("renewed", 0)
     with start_broker({"group.initial.rebalance.delay.ms": "0"}) as upstream:

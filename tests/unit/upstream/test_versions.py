@@ -363,6 +363,51 @@ async def test_a_response_about_a_new_topic_waits_until_groups_can_consume_it(mo
         assert looks == 3
 
 
+@pytest.mark.parametrize(
+    ("topic_id", "partitions"),
+    [pytest.param(bytes(reversed(TOPIC_ID)), 1, id="created again"), pytest.param(TOPIC_ID, 2, id="more partitions")],
+)
+async def test_metadata_about_a_changed_topic_waits_until_groups_have_the_change(
+    topic_id: bytes, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then, offsets of the new topic would count as those of the old one, and would be deleted with it."""
+    async with stage() as on_stage:
+        await add_topic(on_stage)
+        shown = [UpstreamPartition(NODE_ID, 3, (NODE_ID,), (NODE_ID,))] * partitions
+        snapshot = UpstreamSnapshot([], [UpstreamTopic("t", topic_id, shown)], ["t"])
+        looks = 0
+
+        async def look() -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                await on_stage.gateway.metadata.follow_upstream(snapshot)
+
+        monkeypatch.setattr(on_stage.gateway, "look", look)
+        dialogue = on_stage.connect()
+        answer = metadata(
+            [
+                MetadataResponse.MetadataResponseTopic(
+                    name="t",
+                    topic_id=topic_id,
+                    partitions=[
+                        MetadataResponse.MetadataResponsePartition(partition_index=number)
+                        for number in range(partitions)
+                    ],
+                )
+            ]
+        )
+        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="t")])
+        await dialogue.send(dialogue.frame(request, 12))
+        dialogue.link.data_received(encode_response(1, ApiKey.METADATA, 12, answer.encode(12)))
+        while not dialogue.client.written:
+            await dialogue.settle()
+        topic = on_stage.broker.image.topics["t"]
+        assert (topic.id, len(topic.partitions), looks) == (topic_id, partitions, 2)
+        await converse(dialogue, request, 12, 12, answer)
+        assert looks == 2
+
+
 async def test_only_one_response_waits_for_a_topic_that_kcoords_user_may_not_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
