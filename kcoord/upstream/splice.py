@@ -70,6 +70,7 @@ from kcoord.upstream.versions import CAPS, CHOSEN_APIS, CREATION_TIME_VERSIONS, 
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import DecodeError
 from kcoord_protocol.framing import decode_request_header, encode_request
+from kcoord_protocol.messages import CreateTopicsRequest
 
 _START: Final = struct.Struct(">ihhi")
 """Length, API key, version and correlation id."""
@@ -333,7 +334,8 @@ class SplicedPath(ResponseSide):
             return
         upstream_version = min(version, CAPS.get(ApiKey(key), version))
         link = self._open_link()
-        self._expect(Forwarded(ApiKey(key), upstream_version, version) if key in REWRITTEN_APIS else PASSED)
+        is_rewritten = key in REWRITTEN_APIS and not _only_validates(frame, key, version)
+        self._expect(Forwarded(ApiKey(key), upstream_version, version) if is_rewritten else PASSED)
         if upstream_version != version:
             frame = frame[:2] + _SHORT.pack(upstream_version) + frame[4:]
         link.write(len(frame).to_bytes(_LENGTH_BYTES) + frame)
@@ -348,3 +350,16 @@ class SplicedPath(ResponseSide):
             self._refuse(f"malformed {ApiKey(key).name} v{version} request: {error}")
             return False
         return is_for_kcoord(request, self._broker.node_id)
+
+
+def _only_validates(frame: bytes, key: int, version: int) -> bool:
+    """Returns whether a request creates no topics, although its response names them as if they were created."""
+    if key != ApiKey.CREATE_TOPICS:
+        return False
+    try:
+        _, offset = decode_request_header(frame)
+        request, _ = CreateTopicsRequest.decode_prefix(frame, offset, version)
+    except DecodeError:
+        # The upstream rejects the request.
+        return False
+    return request.validate_only

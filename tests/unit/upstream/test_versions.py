@@ -408,6 +408,24 @@ async def test_metadata_about_a_changed_topic_waits_until_groups_have_the_change
         assert looks == 2
 
 
+async def test_no_response_waits_for_topics_that_were_only_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage() as on_stage:
+        looks = 0
+
+        async def look() -> None:
+            nonlocal looks
+            looks += 1
+
+        monkeypatch.setattr(on_stage.gateway, "look", look)
+        topics = [CreateTopicsRequest.CreatableTopic(name="t")]
+        answer = CreateTopicsResponse(topics=[CreateTopicsResponse.CreatableTopicResult(name="t", topic_id=TOPIC_ID)])
+        dialogue = on_stage.connect()
+        request = CreateTopicsRequest(topics=topics, validate_only=True)
+        received = await converse(dialogue, request, 7, 7, answer)
+        assert decoded(received, CreateTopicsResponse, 7) == answer
+        assert not looks
+
+
 async def test_only_one_response_waits_for_a_topic_that_kcoords_user_may_not_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
