@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.configs import Config
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, NewTopic, TopicDescription
+from kcoord.runtime.result import MAX_BATCH_BYTES
 from kcoord.runtime.upstream_reader import TOMBSTONES_KEPT_MS
 from kcoord.server.errors import StartError
 from kcoord.upstream.rights import naming_right
@@ -148,6 +149,18 @@ def _check(description: TopicDescription, configs: Mapping[str, str], partitions
             f"the topic {name} of the upstream has delete.retention.ms={retention}. Set it to at least "
             f"{LEAST_RETENTION_MS}, because instances that read more slowly than deletions are forgotten would serve "
             "deleted offsets"
+        )
+    largest = configs.get("max.message.bytes")
+    if name == OFFSETS_TOPIC and largest and int(largest) < MAX_BATCH_BYTES:
+        raise StartError(
+            f"the topic {name} of the upstream has max.message.bytes={largest}. Set it to at least {MAX_BATCH_BYTES}, "
+            "because batches of committed offsets may be that large"
+        )
+    if name == OFFSETS_TOPIC and largest and int(largest) < LARGEST_BATCH_BYTES:
+        _logger.warning(
+            "The topic %s has max.message.bytes=%s. If the assignment of a group is larger, the upstream refuses it, "
+            "and all groups of its partition are interrupted each time. %d is large enough for every group",
+            *(name, largest, LARGEST_BATCH_BYTES),
         )
     replicas = _replicas(description)
     if configs.get("unclean.leader.election.enable") == "true":

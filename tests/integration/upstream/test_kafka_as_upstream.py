@@ -320,6 +320,7 @@ async def test_the_topic_is_created_with_the_defaults_of_the_upstream(admin: Adm
         ("cleanup.policy", "compact,delete", "cleanup.policy=compact,delete, which deletes committed offsets"),
         ("message.timestamp.type", "CreateTime", "message.timestamp.type=CreateTime. Set it to LogAppendTime"),
         ("delete.retention.ms", "60000", "delete.retention.ms=60000. Set it to at least 3600000"),
+        ("max.message.bytes", "1000000", "max.message.bytes=1000000. Set it to at least 1048588"),
     ],
 )
 async def test_a_topic_with_unsafe_settings_is_refused(admin: AdminClient, name: str, value: str, text: str) -> None:

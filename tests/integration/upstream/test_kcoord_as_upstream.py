@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from kcoord.client import Producer
+from kcoord.client import AdminClient, Producer
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.waiting import ShardState
+from kcoord.server.errors import StartError
 from kcoord.testing import KcoordBroker, start_broker
+from kcoord.upstream import own_topics
+from kcoord.upstream.own_topics import OFFSETS_TOPIC, prepare_topic
 from kcoord_protocol.errors import KafkaError
 from tests.integration.upstream.owner import Owner
 from tests.unit.runtime.ledger import entry
@@ -229,3 +232,25 @@ async def test_a_long_log_is_read_in_several_requests(upstream: KcoordBroker, to
         assert len(successor.balance()) == 900
         assert set(successor.balance().values()) == {3}
         assert len(upstream.requests("Fetch")) > 3
+
+
+async def test_a_topic_that_takes_only_small_batches_is_refused_or_gets_a_warning(
+    upstream: KcoordBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+    async with AdminClient(bootstrap_servers=upstream.bootstrap_servers) as admin:
+
+        async def prepare(max_message_bytes: int) -> list[str]:
+            upstream.create_topic(OFFSETS_TOPIC, 1, {**settings, "max.message.bytes": str(max_message_bytes)})
+            caplog.clear()
+            try:
+                await prepare_topic(admin, OFFSETS_TOPIC, 1, 1 << 20)
+            finally:
+                (await admin.delete_topics([OFFSETS_TOPIC])).all()
+            return [record.getMessage() for record in caplog.records if record.name == own_topics.__name__]
+
+        with pytest.raises(StartError, match=r"has max\.message\.bytes=1000000\. Set it to at least 1048588"):
+            await prepare(1_000_000)
+        (warning,) = await prepare(1_048_588)
+        assert "68157440 is large enough for every group" in warning
+        assert not await prepare(68_157_440)
