@@ -28,8 +28,9 @@ from typing import Final
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import AdminConfig
 from kcoord.client.connection import Connection, ExpectedBroker, open_connection
-from kcoord.client.errors import ClientException, TimeoutException
+from kcoord.client.errors import ClientException, DisconnectException, TimeoutException
 from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, security_of
+from kcoord.client.tasks import stop
 from kcoord.client.types import Node
 from kcoord.config import BrokerConfig
 from kcoord.config.broker_settings import UPSTREAM_KEY
@@ -126,9 +127,34 @@ class UpstreamCluster:
                 request, MetadataResponse, lowest=FIRST_VERSION_WITH_TOPIC_IDS, highest=HIGHEST_VERSION
             )
             self._take_brokers(response)
+            await self._reach_a_broker()
             return response
 
         return await self.connections.retry("find the upstream", deadline, ask)
+
+    async def _reach_a_broker(self) -> None:
+        """Connects to a broker at the address that it advertises. Raises KafkaError if none can be reached."""
+        nodes = {asyncio.create_task(self._connect(node_id)): node for node_id, node in self.nodes.items()}
+        failure = DisconnectException("it names no broker")
+        pending = set(nodes)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                errors = {nodes[attempt]: attempt.exception() for attempt in done}
+                if None in errors.values():
+                    return
+                for node, error in errors.items():
+                    if isinstance(error, KafkaError) and error.error.retriable:
+                        address = f"{node.host}:{node.port}"
+                        failure = DisconnectException(f"broker {node.node_id} advertises {address}: {error.message}")
+                    elif error is not None:
+                        raise error
+            raise failure
+        finally:
+            await stop(pending)
+
+    async def _connect(self, node_id: int) -> None:
+        await self.connections.connection(node_id)
 
     def _take_brokers(self, response: MetadataResponse) -> None:
         # Topics are in the metadata image. The client would keep a copy of all of them, deleted ones too.

@@ -135,6 +135,28 @@ async def test_an_upstream_that_cannot_be_reached_fails_the_start(monkeypatch: p
     await upstream.close()
 
 
+async def test_an_upstream_whose_brokers_advertise_addresses_that_cannot_be_reached_fails_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    async with FakeBroker(metadata=(10, 13)) as broker, FakeBroker(metadata=(10, 13)) as other:
+        address = broker.address
+        async with FakeBroker() as closed:
+            unreachable = closed.port
+        broker.port, broker.peers, other.node_id = unreachable, [other], 2
+        upstream = UpstreamCluster(config(address))
+        await upstream.connect()
+        await upstream.close()
+        broker.peers = []
+        upstream = UpstreamCluster(config(address))
+        with pytest.raises(StartError) as caught:
+            await upstream.connect()
+        await upstream.close()
+    assert f"the cluster cannot be reached: NETWORK_EXCEPTION: broker 1 advertises 127.0.0.1:{unreachable}: " in str(
+        caught.value
+    )
+
+
 async def test_an_upstream_without_topic_ids_fails_the_start() -> None:
     async with FakeBroker(metadata=(0, 9)) as broker:
         upstream = UpstreamCluster(config(broker.address))
