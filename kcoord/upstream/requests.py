@@ -54,8 +54,8 @@ _LOWEST_PRODUCE: Final = 3
 _LOWEST_FETCH: Final = 4
 _EARLIEST: Final = -2
 _ALL_REPLICAS: Final = -1
-_TRANSACTION_TIMEOUT_MS: Final = 60_000
-"""Required by InitProducerId. The logs make no transactions."""
+_TRANSACTION_TIMEOUT_MS: Final = 1_000
+"""Required by InitProducerId. The logs make no transactions, and the upstream may allow short ones only."""
 _ANSWER_MARGIN_MS: Final = 500
 _GATHERING_TURNS: Final = 4
 """The turns of the event loop after an answer, before the next request. Meanwhile the logs that the answer was for make

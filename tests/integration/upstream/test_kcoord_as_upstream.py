@@ -48,6 +48,14 @@ async def test_another_instance_finds_what_was_acknowledged(upstream: KcoordBrok
         assert (successor.balance(0), successor.balance(1)) == ({"a": 1}, {"b": 2})
 
 
+async def test_an_upstream_may_allow_short_transactions_only() -> None:
+    with start_broker({"transaction.max.timeout.ms": "5000"}) as upstream:
+        upstream.create_topic("short", 2, {"cleanup.policy": "compact"})
+        async with Owner(upstream.bootstrap_servers, "short") as owner:
+            await owner.served()
+            assert await owner.put("a", 1) == "a=1"
+
+
 async def test_the_older_of_two_owners_is_fenced_and_acknowledges_nothing(upstream: KcoordBroker, topic: str) -> None:
     async with Owner(upstream.bootstrap_servers, topic) as older:
         await older.served()
