@@ -46,6 +46,18 @@ def read_worker_checkpoint(file_system: FileSystem, path: str) -> dict[TopicPart
     return offsets
 
 
+def find_in_checkpoint(file_system: FileSystem, path: str, key: TopicPartition) -> tuple[int, str] | None:
+    """Returns the offset and the topic id of one partition. Does not parse the lines of the others."""
+    if not file_system.exists(path):
+        return None
+    text = _text(file_system, path)
+    before, start, after = text.partition(f"\n{key[0]} {key[1]} ")
+    if not start:
+        return None
+    offset, _, topic_id = after.partition("\n")[0].partition(" ")
+    return _number(path, before.count("\n") + 2, offset), topic_id.strip()
+
+
 def write_worker_checkpoint(
     file_system: FileSystem, path: str, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[TopicPartition, str]
 ) -> None:

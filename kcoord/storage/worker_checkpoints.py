@@ -23,6 +23,7 @@ from kcoord.storage.checkpoints import (
     PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
+    find_in_checkpoint,
     read_offset_checkpoint,
     read_topic_id,
     read_worker_checkpoint,
@@ -107,17 +108,14 @@ def are_known_to_be_whole(file_system: FileSystem, path: str, count: int, needed
         folder = worker_folder(path, number)
         if not file_system.exists(join(folder, CLEAN_SHUTDOWN_FILE)):
             return False
-        with_entries |= _read(file_system, path, join(folder, RECOVERY_POINT_FILE)).keys()
+        with_entries |= _read(file_system, join(folder, RECOVERY_POINT_FILE)).keys()
     return with_entries.issuperset(needed)
 
 
-def read_merged_checkpoint(
-    file_system: FileSystem, path: str, name: str, only: TopicPartition | None = None
-) -> dict[TopicPartition, int] | None:
+def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dict[TopicPartition, int] | None:
     """Returns the folder's checkpoint as a merge would write it now, or None if no such file exists.
 
-    With `only`, what workers have written about other partitions is left out. Raises MalformedCheckpointError if the
-    folder's own file is damaged.
+    Raises MalformedCheckpointError if the folder's own file is damaged.
     """
     # The workers' files are read first. A merge by another process writes the folder's file before it removes them.
     files = [join(folder, name) for folder in worker_folders(file_system, path)]
@@ -125,7 +123,8 @@ def read_merged_checkpoint(
     of_workers: dict[TopicPartition, int] = {}
     for file in present:
         # If a log has moved, both workers may have an entry. Offsets never fall, so the larger one is newer.
-        for key, offset in _read(file_system, path, file, only).items():
+        for key, (offset, topic_id) in _read(file_system, file).items():
+            offset = current_offset(file_system, path, key, offset, topic_id)
             of_workers[key] = max(offset, of_workers.get(key, 0))
     if not present and not file_system.exists(join(path, name)):
         return None
@@ -133,6 +132,18 @@ def read_merged_checkpoint(
     return {
         key: offset for key, offset in merged.items() if offset > 0 or key not in of_workers or name in _ZERO_MATTERS
     }
+
+
+def read_merged_entry(file_system: FileSystem, path: str, name: str, key: TopicPartition) -> int:
+    """Returns the offset of one partition in the folder's checkpoint as a merge would write it now, 0 if it has none.
+
+    Parses no other line: a checkpoint may have 100,000 lines, and each log that moves from a dead leader needs one.
+    """
+    entries = [_find(file_system, join(folder, name), key) for folder in worker_folders(file_system, path)]
+    offsets = [current_offset(file_system, path, key, *entry) for entry in entries if entry is not None]
+    if not offsets and (entry := _find(file_system, join(path, name), key)) is not None:
+        offsets.append(entry[0])
+    return max(offsets, default=0)
 
 
 def worker_folders(file_system: FileSystem, path: str) -> list[str]:
@@ -160,18 +171,9 @@ def _merge(file_system: FileSystem, path: str, folders: list[str], name: str) ->
         write_offset_checkpoint(file_system, join(path, name), merged or {})
 
 
-def read_entries(
-    file_system: FileSystem, path: str, file: str, only: TopicPartition | None = None
-) -> dict[TopicPartition, tuple[int, str]]:
-    """Reads a worker's checkpoint in the data folder `path`: offsets and topic ids.
-
-    The offset is 0 if the topic of the entry is deleted, and another topic has its name now.
-    """
-    return {
-        key: (offset if not offset or is_of(file_system, path, key, topic_id) else 0, topic_id)
-        for key, (offset, topic_id) in read_worker_checkpoint(file_system, file).items()
-        if only in (None, key)
-    }
+def current_offset(file_system: FileSystem, path: str, key: TopicPartition, offset: int, topic_id: str) -> int:
+    """Returns the offset of a worker's entry, or 0 if its topic is deleted and another topic has the name now."""
+    return offset if not offset or is_of(file_system, path, key, topic_id) else 0
 
 
 def is_of(file_system: FileSystem, path: str, key: TopicPartition, topic_id: str) -> bool:
@@ -187,10 +189,14 @@ def folder_id(file_system: FileSystem, path: str, key: TopicPartition) -> str:
     return topic_id.hex() if topic_id is not None else ""
 
 
-def _read(
-    file_system: FileSystem, path: str, file: str, only: TopicPartition | None = None
-) -> dict[TopicPartition, int]:
+def _read(file_system: FileSystem, file: str) -> dict[TopicPartition, tuple[int, str]]:
     """Reads a worker's checkpoint. A missing or damaged file has no entries, and more is scanned then."""
     with suppress(MalformedCheckpointError, FileNotFoundError):
-        return {key: offset for key, (offset, _) in read_entries(file_system, path, file, only).items()}
+        return read_worker_checkpoint(file_system, file)
     return {}
+
+
+def _find(file_system: FileSystem, file: str, key: TopicPartition) -> tuple[int, str] | None:
+    with suppress(MalformedCheckpointError, FileNotFoundError):
+        return find_in_checkpoint(file_system, file, key)
+    return None

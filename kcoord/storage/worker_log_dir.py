@@ -30,6 +30,7 @@ from kcoord.storage.checkpoints import (
     LOG_START_OFFSET_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
+    read_worker_checkpoint,
     write_worker_checkpoint,
 )
 from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError, PartitionHeldError
@@ -43,12 +44,12 @@ from kcoord.storage.recovery import Check, Recovery, go_on
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.worker_checkpoints import (
     are_known_to_be_whole,
+    current_offset,
     folder_id,
     is_of,
     merge_worker_checkpoints,
     partition_locks,
-    read_entries,
-    read_merged_checkpoint,
+    read_merged_entry,
     worker_folder,
 )
 
@@ -100,13 +101,16 @@ class WorkerLogDir(LogDir):
             (CLEANER_OFFSET_FILE, self._cleaned_offsets),
         ):
             try:
-                entries = read_entries(self.file_system, self.path, join(self.checkpoint_path, name))
-                offsets.update((key, offset) for key, (offset, _) in entries.items())
-                # The files are not written at the same time. An entry of 0 may have the id of an older topic.
-                self._topic_ids.update((key, topic_id) for key, (offset, topic_id) in entries.items() if offset)
+                entries = read_worker_checkpoint(self.file_system, join(self.checkpoint_path, name))
             except MalformedCheckpointError:
                 # Without the file the logs are scanned from the recovery points of the folder's own checkpoints.
                 self.had_clean_shutdown = False
+                continue
+            for key, (offset, topic_id) in entries.items():
+                offsets[key] = current_offset(self.file_system, self.path, key, offset, topic_id)
+                # The files are not written at the same time. An entry of 0 may have the id of an older topic.
+                if offsets[key]:
+                    self._topic_ids[key] = topic_id
 
     # -- logs that move between workers --------------------------------------------------------------------------------
 
@@ -198,13 +202,6 @@ class WorkerLogDir(LogDir):
             offsets.pop(key, None)
         self._topic_ids.pop(key, None)
 
-    def _left_behind(self, name: str, key: TopicPartition) -> int:
-        """Returns the durable entry of a log whose last leader died before it wrote a handover."""
-        try:
-            return (read_merged_checkpoint(self.file_system, self.path, name, key) or {}).get(key, 0)
-        except MalformedCheckpointError:
-            return 0
-
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def recovery_of(self, topic: str, partition: int) -> Recovery:
@@ -213,8 +210,12 @@ class WorkerLogDir(LogDir):
             # What this worker inherited may be of a topic that was deleted since. The other workers' entries tell.
             recovery = super(WorkerLogDir, self).recovery_of(topic, partition)
             recovery.clean = False
-            recovery.start_offset = max(recovery.start_offset, self._left_behind(LOG_START_OFFSET_FILE, key))
-            recovery.recovery_point = max(recovery.recovery_point, self._left_behind(RECOVERY_POINT_FILE, key))
+            start_offset, recovery_point = (
+                read_merged_entry(self.file_system, self.path, name, key)
+                for name in (LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE)
+            )
+            recovery.start_offset = max(recovery.start_offset, start_offset)
+            recovery.recovery_point = max(recovery.recovery_point, recovery_point)
             return recovery
         if key not in self._recovery_points and key in self._inherited_points:
             self._recovery_points[key] = self._inherited_points[key]

@@ -11,12 +11,14 @@ from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
     LOG_START_OFFSET_FILE,
+    PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
     read_offset_checkpoint,
     write_offset_checkpoint,
+    write_topic_id,
 )
-from kcoord.storage.file_system import make_durable_dirs
+from kcoord.storage.file_system import File, make_durable_dirs
 from kcoord.storage.handover import Handover, has_handover, remove_handover, write_handover
 from kcoord.storage.journal import Extent
 from kcoord.storage.log import Log
@@ -297,6 +299,48 @@ def test_the_new_leader_stores_the_start_offset_of_a_dead_leader(fs: MemoryFileS
     assert stored(fs, RECOVERY_POINT_FILE, folder)[A] == 5
     new.delete_partitions([(*A, "0" * 32)])
     assert opened(new, A).start_offset == 0
+
+
+@pytest.mark.parametrize("name", [LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE])
+def test_a_log_that_moves_from_a_dead_leader_needs_only_its_own_line_of_the_checkpoints(
+    fs: MemoryFileSystem, name: str
+) -> None:
+    """There may be 100,000 lines, and as many logs that move. Nothing else parses a line that is no entry."""
+    shared = share(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    opened(old, A, 5, 2)
+    opened(old, B, 5, 3)
+    old.checkpoint()
+    die(old)
+    store(fs, ROOT, {name: {B: 1}})
+    for folder in (ROOT, f"{ROOT}/.workers/0"):
+        fs.damage(f"{folder}/{name}", lambda content: content.replace(b"b 0 ", b"b zero "))
+    new.note_gained(*A)
+    assert offsets_of(new, A) == (5, 2, 0)
+    new.note_gained("c", 0)
+    assert offsets_of(new, ("c", 0)) == (0, 0, 0)
+
+
+def test_the_topic_of_an_entry_is_read_once_when_workers_stop(
+    fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = share(fs)
+    worker = join(shared, 0)
+    opened(worker, A).close()
+    write_topic_id(fs, f"{ROOT}/a-0/{PARTITION_METADATA_FILE}", bytes(range(16)))
+    opened(worker, A, 1)
+    assert worker.close()
+    reads: list[str] = []
+    open_read = MemoryFileSystem.open_read
+
+    def noted(file_system: MemoryFileSystem, path: str) -> File:
+        reads.append(path)
+        return open_read(file_system, path)
+
+    monkeypatch.setattr(MemoryFileSystem, "open_read", noted)
+    assert shared.close_after_workers(1, had_crash=False)
+    assert stored(fs, RECOVERY_POINT_FILE) == {A: 1}
+    assert [path for path in reads if path.endswith(PARTITION_METADATA_FILE)] == [f"{ROOT}/a-0/partition.metadata"]
 
 
 @pytest.mark.parametrize(("had_clean_shutdown", "had_crash"), [(True, False), (True, True), (False, False)])
