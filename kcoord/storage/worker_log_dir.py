@@ -167,18 +167,20 @@ class WorkerLogDir(LogDir):
         This worker may learn of a deletion long after other workers did. `partitions` has the ids of the topics.
         """
         deleted = list(partitions)
-        # A folder without an id belongs to the topic that had its name before.
-        own = [
-            (topic, partition, topic_id)
-            for topic, partition, topic_id in deleted
-            if self._lock_partition((topic, partition))
-            and is_of(self.file_system, self.path, (topic, partition), topic_id)
-        ]
-        if len(own) < len(deleted):
-            self._forget_offsets([(topic, partition) for topic, partition, _ in deleted])
-        folders = super(WorkerLogDir, self).delete_partitions(own, suffix)
-        self._unlock((topic, partition) for topic, partition, _ in deleted)
-        return folders
+        try:
+            # A folder without an id belongs to the topic that had its name before.
+            own = [
+                (topic, partition, topic_id)
+                for topic, partition, topic_id in deleted
+                if self._lock_partition((topic, partition))
+                and is_of(self.file_system, self.path, (topic, partition), topic_id)
+            ]
+            if len(own) < len(deleted):
+                self._forget_offsets([(topic, partition) for topic, partition, _ in deleted])
+            return super(WorkerLogDir, self).delete_partitions(own, suffix)
+        finally:
+            # After a failure, too: new topics of these names set folders that are left aside.
+            self._unlock((topic, partition) for topic, partition, _ in deleted)
 
     def _lock_partition(self, key: TopicPartition) -> bool:
         if key in self._locks:

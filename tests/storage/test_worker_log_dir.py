@@ -16,7 +16,7 @@ from kcoord.storage.file_system import RealFileSystem, write_file_atomically
 from kcoord.storage.handover import HANDOVER_FILE, Handover, read_handover, write_handover
 from kcoord.storage.journal import JOURNAL_FILE, Extent
 from kcoord.storage.log import Log
-from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.log_dir import STRAY_SUFFIX, Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, keep_nothing, no_fault
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint
 from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
@@ -287,6 +287,18 @@ def test_a_log_whose_entries_cannot_be_written_is_opened_again(fs: MemoryFileSys
     assert filled(new, "a").start_offset == 2
     fs.crash()
     assert LogDir.open(fs, ROOT, ME).recovery_of("a", 0).start_offset == 2
+
+
+def test_a_partition_whose_deletion_failed_is_not_locked_for_ever(fs: MemoryFileSystem) -> None:
+    """The leader of a new topic of that name sets the folder aside."""
+    shared = take(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    filled(old, "a").close()
+    fs.fault = lambda operation: OSError(errno.ENOSPC, "no space") if operation.kind == "write" else None
+    with pytest.raises(OSError, match="no space"):
+        old.delete_partitions([("a", 0, "00" * 16)])
+    fs.fault = no_fault
+    assert new.delete_partitions([("a", 0, "00" * 16)], STRAY_SUFFIX)
 
 
 def test_a_log_that_comes_back_is_as_its_last_leader_left_it(fs: MemoryFileSystem) -> None:
