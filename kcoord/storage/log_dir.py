@@ -251,6 +251,9 @@ class LogDir:
     def note_gained(self, topic: str, partition: int) -> None:
         """Called when a partition moves here from another broker. The entries of this worker may be old."""
 
+    def note_created(self, topic: str, partition: int) -> None:
+        """Called if the topic was created after the start of this process. Inherited entries are of an older topic."""
+
     def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
         """Writes the handover files of logs that other brokers lead now. The logs are closed or were never opened."""
         for key in partitions:

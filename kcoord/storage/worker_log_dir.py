@@ -8,7 +8,9 @@ Before that, it locks the partition, so that no other worker has the log open. T
 locks, too.
 
 Every worker starts with the folder's checkpoints as the supervisor read them (*inherited* entries). It writes its own
-entries to its own files (`worker_checkpoints`).
+entries to its own files (`worker_checkpoints`). The folder's checkpoints have no topic ids and do not change while
+workers run. So a worker that deletes a partition or hands it over leaves an entry of 0: whatever the folder's
+checkpoints say about that name is out of date.
 
 When a partition gets another leader, the old one closes the log, writes its entries to the partition's folder
 (`handover`), and releases the lock. The new leader opens the log with these entries. If the old leader dies first, its
@@ -68,6 +70,8 @@ class WorkerLogDir(LogDir):
     """The topics that the entries of this worker are about. Coordinators' logs have none."""
     _locks: dict[TopicPartition, Lock] = field(default_factory=dict)
     _gained: set[TopicPartition] = field(default_factory=set)
+    _handed_over: set[TopicPartition] = field(default_factory=set)
+    """The files have entries of 0 for them, so that nobody uses the folder's own entries, which are older."""
 
     @classmethod
     def join(cls, shared: LogDir, number: int, *, is_restart: bool) -> WorkerLogDir:
@@ -140,6 +144,11 @@ class WorkerLogDir(LogDir):
     def note_gained(self, topic: str, partition: int) -> None:
         self._gained.add((topic, partition))
 
+    def note_created(self, topic: str, partition: int) -> None:
+        key = (topic, partition)
+        if key in self._inherited_points or key in self._inherited_starts:
+            self._gained.add(key)
+
     def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
         """Hands over the logs that no other worker has locked. A worker that has one needs no handover."""
         own = [key for key in partitions if self._lock_partition(key)]
@@ -203,6 +212,7 @@ class WorkerLogDir(LogDir):
         for offsets in (self._inherited_points, self._inherited_starts, self._inherited_cleaned):
             offsets.pop(key, None)
         self._topic_ids.pop(key, None)
+        self._handed_over.add(key)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -239,7 +249,8 @@ class WorkerLogDir(LogDir):
             self.write_checkpoints()
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        write_worker_checkpoint(self.file_system, self._checkpoint(name), offsets, dict(self._topic_ids))
+        entries = {**dict.fromkeys(self._handed_over.copy(), 0), **offsets}
+        write_worker_checkpoint(self.file_system, self._checkpoint(name), entries, dict(self._topic_ids))
 
     def close(self, *, broker_epoch: int = -1) -> bool:
         try:

@@ -168,8 +168,7 @@ class TopicStore:
                 partition.update(partition_image)
                 continue
             if partition is None:
-                is_gained = self._is_gained(partition_image, old)
-                self._add_partition(topic, partition_image, config, is_gained=is_gained, is_new=old is not None)
+                self._add_partition(topic, partition_image, config, old)
             else:
                 partition.configure(config)
                 partition.update(partition_image)
@@ -179,17 +178,19 @@ class TopicStore:
         return image.leader_epoch > 0 and (old is not None or not self._log_dir.had_clean_shutdown)
 
     def _add_partition(
-        self, topic: TopicImage, image: PartitionImage, config: TopicConfig, *, is_gained: bool, is_new: bool
+        self, topic: TopicImage, image: PartitionImage, config: TopicConfig, old: MetadataImage | None
     ) -> None:
         key = (topic.name, image.partition_id)
         if key in self._to_retire:
             self._housekeeping.retire([(*key, *self._to_retire.pop(key))])
         # If the first image could not set a folder aside, because another worker uses it, the opening has to.
-        is_new = is_new or key not in self._with_folder
+        is_new = old is not None or key not in self._with_folder
         partition = Partition(topic, image, config, self._log_dir, self._openings, is_new=is_new)
         self._partitions[key] = partition
-        if is_gained:
+        if self._is_gained(image, old):
             self._log_dir.note_gained(topic.name, image.partition_id)
+        if old is not None and topic.id not in old.topics_by_id:
+            self._log_dir.note_created(topic.name, image.partition_id)
         if key not in self._with_folder:
             self._without_folder.append(partition)
 

@@ -306,3 +306,38 @@ def test_a_restarted_worker_does_not_hand_over_a_topic_that_it_never_led() -> No
     workers.start(OLD)
     workers.start(NEW)
     assert offsets(workers, NEW) == (2, 3)
+
+
+def test_a_new_topic_that_is_handed_over_has_no_offsets_from_before_the_start() -> None:
+    """The folder's own checkpoints have those of the deleted topic."""
+    workers = Workers()
+    workers.append(OLD, "a", "b", "c")
+    delete_before(workers, OLD, 2)
+    workers.start_all()
+    for image in (image_of({}), image_of({TOPIC: 1}, leader=OLD, generation=1)):
+        workers.image = image
+        workers.publish(OLD, NEW)
+    workers.append(OLD, "new")
+    workers.image = image_of({TOPIC: 1}, leader=NEW, leader_epoch=1, generation=1)
+    workers.publish(OLD, NEW)
+    assert offsets(workers, NEW) == (0, 1)
+
+
+def test_a_worker_that_learns_late_of_a_move_does_not_use_what_it_inherited_for_a_new_topic() -> None:
+    workers = Workers()
+    workers.append(OLD, "a", "b", "c")
+    delete_before(workers, OLD, 2)
+    workers.start_all()
+    late = [image_of({}), image_of({TOPIC: 1}, leader=NEW, generation=1)]
+    last = image_of({TOPIC: 1}, leader=OLD, leader_epoch=1, generation=1)
+    for image in (*late, last):
+        workers.image = image
+        workers.publish(OLD)
+        workers.stores[OLD].settle_folders(1)
+    for image in late:
+        workers.image = image
+        workers.publish(NEW)
+    assert offsets(workers, NEW) == (0, 0)
+    workers.image = last
+    workers.publish(NEW)
+    assert workers.append(OLD, "new") == 0
