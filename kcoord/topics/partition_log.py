@@ -47,7 +47,6 @@ class PartitionLog:
         "_failure",
         "_is_new",
         "_log_dir",
-        "_may_lack_folder",
         "_open",
         "_opening",
         "_openings",
@@ -79,7 +78,6 @@ class PartitionLog:
         self._snapshot: Opening[int] | None = None
         self._openings = openings
         self._failure: str | None = None
-        self._may_lack_folder = True
         self._is_new = is_new
         self.configure(config)
 
@@ -163,7 +161,7 @@ class PartitionLog:
 
     def make_folder(self) -> None:
         """Makes the folder of the partition if it does not exist. Raises OSError if that fails."""
-        if not self._may_lack_folder:
+        if self._failure is not None:
             return
         fs, directory = self._log_dir.file_system, self.files.directory
         if self._is_new and fs.exists(directory):
@@ -171,7 +169,7 @@ class PartitionLog:
         if not fs.exists(directory):
             self._log_dir.forget(self.topic, self.index)
             self.files.create(self.topic_id)
-        self._may_lack_folder = False
+        self._is_new = False
 
     def _set_aside_other_topic(self) -> None:
         """Sets the folder aside if it belongs to a deleted topic of that name.
@@ -189,6 +187,9 @@ class PartitionLog:
 
     def _begin_opening(self, now_ms: int) -> None:
         self.make_folder()
+        if self.files.topic_id() not in (None, self.topic_id):
+            # It was this topic's before. Another worker has learned earlier that the topic was deleted.
+            raise PartitionHeldError(f"the folder of {self.topic}-{self.index} belongs to a newer topic")
         read = partial(open_and_load, self._log_dir, self.topic, self.index, self.files, self.log_config, now_ms)
         self._opening = self._openings.begin(self.topic, self.index, read, now_ms)
 
@@ -337,7 +338,6 @@ class PartitionLog:
 
     def resign(self) -> None:
         """Makes the log durable and closes it, since another broker leads from now on."""
-        self._may_lack_folder = False
         log = self._open.log if self._open is not None else None
         self.prepare_close()
         self._failure = f"{self.topic}-{self.index} is led by another broker."
@@ -350,7 +350,6 @@ class PartitionLog:
 
     def delete(self) -> None:
         """Stops serving a partition of a deleted topic. The owner may rename the folder afterwards."""
-        self._may_lack_folder = False
         opened = self._cancel_opening()
         self._failure = f"{self.topic}-{self.index} is deleted."
         if opened is not None:

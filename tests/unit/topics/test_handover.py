@@ -341,3 +341,26 @@ def test_a_worker_that_learns_late_of_a_move_does_not_use_what_it_inherited_for_
     workers.image = last
     workers.publish(NEW)
     assert workers.append(OLD, "new") == 0
+
+
+def test_a_late_leader_makes_its_folder_again_with_the_id_of_its_topic() -> None:
+    """Without the id, a new topic of that name would take the records for its own."""
+    workers = Workers()
+    workers.stores[OLD].settle_folders(1)
+    workers.die(NEW)
+    workers.image = image_of({TOPIC: 1}, leader=NEW, generation=1)
+    workers.start(NEW)
+    assert workers.append(OLD, "old") == 0
+    workers.start_all()
+    assert offsets(workers, NEW) == (0, 0)
+
+
+def test_a_late_leader_does_not_write_to_the_log_of_a_new_topic() -> None:
+    workers = Workers()
+    workers.stores[OLD].settle_folders(1)
+    recreate(workers, NEW)
+    workers.append(NEW, "new")
+    workers.die(NEW)
+    assert workers.refused(OLD) is Errors.NOT_LEADER_OR_FOLLOWER
+    workers.start(NEW)
+    assert offsets(workers, NEW) == (0, 1)
