@@ -236,10 +236,6 @@ class LogDir:
             self._cleaned_offsets[key] = handover.cleaned_offset
         return handover
 
-    def noted(self) -> list[TopicPartition]:
-        """Returns the partitions with entries in the checkpoints."""
-        return sorted(self._recovery_points.keys() | self._start_offsets.keys())
-
     def forget(self, topic: str, partition: int) -> None:
         """Removes the checkpoint entries of a new partition, which belong to an older partition of that name."""
         self._forget_offsets([(topic, partition)])

@@ -167,7 +167,8 @@ class WorkerLogDir(LogDir):
 
     def forget(self, topic: str, partition: int) -> None:
         key = (topic, partition)
-        if key in self._inherited_points or key in self._inherited_starts or key in self.noted():
+        entries = (self._inherited_points, self._inherited_starts, self._recovery_points, self._start_offsets)
+        if any(key in offsets for offsets in entries):
             self._forget_offsets([key])
 
     def delete_partitions(self, partitions: Iterable[tuple[str, int, str]], suffix: str = DELETE_SUFFIX) -> list[str]:

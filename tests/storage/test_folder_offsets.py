@@ -100,17 +100,9 @@ def test_the_end_of_the_marker_is_durable_before_anything_is_written(fs: MemoryF
 def test_entries_of_missing_folders_are_removed_from_every_checkpoint(fs: MemoryFileSystem, name: str) -> None:
     store(fs, ROOT, {name: {A: 7}})
     log_dir = take(fs)
-    assert log_dir.noted() == []
     assert offsets_of(log_dir, A) == (0, 0, 0)
     if name != CLEANER_OFFSET_FILE:
         assert stored(fs, name) == {}
-
-
-def test_partitions_are_noted_by_either_checkpoint(fs: MemoryFileSystem) -> None:
-    for topic in "ab":
-        make_durable_dirs(fs, f"{ROOT}/{topic}-0")
-    store(fs, ROOT, {RECOVERY_POINT_FILE: {A: 7}, LOG_START_OFFSET_FILE: {B: 3}})
-    assert take(fs).noted() == [A, B]
 
 
 @pytest.mark.parametrize("name", [RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE])

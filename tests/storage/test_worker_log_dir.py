@@ -251,7 +251,7 @@ def test_a_log_moves_with_the_entries_of_its_leader(fs: MemoryFileSystem) -> Non
     old.note_cleaned("a", 0, 2)
     give(old, log)
     assert handed_over(fs) == Handover(5, 3, 2, is_clean=True)
-    assert ("a", 0) not in old.noted()
+    assert old.recovery_of("a", 0).recovery_point == 0
     new.note_gained("a", 0)
     taken = new.open_log("a", 0, new_config(), NOW_MS)
     assert (taken.start_offset, taken.end_offset) == (3, 5)
@@ -342,11 +342,11 @@ def test_after_the_death_of_its_leader_a_log_is_checked_and_keeps_its_start(fs: 
     assert (taken.start_offset, taken.end_offset) == (2, 5)
     assert taken.recovery_report.scanned_bytes > 0
     again = join(shared, 0, is_restart=True)
-    again.hand_over(again.noted())
+    again.hand_over([("a", 0)])
     assert handed_over(fs) is None, "another worker has the log open"
 
 
-def test_a_restarted_worker_hands_over_the_logs_that_it_no_longer_leads(fs: MemoryFileSystem) -> None:
+def test_a_restarted_worker_hands_over_a_log_that_it_has_not_opened_again(fs: MemoryFileSystem) -> None:
     shared = take(fs)
     old = join(shared, 0)
     log = filled(old, "a")
@@ -354,9 +354,9 @@ def test_a_restarted_worker_hands_over_the_logs_that_it_no_longer_leads(fs: Memo
     old.checkpoint()
     die(old)
     again = join(shared, 0, is_restart=True)
-    again.hand_over(again.noted())
+    again.hand_over([("a", 0)])
     assert handed_over(fs) == Handover(5, 2, 0, is_clean=False)
-    assert again.noted() == []
+    assert again.recovery_of("a", 0).recovery_point == 0
 
 
 def test_a_log_whose_sync_failed_is_written_again_by_the_next_leader(fs: MemoryFileSystem) -> None:
