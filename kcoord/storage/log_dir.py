@@ -121,6 +121,8 @@ class LogDir:
     _start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     _cleaned_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     _opened: dict[TopicPartition, Log] = field(default_factory=dict)
+    _is_behind: bool = False
+    """True if the last write of checkpoints failed, so that the files may have entries that were forgotten."""
 
     @classmethod
     def open(cls, file_system: FileSystem, path: str, candidate: Identity, *, cluster_id: str | None = None) -> Self:
@@ -291,10 +293,10 @@ class LogDir:
 
         As in Kafka, the folder gets the name `<topic>-<partition>.<unique>-delete`, so that its old name is free at
         once. With STRAY_SUFFIX the operator keeps it. The caller closes the logs before, and passes the returned
-        folders to `remove_folder`.
+        folders to `remove_folder`. A full disk does not keep the folders.
         """
         deleted = list(partitions)
-        self._forget_offsets([(topic, partition) for topic, partition, _ in deleted])
+        self._forget_deleted([(topic, partition) for topic, partition, _ in deleted])
         folders = []
         for topic, partition, unique in deleted:
             source = self.partition_path(topic, partition)
@@ -386,16 +388,26 @@ class LogDir:
         for key in partitions:
             self._cleaned_offsets.pop(key, None)
             self._opened.pop(key, None)
-        if with_entries:
+        if with_entries or self._is_behind:
             self.write_checkpoints()
+
+    def _forget_deleted(self, partitions: list[TopicPartition]) -> None:
+        """Forgets the entries of deleted partitions. If that cannot be written, `forget` writes it.
+
+        A new partition of that name calls `forget` before it has a folder, and a start drops entries without a folder.
+        """
+        with suppress(OSError):
+            self._forget_offsets(partitions)
 
     def write_checkpoints(self) -> None:
         """Writes the noted recovery points and start offsets. Any thread may call it if `writing` is a lock."""
         with self.writing:
             if not self._is_closed:
+                self._is_behind = True
                 # Start offsets first: the start offset of every recovery point on disk must be on disk, too.
                 self._write(LOG_START_OFFSET_FILE, self._moved_starts())
                 self._write(RECOVERY_POINT_FILE, dict(self._recovery_points))
+                self._is_behind = False
 
     def write_starts(self) -> None:
         """Writes only the noted start offsets."""

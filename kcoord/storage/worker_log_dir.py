@@ -186,7 +186,7 @@ class WorkerLogDir(LogDir):
                 and is_of(self.file_system, self.path, (topic, partition), topic_id)
             ]
             if len(own) < len(deleted):
-                self._forget_offsets([(topic, partition) for topic, partition, _ in deleted])
+                self._forget_deleted([(topic, partition) for topic, partition, _ in deleted])
             return super(WorkerLogDir, self).delete_partitions(own, suffix)
         finally:
             # After a failure, too: new topics of these names set folders that are left aside.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 
 import pytest
@@ -23,7 +24,7 @@ from kcoord.storage.handover import Handover, has_handover, remove_handover, wri
 from kcoord.storage.journal import Extent
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
-from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
+from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything, no_fault
 from kcoord.storage.worker_checkpoints import (
     merge_worker_checkpoints,
     read_merged_checkpoint,
@@ -136,6 +137,24 @@ def test_deleted_partitions_have_folders_of_their_own_and_no_offsets(fs: MemoryF
     assert offsets_of(log_dir, A) == offsets_of(log_dir, B) == (0, 0, 0)
     fs.crash()
     assert take(fs).partitions() == []
+
+
+@pytest.mark.parametrize("has_workers", [False, True])
+def test_a_full_disk_does_not_keep_the_folders_of_deleted_partitions(fs: MemoryFileSystem, has_workers: bool) -> None:
+    """The entries are removed before a new partition of that name has a folder."""
+    log_dir = join(share(fs), 0) if has_workers else take(fs)
+    opened(log_dir, A, 5, 2).close()
+    log_dir.checkpoint()
+    fs.fault = lambda operation: OSError(errno.ENOSPC, "no space") if operation.kind == "write" else None
+    (folder,) = log_dir.delete_partitions([(*A, "1" * 32)])
+    log_dir.remove_folder(folder)
+    with pytest.raises(OSError, match="no space"):
+        log_dir.forget(*A)
+    fs.fault = no_fault
+    log_dir.forget(*A)
+    opened(log_dir, A, 3)
+    fs.crash(keep_everything)
+    assert take(fs).recovery_of(*A).start_offset == 0
 
 
 def test_the_smallest_start_that_was_moved_is_stored(fs: MemoryFileSystem) -> None:

@@ -294,8 +294,8 @@ def test_a_partition_whose_deletion_failed_is_not_locked_for_ever(fs: MemoryFile
     shared = take(fs)
     old, new = join(shared, 0), join(shared, 1)
     filled(old, "a").close()
-    fs.fault = lambda operation: OSError(errno.ENOSPC, "no space") if operation.kind == "write" else None
-    with pytest.raises(OSError, match="no space"):
+    fs.fault = lambda operation: OSError(errno.EIO, "planted") if operation.kind == "rename" else None
+    with pytest.raises(OSError, match="planted"):
         old.delete_partitions([("a", 0, "00" * 16)])
     fs.fault = no_fault
     assert new.delete_partitions([("a", 0, "00" * 16)], STRAY_SUFFIX)
