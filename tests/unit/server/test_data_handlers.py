@@ -7,6 +7,9 @@ Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch and InitProduce
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
@@ -168,6 +171,25 @@ async def test_produce_with_acks(server: Server) -> None:
     assert (await produced(server, b"", acks=2)).error_code == Errors.INVALID_RECORD
     failed = produce.error_response(produce_request(None, acks=0), KafkaError(Errors.UNKNOWN_SERVER_ERROR), 13)
     assert isinstance(failed, CloseConnection)
+
+
+async def test_a_failed_produce_keeps_neither_the_batch_nor_a_file(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deleted file takes its space on a full disk as long as it is open."""
+    # pytest would keep the error in a record of the log.
+    caplog.set_level(logging.CRITICAL)
+    gc.collect()
+    gc.disable()
+    try:
+        server.cluster.fs.fault = lambda operation: (
+            OSError(errno.ENOSPC, "no space") if operation.kind == "write" else None
+        )
+        assert (await produced(server, batch_of("a"))).error_code == Errors.KAFKA_STORAGE_ERROR
+        kept = [error for error in gc.get_objects() if isinstance(error, KafkaError)]
+        assert Errors.KAFKA_STORAGE_ERROR not in [error.error for error in kept]
+    finally:
+        gc.enable()
 
 
 async def test_produce_errors(server: Server) -> None:

@@ -222,11 +222,13 @@ class _Produce:
                 now_ms=context.now_ms,
                 verified=verified,
             )
-        except KafkaError as caught:
-            error, start_offset = caught, -1
+        except KafkaError as error:
+            # No other variable may refer to the error. Through its traceback that would keep the batch, and a file of
+            # the log, until the garbage collector comes.
             if topic is not None and not topics.has_partition(topic, partition.index):
                 # Kafka looks for the partition before it looks at the batch.
-                error = KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
+                return _failure(partition.index, KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION), -1)
+            start_offset = -1
             # Without a batch to append the log was not looked at.
             if topic is not None and batch is not None and error.error not in _WITHOUT_START_OFFSET:
                 start_offset = topics.log_start_offset(topic, partition.index)
