@@ -133,7 +133,10 @@ class UpstreamCluster:
         return await self.connections.retry("find the upstream", deadline, ask)
 
     async def _reach_a_broker(self) -> None:
-        """Connects to a broker at the address that it advertises. Raises KafkaError if none can be reached."""
+        """Connects to a broker at the address that it advertises.
+
+        Raises KafkaError if none can be reached, or if one refuses kcoord, such as by its certificate.
+        """
         nodes = {asyncio.create_task(self._connect(node_id)): node for node_id, node in self.nodes.items()}
         failure = DisconnectException("it names no broker")
         pending = set(nodes)
