@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TypeAlias, TypeVar
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -410,12 +411,7 @@ async def test_metadata_about_a_changed_topic_waits_until_groups_have_the_change
 
 async def test_no_response_waits_for_topics_that_were_only_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage() as on_stage:
-        looks = 0
-
-        async def look() -> None:
-            nonlocal looks
-            looks += 1
-
+        look = AsyncMock()
         monkeypatch.setattr(on_stage.gateway, "look", look)
         topics = [CreateTopicsRequest.CreatableTopic(name="t")]
         answer = CreateTopicsResponse(topics=[CreateTopicsResponse.CreatableTopicResult(name="t", topic_id=TOPIC_ID)])
@@ -423,7 +419,7 @@ async def test_no_response_waits_for_topics_that_were_only_validated(monkeypatch
         request = CreateTopicsRequest(topics=topics, validate_only=True)
         received = await converse(dialogue, request, 7, 7, answer)
         assert decoded(received, CreateTopicsResponse, 7) == answer
-        assert not looks
+        look.assert_not_awaited()
 
 
 async def test_only_one_response_waits_for_a_topic_that_kcoords_user_may_not_see(
@@ -431,12 +427,7 @@ async def test_only_one_response_waits_for_a_topic_that_kcoords_user_may_not_see
 ) -> None:
     monkeypatch.setattr(gateway, "KNOWN_SECONDS", 0.1)
     async with stage() as on_stage:
-        looks = 0
-
-        async def look() -> None:
-            nonlocal looks
-            looks += 1
-
+        look = AsyncMock()
         monkeypatch.setattr(on_stage.gateway, "look", look)
         dialogue = on_stage.connect()
         seen = MetadataResponse(topics=[MetadataResponse.MetadataResponseTopic(name="t", topic_id=TOPIC_ID)])
@@ -446,11 +437,11 @@ async def test_only_one_response_waits_for_a_topic_that_kcoords_user_may_not_see
         while not dialogue.client.written:
             await asyncio.sleep(0.01)
             await dialogue.settle()
-        assert looks > 1
-        before = looks
+        before = look.await_count
+        assert before > 1
         await converse(dialogue, request, 12, 12, seen)
         assert len(dialogue.received) == 2
-        assert looks == before
+        assert look.await_count == before
 
 
 async def test_a_response_leaves_although_the_look_before_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
