@@ -7,10 +7,11 @@ All files are replaced atomically. A malformed file raises an error with the fil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError
-from kcoord.storage.file_system import FileSystem, read_file, write_file_atomically
+from kcoord.storage.file_system import FileSystem, join, read_file, write_file_atomically
 from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
 
 TopicPartition: TypeAlias = tuple[str, int]
@@ -87,6 +88,16 @@ def read_topic_id(file_system: FileSystem, path: str) -> bytes | None:
         return uuid_from_string(values["topic_id"])
     except ValueError as error:
         raise MalformedCheckpointError(f"{path}: {values['topic_id']!r} is not a topic id") from error
+
+
+def topic_id_in(file_system: FileSystem, folder: str) -> bytes | None:
+    """Returns the id of the topic that a partition's folder belongs to.
+
+    None if partition.metadata is missing or malformed, as after a crash right after the folder's creation.
+    """
+    with suppress(MalformedCheckpointError):
+        return read_topic_id(file_system, join(folder, PARTITION_METADATA_FILE))
+    return None
 
 
 def write_topic_id(file_system: FileSystem, path: str, topic_id: bytes) -> None:

@@ -42,7 +42,7 @@ from kcoord.storage.checkpoints import (
     read_leader_epochs,
     read_offset_checkpoint,
     read_properties,
-    read_topic_id,
+    topic_id_in,
     write_leader_epochs,
     write_offset_checkpoint,
     write_properties,
@@ -320,9 +320,7 @@ class LogDir:
 
     def topic_id(self, topic: str, partition: int) -> bytes | None:
         """Returns the topic id in the partition's folder, or None if partition.metadata is missing or malformed."""
-        with suppress(MalformedCheckpointError):
-            return read_topic_id(self.file_system, join(self.partition_path(topic, partition), PARTITION_METADATA_FILE))
-        return None
+        return topic_id_in(self.file_system, self.partition_path(topic, partition))
 
     def write_topic_id(self, topic: str, partition: int, topic_id: bytes) -> None:
         """Writes the topic id to the partition's folder."""

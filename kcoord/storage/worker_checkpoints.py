@@ -20,13 +20,12 @@ from kcoord.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     LOCK_FILE,
     LOG_START_OFFSET_FILE,
-    PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     TopicPartition,
     find_in_checkpoint,
     read_offset_checkpoint,
-    read_topic_id,
     read_worker_checkpoint,
+    topic_id_in,
     write_offset_checkpoint,
 )
 from kcoord.storage.errors import MalformedCheckpointError
@@ -183,9 +182,7 @@ def is_of(file_system: FileSystem, path: str, key: TopicPartition, topic_id: str
 
 def folder_id(file_system: FileSystem, path: str, key: TopicPartition) -> str:
     """Returns the topic id in the folder of a partition in hexadecimal, empty if it is missing or malformed."""
-    topic_id = None
-    with suppress(MalformedCheckpointError):
-        topic_id = read_topic_id(file_system, join(join(path, f"{key[0]}-{key[1]}"), PARTITION_METADATA_FILE))
+    topic_id = topic_id_in(file_system, join(path, f"{key[0]}-{key[1]}"))
     return topic_id.hex() if topic_id is not None else ""
 
 

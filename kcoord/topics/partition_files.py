@@ -7,7 +7,7 @@ import logging
 from itertools import pairwise
 from typing import Final
 
-from kcoord.storage.checkpoints import read_leader_epochs, read_topic_id
+from kcoord.storage.checkpoints import PARTITION_METADATA_FILE, read_leader_epochs, topic_id_in
 from kcoord.storage.errors import MalformedCheckpointError
 from kcoord.storage.file_system import FileSystem, join, read_file, write_all, write_file_atomically
 from kcoord.storage.recovery import Check, go_on
@@ -25,7 +25,6 @@ from kcoord.topics.producer_files import (
 from kcoord.topics.producer_state import AbortedTransaction, ProducerEntry
 from kcoord_protocol.uuid import uuid_to_string
 
-METADATA_FILE: Final = "partition.metadata"
 EPOCHS_FILE: Final = "leader-epoch-checkpoint"
 
 _DECODING: Final = 60
@@ -69,17 +68,10 @@ class PartitionFiles:
     def create(self, topic_id: bytes) -> None:
         """Makes the folder and writes partition.metadata."""
         self.fs.make_dirs(self.directory)
-        self._replace(METADATA_FILE, f"version: 0\ntopic_id: {uuid_to_string(topic_id)}".encode())
+        self._replace(PARTITION_METADATA_FILE, f"version: 0\ntopic_id: {uuid_to_string(topic_id)}".encode())
 
     def topic_id(self) -> bytes | None:
-        """Returns the id of the topic that the folder belongs to.
-
-        None if partition.metadata is missing or malformed, as after a crash right after the folder's creation.
-        """
-        try:
-            return read_topic_id(self.fs, self._path(METADATA_FILE))
-        except MalformedCheckpointError:
-            return None
+        return topic_id_in(self.fs, self.directory)
 
     # --- leader epochs ------------------------------------------------------------------------------------------------
 
