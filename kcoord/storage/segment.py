@@ -215,7 +215,6 @@ class Segment:
         """Creates the empty log file. The first `write_indexes` creates the index files."""
         # A deletion that failed may have left the file of a deleted topic of this name in the cache.
         self._files.forget(self.log_path)
-        self._files.forget(self._path)
         self._files.writer(self.log_path)
         self._size = 0
         self.is_active = self.is_unsynced = True
