@@ -47,7 +47,7 @@ def new_config(**values: int) -> LogConfig:
     return config
 
 
-def open_log(file_system: FileSystem, config: LogConfig | None = None, **recovery: int) -> Log:
+def open_log(file_system: FileSystem, config: LogConfig | None = None, **recovery: object) -> Log:
     make_durable_dirs(file_system, "data")
     state = Recovery()
     for name, value in recovery.items():

@@ -361,9 +361,11 @@ def test_recovery_starts_at_the_recovery_point() -> None:
 def test_a_torn_tail_is_described(tail: bytes, reason: str) -> None:
     fs = closed(batches(6))
     fs.open_append(LOG_FILE).write(tail)
-    log = open_log(fs)
+    read_bytes: list[int] = []
+    log = open_log(fs, check=read_bytes.append)
     (cut,) = log.recovery_report.cuts
     assert (cut.lost_bytes, cut.reason, log.end_offset) == (len(tail), reason, 6)
+    assert read_bytes[:7] == [*[81] * 6, len(tail)], "each batch, and the tail, in which a sound batch is searched"
 
 
 # -- interrupted file operations ---------------------------------------------------------------------------------------

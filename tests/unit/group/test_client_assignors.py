@@ -282,7 +282,10 @@ def test_the_first_member_computes_its_own_assignment() -> None:
     assert (member.assignor.metadata_version, member.assignor.metadata_bytes) == (1, b"in")
     (topic,) = prepared.topics
     assert (topic.topic_name, topic.num_partitions) == ("t", 4)
+    assert context.shard.count_computations() == 1
+    context.sleep(30)
     assert context.install("A", 2, {"A": {"t": [3, 1, 0, 2]}}, version=0, metadata=b"out").error_code == 0
+    assert (context.shard.count_computations(), context.shard.counters.client_computation_ms) == (0, 30)
     answer = context.beat("A")
     assert (answer.member_epoch, answer.should_compute_assignment) == (2, False)
     assert answer.assignment is not None

@@ -77,6 +77,14 @@ def test_a_classic_member_that_does_not_stay_leaves_the_offsets_of_an_empty_cons
     assert context.fetch("g") == {}
 
 
+def test_a_commit_timestamp_of_zero_is_a_time() -> None:
+    context = started()
+    context.commit("g", {"t3": {0: 1}}, api_version=1)
+    context.commit("g", {"t3": {1: 1}}, api_version=1, commit_timestamp=0)
+    context.sleep(2 * MINUTE_MS)
+    assert context.fetch("g") == {("t3", 0): (1, "")}
+
+
 def test_many_offsets_expire_in_several_rounds() -> None:
     context = started()
     count = 3 * MAX_TOMBSTONES

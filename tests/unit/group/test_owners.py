@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember
+from kcoord.coordinator.group.consumer.group import NO_METADATA, ConsumerGroup, ConsumerGroupMember
 
 TOPICS = [bytes([number]) * 16 for number in range(3)]
 OWNED = st.dictionaries(st.sampled_from(TOPICS), st.dictionaries(st.integers(0, 5), st.integers(1, 2)))
@@ -60,3 +60,17 @@ def test_a_group_knows_the_owner_of_each_partition(changes: list[ConsumerGroupMe
             model.put(change.member_id, change)
     for topic_id in TOPICS:
         assert group.owners_of(topic_id) == model.owners_of(topic_id)
+
+
+def test_a_member_waits_as_long_as_one_partition_of_its_target_has_another_owner() -> None:
+    group, member = ConsumerGroup("g"), ConsumerGroupMember("b")
+    group.put_member(ConsumerGroupMember("a", assigned={TOPICS[0]: {0: 1, 1: 1}}))
+    group.put_member(member)
+    for target, waits in (
+        ({TOPICS[0]: {1}, TOPICS[1]: {0}}, True),
+        ({TOPICS[1]: {0}, TOPICS[0]: {1}}, True),
+        ({TOPICS[0]: {2}, TOPICS[1]: {0}}, False),
+        ({}, False),
+    ):
+        group.put_target("b", {topic_id: frozenset(numbers) for topic_id, numbers in target.items()}, NO_METADATA)
+        assert group.waits_for_release(member) is waits, target

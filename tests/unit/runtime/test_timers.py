@@ -119,6 +119,22 @@ def test_moving_a_deadline_back_and_forth_leaves_no_garbage() -> None:
     assert [timer.deadline_ms for timer in fired if timer is not None] == left
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_timers_fire_in_order_after_most_others_were_cancelled(seed: int) -> None:
+    random, queue = Random(seed), TimerQueue()
+    timers = ShardTimers(1, queue)
+    keys = [TimerKey(LedgerTimer.WORK, "g", f"m{number}") for number in range(300)]
+    for key in keys:
+        timers.schedule(key, random.randrange(1_000))
+    for key in random.sample(keys, 250):
+        timers.cancel(key)
+    assert len(queue._heap) < len(keys), "void entries were removed"
+    left = sorted(timers.deadlines().values())
+    assert queue.next_deadline_ms() == left[0]
+    fired = [queue.pop_due(1_000) for _ in left]
+    assert [timer.deadline_ms for timer in fired if timer is not None] == left
+
+
 def test_a_look_at_the_queue_moves_a_limited_number_of_rearmed_timers() -> None:
     """Members that joined in one second have sent heartbeats since. 100,000 of them would be a pause of 100 ms."""
     queue = TimerQueue()

@@ -529,6 +529,17 @@ def test_a_corrupt_batch_fails_the_load(desk: Desk) -> None:
     assert desk.outcomes[-1] == "LoadFailed"
 
 
+def test_an_owner_that_fetches_a_corrupt_batch_gives_up(desk: Desk) -> None:
+    """It may be the claim of another owner. A marker alone would change nothing."""
+    partition = desk.world.partition
+    partition.append(marker(5, 0))
+    desk.world.replicate()
+    header, data = partition.batches[-1]
+    partition.batches[-1] = header, data[:-1] + bytes([data[-1] ^ 1])
+    desk.owner.follow_log()
+    assert (desk.log.state, desk.outcomes[-1]) == (UpstreamState.UNOWNED, "Lost")
+
+
 def test_a_log_that_does_not_reach_the_claim_fails_the_load_after_the_timeout(desk: Desk) -> None:
     desk.owner.crash()
     desk.owner.claim()
