@@ -63,7 +63,7 @@ class BrokerSettings(BrokerAttributes):
         for name, text in explicit.items():
             self._set_static(name, text)
         if "node.id" not in explicit and "broker.id" in explicit:
-            self._static["node.id"] = self._static["broker.id"]
+            self._static["node.id"] = BROKER_KEYS["node.id"].parse(explicit["broker.id"])
         elif "node.id" not in explicit and self._static[UPSTREAM_KEY]:
             self._static["node.id"] = NODE_ID_BEFORE_UPSTREAM
         self._values = self._static

@@ -28,6 +28,7 @@ _THREAD_COUNTS: Final = (
 
 def check_broker_settings(config: BrokerSettings) -> None:
     """Raises ConfigError if values that are valid by themselves do not fit together."""
+    _check_node_id(config)
     for kind in ("consumer", "share", "streams"):
         _check_group_kind(config, kind)
     _check_assignors(config)
@@ -37,6 +38,14 @@ def check_broker_settings(config: BrokerSettings) -> None:
     check_workers(config)
     check_upstream(config)
     _check_limits(config)
+
+
+def _check_node_id(config: BrokerSettings) -> None:
+    if "broker.id" in config.explicit and config.broker_id != config.node_id:
+        raise ConfigError(
+            f"Invalid value {config.node_id} for configuration node.id: it must be the same as broker.id "
+            f"({config.broker_id}), which is its older name"
+        )
 
 
 def _check_group_kind(config: BrokerSettings, kind: str) -> None:

@@ -77,7 +77,14 @@ def test_keys_without_effect_are_checked() -> None:
 
 def test_broker_id_counts_if_node_id_is_not_set() -> None:
     assert BrokerConfig.from_properties({"broker.id": "5"}).node_id == 5
-    assert BrokerConfig.from_properties({"broker.id": "5", "node.id": "6"}).node_id == 6
+    assert BrokerConfig.from_properties({"broker.id": "5", "node.id": "5"}).node_id == 5
+    assert "Invalid value -1 for configuration node.id" in refused(broker_id="-1")
+
+
+def test_broker_id_and_node_id_cannot_differ() -> None:
+    assert refused(broker_id="5", node_id="6") == (
+        "Invalid value 6 for configuration node.id: it must be the same as broker.id (5), which is its older name"
+    )
 
 
 @pytest.mark.parametrize("kind", ["consumer", "share", "streams"])
