@@ -701,6 +701,15 @@ def test_a_member_that_leaves_and_returns_has_to_be_asked_again() -> None:
     assert context.shard.counters.client_computations["gone"] == 1
 
 
+def test_a_member_that_failed_does_not_count_if_it_can_no_longer_compute() -> None:
+    context = with_two_members()
+    context.update_metadata({"t": 5})
+    assert context.beat("A").should_compute_assignment
+    context.install("A", context.prepare("A").group_epoch, {}, error=-1)
+    context.beat("A", [offered("x", 0, 0, 0)])
+    assert context.beat("B").should_compute_assignment, "it has not failed, and is the only one that can compute"
+
+
 def test_a_member_that_returns_has_not_failed() -> None:
     context = with_two_members()
     context.update_metadata({"t": 5})

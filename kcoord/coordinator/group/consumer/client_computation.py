@@ -136,7 +136,8 @@ def decide(
     failed = {
         member_id
         for member_id in computation.failed
-        if (member := group.members.get(member_id)) is not None and selection.can_compute(offer_of(member))
+        if (member := updated if member_id == updated.member_id else group.members.get(member_id)) is not None
+        and selection.can_compute(offer_of(member))
     }
     if len(failed) >= selection.able:
         computation.failed.clear()
