@@ -18,7 +18,7 @@ from kcoord.coordinator.group.group import GroupTimer
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.metadata.image import BrokerImage
 from kcoord.runtime.result import TimerKey
-from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupTargetAssignmentMemberKey
 from tests.unit.group.group_context import GroupContext
 
 A, B, C = "member-a", "member-b", "member-c"
@@ -135,3 +135,13 @@ def test_a_topic_that_is_listed_twice_as_owned_is_not_revoked(context: GroupCont
     )
     assert context.run(lambda ctx: context.shard.consumer_group_heartbeat(ctx, request)).member_epoch == 2
     assert context.assigned(context.heartbeat("g", B, 3, owned={})) is None
+
+
+def test_a_member_whose_target_stays_gets_no_new_record_of_it(context: GroupContext) -> None:
+    """`range` makes the target anew, and it equals the old one."""
+    context.join("g", A, ["t3"], assignor="range")
+    context.join("g", B, ["t3"], assignor="range")
+    before = len(context.log)
+    context.heartbeat("g", B, 3, names=["t3", "t6"], owned={})
+    keys = [record.key for record in context.log[before:]]
+    assert [key.member_id for key in keys if isinstance(key, ConsumerGroupTargetAssignmentMemberKey)] == [B]

@@ -169,6 +169,11 @@ def test_too_many_partitions_at_once(counts: tuple[int, int]) -> None:
     assert caught.value.error is Errors.POLICY_VIOLATION
 
 
+def test_as_many_partitions_as_allowed_at_once() -> None:
+    created = Cluster().create(topic("a", MAX_NEW_PARTITIONS - 1), topic("b"))
+    assert [result.num_partitions for result in created] == [MAX_NEW_PARTITIONS - 1, 1]
+
+
 def test_too_many_partitions_by_the_default_of_the_broker() -> None:
     cluster = Cluster({"num.partitions": str(MAX_NEW_PARTITIONS // 2)})
     with pytest.raises(KafkaError) as caught:
