@@ -138,7 +138,7 @@ def test_a_topic_that_is_listed_twice_as_owned_is_not_revoked(context: GroupCont
 
 
 def test_a_member_whose_target_stays_gets_no_new_record_of_it(context: GroupContext) -> None:
-    """`range` makes the target anew, and it equals the old one."""
+    """`range` makes another object of the target, which equals the old one."""
     context.join("g", A, ["t3"], assignor="range")
     context.join("g", B, ["t3"], assignor="range")
     before = len(context.log)
