@@ -8,6 +8,7 @@ transactions are skipped: the broker sends a list of these transactions (KIP-98)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from kcoord.client.types import ConsumerRecord, TopicPartition
@@ -50,27 +51,36 @@ class FetchedRecords:
         self._aborted = sorted(aborted, reverse=True) if aborted is not None else []
         self._aborting: set[int] = set()
         self._records = self._read()
+        self._damage: CorruptBatchError | None = None
         self.end_offset = self._find_end(fetch_offset)
 
     def _find_end(self, fetch_offset: int) -> int:
-        """Returns the offset after the last batch. Reads batch headers only."""
+        """Returns the offset after the last batch that can be read. Reads batch headers only."""
         end = fetch_offset
-        for _, header in iter_headers(self._data):
-            end = header.next_offset
+        # `take` raises the error when it reaches the damage, so that the batches before it can be read.
+        with suppress(CorruptBatchError):
+            for _, header in iter_headers(self._data):
+                end = header.next_offset
         return max(end, fetch_offset)
 
     def take(self, count: int) -> list[ConsumerRecord]:
-        """Returns up to `count` records. Fewer records mean that there are no more.
+        """Returns up to `count` records. Fewer records mean that there are no more, or that a corrupt batch follows.
 
-        Raises CorruptBatchError if the checksum of a batch is wrong.
+        Raises CorruptBatchError if the next batch is corrupt. The records before it have been returned then.
         """
         taken: list[ConsumerRecord] = []
-        while len(taken) < count:
-            record = next(self._records, None)
+        while len(taken) < count and self._damage is None:
+            try:
+                record = next(self._records, None)
+            except CorruptBatchError as error:
+                self._damage = error
+                break
             if record is None:
                 self.is_drained = True
                 break
             taken.append(record)
+        if self._damage is not None and not taken:
+            raise self._damage
         return taken
 
     def _read(self) -> Iterator[ConsumerRecord]:

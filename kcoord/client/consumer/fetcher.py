@@ -113,8 +113,15 @@ class Fetcher:
         failure, self._failure = self._failure, None
         return failure
 
+    def _fail(self, error: KafkaError | CorruptBatchError) -> None:
+        self._failure = error
+        self._changed.notify()
+
     def take(self, count: int) -> list[ConsumerRecord]:
-        """Returns up to `count` records and moves the positions after them. Partitions take turns."""
+        """Returns up to `count` records and moves the positions after them. Partitions take turns.
+
+        A corrupt batch is a failure for the next `take_failure`. The partition is then fetched again from there on.
+        """
         records: list[ConsumerRecord] = []
         for _ in range(len(self._order)):
             partition = self._order[0]
@@ -140,10 +147,12 @@ class Fetcher:
                 return taken
             try:
                 taken += fetched.take(count - len(taken))
-            except CorruptBatchError:
+            except CorruptBatchError as error:
+                # The next `poll` raises the error. The positions are after the records taken so far, of this partition
+                # and of others, so an exception here would lose them.
+                self._fail(error)
                 state.begin_generation()
-                self._changed.notify()
-                raise
+                break
             state.position = fetched.next_offset
             if fetched.leader_epoch >= 0:
                 state.leader_epoch = fetched.leader_epoch
@@ -231,8 +240,7 @@ class Fetcher:
             if is_retriable(error):
                 self._updater.request(names={partition.topic for partition in fetches})
             else:
-                self._failure = error
-                self._changed.notify()
+                self._fail(error)
 
     async def _request(
         self, leader: int, session: FetchSessionHandler, fetches: dict[TopicPartition, _PartitionFetch]
@@ -287,8 +295,7 @@ class Fetcher:
         if error in _OUTDATED:
             self._updater.request(names=[partition.topic])
             return True
-        self._failure = KafkaError(error, f"Fetch of {partition} at {fetch.offset}")
-        self._changed.notify()
+        self._fail(KafkaError(error, f"Fetch of {partition} at {fetch.offset}"))
         return True
 
     def _buffer(self, partition: TopicPartition, fetch: _PartitionFetch, data: FetchResponse.PartitionData) -> None:
@@ -298,18 +305,14 @@ class Fetcher:
                 AbortedProducer(transaction.first_offset, transaction.producer_id)
                 for transaction in data.aborted_transactions or ()
             ]
-        try:
-            fetched = FetchedRecords(
-                partition,
-                fetch.offset,
-                data.records or b"",
-                generation=fetch.generation,
-                check_crcs=self._config.check_crcs,
-                aborted=aborted,
-            )
-        except CorruptBatchError as error:
-            self._failure = error
-            return
+        fetched = FetchedRecords(
+            partition,
+            fetch.offset,
+            data.records or b"",
+            generation=fetch.generation,
+            check_crcs=self._config.check_crcs,
+            aborted=aborted,
+        )
         if partition not in self._buffers:
             self._buffers[partition] = deque()
             self._order.append(partition)

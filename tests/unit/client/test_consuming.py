@@ -458,6 +458,27 @@ class TestFetch:
                 assert offsets(await consumer.poll(1000, max_records=2)) == [0, 1]
                 assert offsets(await consumer.poll(1000)) == [2, 3]
 
+    @pytest.mark.parametrize("partition", [ZERO, ONE])
+    @pytest.mark.parametrize("is_batch", [True, False])
+    @pytest.mark.parametrize("max_bytes", [1, 1 << 20])
+    async def test_records_before_a_corrupt_batch_are_returned(
+        self, partition: TopicPartition, is_batch: bool, max_bytes: int
+    ) -> None:
+        """Their positions would be committed otherwise, though `poll` has not returned the records."""
+        bad = with_wrong_checksum(encode_batch([Record(value=b"x", timestamp_ms=1)], base_offset=2))
+        async with RecordsBroker() as broker:
+            broker.append(ZERO, "0", "1")
+            broker.append(ONE, "0", "1")
+            broker.append(partition, "x", data=bad if is_batch else b"\xff" * 100)
+            async with consumer_of(broker, ZERO, ONE, max_partition_fetch_bytes=max_bytes) as consumer:
+                await quiet()
+                records = sorted((record.partition, record.offset) for record in await consumer.poll())
+                assert records == [(0, 0), (0, 1), (1, 0), (1, 1)]
+                for _ in range(2):
+                    with pytest.raises(CorruptBatchError):
+                        await consumer.poll()
+                assert (await consumer.position(ZERO), await consumer.position(ONE)) == (2, 2)
+
     async def test_check_crcs_can_be_disabled(self) -> None:
         good = encode_batch([Record(value=b"0", timestamp_ms=1)])
         async with RecordsBroker() as broker:
@@ -469,6 +490,8 @@ class TestFetch:
         async with RecordsBroker() as broker:
             broker.append(ZERO, "0", data=b"\x00" * 100)
             async with consumer_of(broker, ZERO) as consumer:
+                await quiet()
+                assert len(broker.fetches()) == 2, "the buffer is full"
                 with pytest.raises(CorruptBatchError):
                     await consumer.poll()
 
