@@ -116,6 +116,8 @@ class Producer:
         """
         self._check_may_send()
         deadline = self._cluster.deadline(self._config.max_block_ms)
+        if partition is not None and not isinstance(partition, int):
+            raise TypeError(f"partition: {partition!r} is not a whole number")
         if partition is not None and partition < 0:
             raise ValueError(f"partition: {partition} must not be negative")
         # Without the check a number such as time.time() * 1000 would fail later, when the batch is sent.
@@ -123,9 +125,10 @@ class Producer:
             raise TypeError(f"timestamp_ms: {timestamp_ms!r} is not a whole number")
         if timestamp_ms is not None and not _LOWEST_TIME_MS <= timestamp_ms <= _HIGHEST_TIME_MS:
             raise ValueError(f"timestamp_ms: {timestamp_ms} does not fit in a record")
-        key_bytes, value_bytes = _to_bytes(key), _to_bytes(value)
+        key_bytes, value_bytes = _to_bytes("key", key), _to_bytes("value", value)
         now_ms = self._cluster.wall_clock_ms() if timestamp_ms is None else timestamp_ms
-        record = Record(key_bytes, value_bytes, [(name, _to_bytes(data)) for name, data in headers], now_ms)
+        header_bytes = [(name, _to_bytes(f"header {name}", data)) for name, data in headers]
+        record = Record(key_bytes, value_bytes, header_bytes, now_ms)
         size = record_size(record)
         self._check_size(size)
         counts = await self._partitions_of(topic, partition, deadline)
@@ -312,5 +315,12 @@ class Producer:
         await self._transactions.end(deadline, committed=False)
 
 
-def _to_bytes(data: bytes | str | None) -> bytes | None:
-    return data.encode() if isinstance(data, str) else data
+def _to_bytes(name: str, data: object) -> bytes | None:
+    """Returns the bytes of a part of a record. Raises TypeError for an object that has to be serialized first."""
+    if data is None or isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise TypeError(f"{name}: must be bytes, text or None, not {type(data).__name__}")

@@ -35,7 +35,7 @@ from kcoord.client.producer.transactions import LAST_V1_PRODUCE, Transactions
 from kcoord.client.results import error_of
 from kcoord.client.tasks import Tasks, spawn, stop
 from kcoord.client.types import RecordMetadata, TopicPartition
-from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import EncodeError, Errors, KafkaError
 from kcoord_protocol.messages import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse
 from kcoord_protocol.record_batch import Compression
 from kcoord_protocol.uuid import ZERO_UUID
@@ -214,9 +214,12 @@ class Sender:
         topics: dict[str, list[ProduceRequest.PartitionProduceData]] = {}
         is_transactional = self._transactions is not None
         for batch in batches:
-            data = ProduceRequest.PartitionProduceData(
-                index=batch.partition.partition, records=batch.encode(self._compression, is_transactional)
-            )
+            try:
+                records = batch.encode(self._compression, is_transactional)
+            except (EncodeError, TypeError, ValueError) as error:
+                text = f"{batch.partition}: the batch cannot be encoded: {error}"
+                raise KafkaError(Errors.INVALID_RECORD, text) from error
+            data = ProduceRequest.PartitionProduceData(index=batch.partition.partition, records=records)
             topics.setdefault(batch.partition.topic, []).append(data)
         return ProduceRequest(
             transactional_id=self._transactions.transactional_id if self._transactions is not None else None,

@@ -9,7 +9,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Unpack
+from typing import Any, Unpack
 
 import pytest
 from hypothesis import given, settings
@@ -511,6 +511,34 @@ class TestBatches:
         async with LogBroker() as broker, producer_of(broker) as producer:
             with pytest.raises(ValueError, match="partition: -1 must not be negative"):
                 await producer.send(TOPIC, "a", partition=-1)
+
+    @pytest.mark.parametrize("data", [{"a": 1}, [1, 2], ("a",), 5])
+    async def test_an_object_that_is_not_bytes_is_rejected(self, data: Any) -> None:
+        """It would fail only when its batch is sent, with all other records of that batch."""
+        async with LogBroker(1) as broker, producer_of(broker) as producer:
+            with pytest.raises(TypeError, match=f"value: must be bytes, text or None, not {type(data).__name__}"):
+                await producer.send(TOPIC, data)
+            with pytest.raises(TypeError, match="key: must be"):
+                await producer.send(TOPIC, "a", data)
+            with pytest.raises(TypeError, match=r"partition: 0\.0 is not a whole number"):
+                await producer.send(TOPIC, "a", partition=0.0)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="header h: must be"):
+                await producer.send(TOPIC, "a", headers=[("h", data)])
+            buffer: Any = bytearray(b"b")
+            future = await producer.send(TOPIC, buffer)
+            buffer[:] = b"c"
+            await future
+            assert broker.values(0) == ["b"], "the record is the buffer's content at the time of the call"
+
+    async def test_a_batch_that_cannot_be_encoded_fails(self) -> None:
+        """The difference of the times does not fit in a record."""
+        async with LogBroker(1) as broker, producer_of(broker, linger_ms=5) as producer:
+            futures = [await producer.send(TOPIC, "a", timestamp_ms=time_ms) for time_ms in (-(1 << 63), (1 << 63) - 1)]
+            for future in futures:
+                with pytest.raises(KafkaError, match=r"INVALID_RECORD: t-0: the batch cannot be encoded: .*64-bit"):
+                    await future
+            await producer.send_and_wait(TOPIC, "b")
+            assert broker.values(0) == ["b"]
 
     @pytest.mark.parametrize("timestamp_ms", [-(1 << 63) - 1, 1 << 63])
     async def test_a_timestamp_out_of_range_is_rejected(self, timestamp_ms: int) -> None:
