@@ -14,6 +14,7 @@ retry, and takes no more records.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -133,6 +134,10 @@ class Accumulator(Generic[D]):
         if self.flushing or len(queue.batches) > 1 or first.size_bytes >= self._batch_size:
             return first.created_ms
         return first.created_ms + self._linger_ms
+
+    def waiting(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Returns those of the partitions that have a batch in the queue. An abort may have dropped it."""
+        return [partition for partition in partitions if self._queues[partition].batches]
 
     def take(self, partition: TopicPartition) -> ProducerBatch[D]:
         """Takes the partition's next batch, which is then in flight."""

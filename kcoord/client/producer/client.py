@@ -293,7 +293,7 @@ class Producer:
         await self._abort(deadline)
 
     async def _drain(self, deadline: Deadline) -> None:
-        """Waits until no batch is left, since one that arrives after the end is part of the next transaction.
+        """Waits until no batch and no added partition is left, since they would be part of the next transaction.
 
         So records count that another task sends meanwhile, and those whose future was cancelled.
         """
@@ -301,7 +301,7 @@ class Producer:
         self._sender.wake()
         try:
             async with asyncio.timeout(max(deadline.left_ms(), 0) / 1000):
-                while self._accumulator.pending():
+                while not self._sender.is_idle:
                     await self._sender.progressed()
         except TimeoutError:
             raise TimeoutException(f"records of the transaction not sent within {deadline.timeout_ms:g} ms") from None

@@ -71,6 +71,7 @@ class Sender:
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
         self._requests = Tasks()
+        self._is_preparing = False
         self._loop_task: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -91,6 +92,11 @@ class Sender:
     def wake(self) -> None:
         """Makes the task look for ready batches, after an append or at a flush."""
         self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch is left, and no request of the sender to the transaction coordinator is in flight."""
+        return not self._is_preparing and not self._accumulator.pending()
 
     async def progressed(self) -> None:
         """Waits until a batch has an outcome."""
@@ -114,14 +120,18 @@ class Sender:
                 continue
 
     async def _send_ready(self, ready: list[TopicPartition]) -> None:
+        self._is_preparing = True
         try:
             await self._prepare(ready)
         except KafkaError as error:
-            for partition in ready:
+            for partition in self._accumulator.waiting(ready):
                 self._failed(self._accumulator.take(partition), error)
             return
+        finally:
+            self._is_preparing = False
+            self._moved_on()
         by_leader: dict[int, list[Batch]] = {}
-        for partition in ready:
+        for partition in self._accumulator.waiting(ready):
             leader = self._cluster.metadata.leader(partition)
             batch = self._accumulator.take(partition)
             if leader is None:
@@ -150,7 +160,8 @@ class Sender:
         if unknown:
             await self._cluster.refresh_metadata(unknown)
         if self._transactions is not None:
-            await self._transactions.add_partitions(self._cluster.deadline(self._config.max_block_ms), ready)
+            partitions = self._accumulator.waiting(ready)
+            await self._transactions.add_partitions(self._cluster.deadline(self._config.max_block_ms), partitions)
         elif self._config.enable_idempotence and not self._sequences.is_ready:
             await self._get_producer_id()
 

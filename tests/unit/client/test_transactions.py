@@ -362,6 +362,35 @@ class TestDialogues:
             assert future.result().offset == 0
             assert broker.dialogue == ["add [('t', 0)]", "produce [('t', 0)]", "abort"]
 
+    @pytest.mark.parametrize("is_v2", [False, True])
+    async def test_an_abort_while_a_batch_is_prepared(self, is_v2: bool) -> None:
+        """The abort drops the batch. The sender ends what it does for it, and sends the next transaction."""
+        async with begun(is_v2=is_v2) as (broker, producer):
+            slow_key = ApiKey.METADATA if is_v2 else ApiKey.ADD_PARTITIONS_TO_TXN
+            quick = broker.handlers[slow_key]
+
+            async def slow(request: Message, version: int) -> Answer:
+                await asyncio.sleep(0.3)
+                broker.topics[0].partitions[0].leader_id = broker.node_id
+                return quick(request, version)  # type: ignore[return-value]
+
+            if is_v2:
+                broker.topics[0].partitions[0].leader_id = -1
+                await producer.partitions_for(TOPIC)
+            broker.handlers[slow_key] = slow
+            future = await producer.send(TOPIC, "a", partition=0)
+            await asyncio.sleep(0.1)
+            await producer.abort_transaction()
+            with pytest.raises(TransactionAbortedException):
+                await future
+            await asyncio.sleep(1)
+            await producer.begin_transaction()
+            await producer.send(TOPIC, "b", partition=0)
+            await producer.commit_transaction()
+            dialogue = ["add [('t', 0)]", "produce [('t', 0)]", "commit"]
+            assert broker.dialogue == (dialogue[1:] if is_v2 else [dialogue[0], "abort", *dialogue])
+            assert broker.values(0) == ["b"]
+
     @pytest.mark.parametrize("end", ["commit", "abort"])
     async def test_no_batch_is_left_after_the_end(self, end: str) -> None:
         """It would belong to the next transaction: of a future that was cancelled, or sent while the other waits."""
