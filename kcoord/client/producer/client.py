@@ -287,7 +287,10 @@ class Producer:
             raise
 
     async def abort_transaction(self, *, timeout_ms: int | None = None) -> None:
-        """Aborts the transaction. Drops records that were not sent. Readers of committed records skip the others."""
+        """Aborts the transaction. Drops records that were not sent. Readers of committed records skip the others.
+
+        After a TimeoutException the transaction may or may not be aborted. The application can only call this again.
+        """
         deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
         self._transaction().check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ABORTABLE_ERROR)
         await self._abort(deadline)
@@ -310,6 +313,7 @@ class Producer:
 
     async def _abort(self, deadline: Deadline) -> None:
         assert self._transactions is not None
+        self._transactions.begin_abort()
         self._sender.fail_unsent(TransactionAbortedException("the transaction was aborted"))
         await self._drain(deadline)
         await self._transactions.end(deadline, committed=False)

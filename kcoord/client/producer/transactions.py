@@ -8,7 +8,8 @@ Theory of operation. States of the producer:
 - IN_TRANSACTION: records and offsets are added. A failure leads to ABORTABLE_ERROR.
 - ENDING: a commit was sent. Success leads to READY. After a timeout the state stays, and the commit may be repeated.
   Any other error leads to ABORTABLE_ERROR.
-- ABORTABLE_ERROR: only an abort is possible. It leads to READY.
+- ABORTABLE_ERROR: a request failed, or an abort has begun. Only an abort is possible. It leads to READY. After a
+  timeout the state stays, because the transaction may be aborted already, or lack records.
 - FATAL_ERROR: the producer was fenced, or the cluster does not allow or support transactions. It can only be closed.
 
 With transaction.version 1 the coordinator must know each partition and group before the first write: the requests are
@@ -128,6 +129,10 @@ class Transactions:
         """Begins a transaction."""
         self.check(ProducerTransactionState.READY)
         self.state = ProducerTransactionState.IN_TRANSACTION
+
+    def begin_abort(self) -> None:
+        """Makes an abort the only possible end, also if this abort times out or is cancelled."""
+        self.state = ProducerTransactionState.ABORTABLE_ERROR
 
     # Requests.
 

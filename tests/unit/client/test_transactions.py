@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Unpack
 
 import pytest
@@ -393,7 +393,7 @@ class TestDialogues:
 
     @pytest.mark.parametrize("end", ["commit", "abort"])
     async def test_no_batch_is_left_after_the_end(self, end: str) -> None:
-        """It would belong to the next transaction: of a future that was cancelled, or sent while the other waits."""
+        """It would belong to the next transaction: of a future that was cancelled, or sent while the commit waits."""
         async with begun() as (broker, producer):
             write = broker.handlers[ApiKey.PRODUCE]
 
@@ -406,9 +406,11 @@ class TestDialogues:
             await asyncio.sleep(0.1)
             ending = asyncio.create_task(producer.commit_transaction() if end == "commit" else _abort(producer))
             await asyncio.sleep(0.1)
-            await producer.send(TOPIC, "b", partition=0)
+            with nullcontext() if end == "commit" else pytest.raises(IllegalStateException, match="to be aborted"):
+                await producer.send(TOPIC, "b", partition=0)
             await ending
-            assert broker.dialogue == ["add [('t', 0)]", "produce [('t', 0)]", "produce [('t', 0)]", end]
+            sent = ["produce [('t', 0)]"] * (2 if end == "commit" else 1)
+            assert broker.dialogue == ["add [('t', 0)]", *sent, end]
 
     async def test_a_commit_sends_buffered_records(self) -> None:
         async with begun(linger_ms=10_000) as (broker, producer):
@@ -586,6 +588,28 @@ class TestStates:
             with pytest.raises(KafkaError, match="INVALID_PRODUCER_EPOCH"):
                 await _commit(producer)
             await _abort(producer)
+            await _begin(producer)
+            await _send(producer)
+            await _commit(producer)
+
+    @pytest.mark.parametrize("is_v2", [False, True])
+    @pytest.mark.parametrize("is_cancelled", [False, True])
+    async def test_an_abort_without_a_response_can_only_be_repeated(self, is_v2: bool, is_cancelled: bool) -> None:
+        """A commit would store a part of the transaction, or be a commit of the next one."""
+        async with begun(is_v2=is_v2) as (broker, producer):
+            await _send(producer)
+            end = broker.handlers[ApiKey.END_TXN]
+            broker.handlers[ApiKey.END_TXN] = lambda request, version: None
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1 if is_cancelled else None):
+                    await producer.abort_transaction(timeout_ms=200)
+            broker.handlers[ApiKey.END_TXN] = end
+            for call in (_send, _send_offsets, _commit):
+                with pytest.raises(IllegalStateException, match="the transaction is to be aborted"):
+                    await call(producer)
+            broker.hang_up()
+            await _abort(producer)
+            assert broker.dialogue[-1] == "abort"
             await _begin(producer)
             await _send(producer)
             await _commit(producer)
