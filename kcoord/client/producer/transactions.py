@@ -120,7 +120,8 @@ class Transactions:
         A stale epoch may only mean that the transaction timed out, so it is not fatal yet. The abort shows whether
         another producer is the reason (KIP-588).
         """
-        if error.error is Errors.INVALID_PRODUCER_EPOCH and self.state is ProducerTransactionState.IN_TRANSACTION:
+        is_open = self.state in (ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ABORTABLE_ERROR)
+        if error.error is Errors.INVALID_PRODUCER_EPOCH and is_open:
             self.state, self._failure = ProducerTransactionState.ABORTABLE_ERROR, error
         else:
             self.fail(error)

@@ -592,6 +592,19 @@ class TestStates:
             await _send(producer)
             await _commit(producer)
 
+    async def test_stale_epochs_of_several_batches_make_the_transaction_abortable(self) -> None:
+        async with begun(linger_ms=5, max_request_size=100, batch_size=1) as (broker, producer):
+            broker.errors[ApiKey.PRODUCE] = [Errors.INVALID_PRODUCER_EPOCH] * 2
+            for partition in (0, 1):
+                await producer.send(TOPIC, "a", partition=partition)
+            with pytest.raises(KafkaError, match="INVALID_PRODUCER_EPOCH"):
+                await _commit(producer)
+            assert broker.dialogue[-2:] == ["produce [('t', 0)]", "produce [('t', 1)]"]
+            await _abort(producer)
+            await _begin(producer)
+            await _send(producer)
+            await _commit(producer)
+
     @pytest.mark.parametrize("is_v2", [False, True])
     @pytest.mark.parametrize("is_cancelled", [False, True])
     async def test_an_abort_without_a_response_can_only_be_repeated(self, is_v2: bool, is_cancelled: bool) -> None:
