@@ -85,12 +85,19 @@ class ConsumerRebalance:
         return self.assignors.announce({**self._topic_names, **self._cluster.metadata.names_by_id})
 
     async def leave(self, deadline: Deadline, *, static_stays: bool, is_silent: bool) -> None:
-        """Revokes all partitions and leaves the group."""
+        """Revokes all partitions and leaves the group.
+
+        If the listener raises an exception, the member leaves all the same. A caller that is cancelled does not wait.
+        """
         self.membership.leave(static_stays=static_stays, is_silent=is_silent)
+        failure: Exception | None = None
         try:
             await self.run(deadline)
-        finally:
-            await self.session.left(max(deadline.left_ms(), 0))
+        except Exception as error:
+            failure = error
+        await self.session.left(max(deadline.left_ms(), 0))
+        if failure is not None:
+            raise failure
 
     async def _prepare(self, step: RebalanceStep, deadline: Deadline | None) -> None:
         """Stops reading partitions that are given up, and commits before a revocation.

@@ -599,6 +599,26 @@ class TestLeaving:
             broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
             assert await took_ms(consumer.close(timeout_ms=300)) == 300
 
+    @pytest.mark.parametrize("closes", [True, False])
+    async def test_a_cancelled_close_ends_at_once(self, closes: bool) -> None:
+        """It does not wait for its own timeout, although the coordinator does not respond."""
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True) as consumer:
+            await consumer.position(ZERO)
+            commit = broker.handlers[ApiKey.OFFSET_COMMIT]
+            broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
+
+            async def leave() -> None:
+                async with asyncio.timeout(0.2):
+                    await (consumer.close() if closes else consumer.unsubscribe())
+
+            assert await took_ms(leave(), TimeoutError) == 200
+            assert consumer.subscription == frozenset() or closes
+            if not closes:
+                broker.handlers[ApiKey.OFFSET_COMMIT] = commit
+                consumer.subscribe([TOPIC])
+                await poll_until(consumer, lambda: consumer.assignment)
+
     async def test_a_commit_behind_another_one_ends_at_its_timeout(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True) as consumer:
