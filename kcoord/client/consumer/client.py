@@ -186,7 +186,7 @@ class Consumer:
         pattern: str | None = None,
         listener: ConsumerRebalanceListener | None = None,
     ) -> None:
-        """Subscribes to topics as a member of the group, and replaces an earlier subscription.
+        """Subscribes to topics as a member of the group, and replaces an earlier subscription with its listener.
 
         A `pattern` is a regular expression (RE2) that the coordinator matches with whole topic names. The coordinator
         assigns partitions during the next calls of `poll`. Raises IllegalStateException without a `group_id`. With
@@ -204,8 +204,7 @@ class Consumer:
         if rebalance.assignors is not None:
             rebalance.assignors.start()
         self._subscription.subscribe(topics)
-        if listener is not None:
-            rebalance.listener = listener
+        rebalance.listener = listener or ConsumerRebalanceListener()
         self._updater.request(names=topics, may_create=True)
         rebalance.membership.subscribe(topics, pattern)
         rebalance.session.start()

@@ -171,7 +171,7 @@ class TestGroup:
             assert (await admin.describe_consumer_groups([name]))[name].state == "Empty"
             consumer.assign(partitions)
             await consumer.unsubscribe()
-            consumer.subscribe([name])
+            consumer.subscribe([name], listener=events)
             while not consumer.assignment:
                 await consumer.poll(50)
             assert [kind for kind, _ in events.events] == ["assigned", "revoked", "assigned"]

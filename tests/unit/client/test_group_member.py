@@ -670,10 +670,22 @@ class TestLeaving:
             count = len(broker.heartbeats())
             await consumer.poll(3000)
             assert len(broker.heartbeats()) == count
-            consumer.subscribe([TOPIC])
+            consumer.subscribe([TOPIC], listener=events)
             await poll_until(consumer, lambda: consumer.assignment)
             assert broker.heartbeats()[count].member_epoch == 0
             assert [what for what, _ in events.seen] == ["assigned", "revoked", "assigned"]
+
+    async def test_a_subscription_has_its_own_listener(self) -> None:
+        """As in Java's consumer: without a listener nothing is called, also if the subscription before had one."""
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, 0, listener=events) as consumer:
+            await consumer.poll(100)
+            consumer.subscribe([TOPIC])
+            await consumer.unsubscribe()
+            consumer.subscribe([TOPIC])
+            await poll_until(consumer, lambda: consumer.assignment)
+        assert [what for what, _ in events.seen] == ["assigned"]
 
     async def test_subscribe_before_the_member_has_left(self) -> None:
         broker = RecordsBroker()
