@@ -49,6 +49,9 @@ _log = logging.getLogger(__name__)
 _NOT_FOUND: Final = -1
 _READ_COMMITTED: Final = "read_committed"
 
+_States = dict[TopicPartition, tuple[PartitionState, object]]
+"""States with their generations at that time."""
+
 
 class Positions:
     """The task that finds the positions of one consumer's partitions."""
@@ -72,6 +75,8 @@ class Positions:
         self._changed = changed
         self._wake = Signal()
         self._failure: KafkaError | ClientException | None = None
+        self._refused: _States = {}
+        """The partitions that the failure names, if it says that they have no usable policy."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -85,11 +90,16 @@ class Positions:
         self._wake.notify()
 
     def take_failure(self) -> KafkaError | ClientException | None:
-        """Returns the error that stopped the task, and starts the task again."""
+        """Returns the error that stopped the task, and starts the task again.
+
+        Drops an error about partitions without a usable policy if the application has meanwhile sought or dropped one
+        of them. The task raises it again for the others.
+        """
         failure, self._failure = self._failure, None
+        refused, self._refused = self._refused, {}
         if failure is not None:
             self.wake()
-        return failure
+        return failure if self._still_current(refused) == refused else None
 
     async def _run(self) -> None:
         failures = 0
@@ -143,14 +153,14 @@ class Positions:
             state.jump(committed.offset, committed.leader_epoch)
             self._changed.notify()
 
-    def _classify(self) -> tuple[bool, dict[TopicPartition, PartitionState]]:
+    def _classify(self) -> tuple[bool, _States]:
         """Chooses a policy for each partition (KIP-1327), and requests metadata that is missing.
 
         Returns whether a partition waits for metadata, and the partitions that have no usable policy.
         """
         is_waiting = False
-        refused: dict[TopicPartition, PartitionState] = {}
-        for partition, (state, _) in self._in_phase(Phase.CLASSIFICATION).items():
+        refused: _States = {}
+        for partition, (state, generation) in self._in_phase(Phase.CLASSIFICATION).items():
             decision = decide(
                 committed_offset=None,
                 is_out_of_range=state.is_out_of_range,
@@ -171,23 +181,24 @@ class Positions:
             if decision.policy is NONE or (
                 decision.policy is TO_START_TIME and group_creation_time_ms == UNKNOWN_TIME_MS
             ):
-                refused[partition] = state
+                refused[partition] = state, generation
             else:
                 state.look_up(decision.policy, self._cluster.wall_clock_ms(), group_creation_time_ms)
         return is_waiting, refused
 
-    def _refuse(self, refused: dict[TopicPartition, PartitionState]) -> None:
+    def _refuse(self, refused: _States) -> None:
         """Raises an error if partitions have no usable policy. Each `poll` raises it until the application seeks."""
+        refused = self._refused = self._still_current(refused)
         if refused and self._config.reset_policy is TO_START_TIME:
             raise UnsupportedVersionException(
                 "auto_offset_reset=to_start_time needs the time at which the group was created (KIP-1282): the group "
                 f"must assign {', '.join(map(str, sorted(refused)))}, and its coordinator must know the time"
             )
-        without = [partition for partition, state in refused.items() if not state.is_out_of_range]
+        without = [partition for partition, (state, _) in refused.items() if not state.is_out_of_range]
         if without:
             raise NoOffsetForPartitionException(without)
         if refused:
-            raise OffsetOutOfRangeException({partition: state.position for partition, state in refused.items()})
+            raise OffsetOutOfRangeException({partition: state.position for partition, (state, _) in refused.items()})
 
     def _group_creation_time_ms(self) -> int:
         """Returns the group's creation time in the last heartbeat, -1 for partitions that the application assigned."""
@@ -239,12 +250,15 @@ class Positions:
         state.jump(max(result.offset, 0), result.leader_epoch)
         self._changed.notify()
 
-    def _in_phase(self, phase: Phase) -> dict[TopicPartition, tuple[PartitionState, object]]:
+    def _in_phase(self, phase: Phase) -> _States:
         return {
             partition: (state, state.generation)
             for partition, state in self._subscription.items()
             if state.phase is phase and not state.is_fenced_off
         }
+
+    def _still_current(self, states: _States) -> _States:
+        return {partition: state for partition, state in states.items() if self._is_current(partition, *state)}
 
     def _is_current(self, partition: TopicPartition, state: PartitionState, generation: object) -> bool:
         """Whether the partition is still assigned and its position was not set since the request."""

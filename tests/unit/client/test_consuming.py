@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Unpack
 
 import pytest
@@ -30,10 +30,11 @@ from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.signal import Signal, wait_for
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.message import Message
 from kcoord_protocol.messages import FetchRequest, MetadataRequest, MetadataResponse
 from kcoord_protocol.record_batch import Record, encode_batch
 from kcoord_protocol.uuid import ZERO_UUID
-from tests.unit.client.fake_broker import FakeBroker
+from tests.unit.client.fake_broker import Answer, FakeBroker
 from tests.unit.client.records_broker import ONE, TOPIC, TOPIC_ID, ZERO, Log, RecordsBroker, numbers
 from tests.unit.client.test_cluster import cluster_of
 from tests.unit.client.virtual_loop import now_ms, quiet, run, running_loop, took_ms
@@ -879,10 +880,37 @@ class TestPositions:
                 consumer.seek(ZERO, 0)
                 consumer.seek_to_beginning([ONE])
                 await quiet()
-                with suppress(NoOffsetForPartitionException):  # raised before the seek took effect
-                    await consumer.poll(0)
+                await consumer.poll(0)
                 assert await consumer.position(ONE) == 0
                 assert await consumer.position(ZERO) in (0, 1)
+
+    async def test_a_seek_before_poll_needs_no_policy(self) -> None:
+        """The background task has found out before that there is no policy. Only the partition left is named."""
+        async with RecordsBroker() as broker:
+            broker.append(ZERO, "0")
+            async with consumer_of(broker, ZERO, ONE, auto_offset_reset="none") as consumer:
+                await quiet()
+                consumer.seek(ZERO, 0)
+                with pytest.raises(NoOffsetForPartitionException) as failure:
+                    await consumer.poll(100)
+                assert failure.value.partitions == [ONE]
+                await quiet()
+                consumer.assign([ZERO])
+                assert offsets(await consumer.poll(100)) == [0]
+
+    async def test_a_seek_during_the_look_up_of_another_partition(self) -> None:
+        async with RecordsBroker() as broker, consumer_of(broker, ZERO, ONE, auto_offset_reset="none") as consumer:
+            look_up = broker.handlers[ApiKey.LIST_OFFSETS]
+
+            async def slow(request: Message, version: int) -> Answer:
+                await asyncio.sleep(0.3)
+                return look_up(request, version)  # type: ignore[return-value]
+
+            broker.handlers[ApiKey.LIST_OFFSETS] = slow
+            consumer.seek_to_beginning([ONE])
+            await asyncio.sleep(0.1)
+            consumer.seek(ZERO, 0)
+            assert await consumer.poll(1000) == []
 
     async def test_out_of_range_without_a_policy(self) -> None:
         async with RecordsBroker() as broker, consumer_of(broker, ZERO, auto_offset_reset="none") as consumer:
@@ -892,8 +920,6 @@ class TestPositions:
             assert failure.value.positions == {ZERO: 9}
             consumer.seek(ZERO, 0)
             broker.append(ZERO, "0")
-            with suppress(OffsetOutOfRangeException):  # raised before the seek took effect
-                await consumer.poll(0)
             await quiet()
             assert await consumer.position(ZERO) == 0
             assert offsets(await consumer.poll(1000)) == [0]
