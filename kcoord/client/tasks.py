@@ -50,3 +50,20 @@ async def stop(tasks: Iterable[asyncio.Task[None] | None]) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+async def to_the_end(work: Coroutine[object, object, None]) -> None:
+    """Runs `work` to its end even if the caller is cancelled meanwhile. The cancellation is raised after it.
+
+    It is for short work: half of it would leave tasks and connections that nobody ends.
+    """
+    task = asyncio.create_task(work)
+    cancellation: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        raise cancellation
+    task.result()

@@ -49,6 +49,7 @@ from kcoord.client.leaders import delete_records, list_offsets
 from kcoord.client.offset_messages import GroupOffsets
 from kcoord.client.repeat import repeat
 from kcoord.client.results import Results
+from kcoord.client.tasks import to_the_end
 from kcoord.client.types import ListOffsetsResult, OffsetAndMetadata, TopicPartition
 from kcoord_protocol.acls import Acl, AclFilter
 
@@ -75,7 +76,7 @@ class AdminClient:
 
     async def close(self) -> None:
         """Closes all connections. Requests in flight fail."""
-        await self._cluster.close()
+        await to_the_end(self._cluster.close())
 
     async def __aenter__(self) -> Self:
         try:

@@ -33,6 +33,7 @@ from kcoord.client.repeat import repeat
 from kcoord.client.reset_policy import EARLIEST, EARLIEST_TIMESTAMP, LATEST, LATEST_TIMESTAMP, ResetPolicy
 from kcoord.client.results import Results
 from kcoord.client.signal import Signal, wait_for
+from kcoord.client.tasks import to_the_end
 from kcoord.client.types import (
     HIGHEST_OFFSET,
     ConsumerGroupMetadata,
@@ -145,7 +146,7 @@ class Consumer:
             if self._is_open:
                 await self._leave(self._cluster.deadline(timeout_ms), leave_group)
         finally:
-            await self._stop()
+            await to_the_end(self._stop())
 
     async def _stop(self) -> None:
         self._is_open = False

@@ -21,6 +21,7 @@ from kcoord.client.producer.batches import Accumulator, Sequences, record_size
 from kcoord.client.producer.partitioner import StickyPartitions, partition_for_key
 from kcoord.client.producer.sender import Sender
 from kcoord.client.producer.transactions import ProducerTransactionState, Transactions
+from kcoord.client.tasks import to_the_end
 from kcoord.client.types import ConsumerGroupMetadata, OffsetAndMetadata, RecordMetadata, TopicPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Record
@@ -70,8 +71,11 @@ class Producer:
                 self._is_open = False
                 await self._close_gracefully(self._cluster.deadline(timeout_ms))
         finally:
-            await self._sender.stop()
-            await self._cluster.close()
+            await to_the_end(self._stop())
+
+    async def _stop(self) -> None:
+        await self._sender.stop()
+        await self._cluster.close()
 
     async def _close_gracefully(self, deadline: Deadline) -> None:
         transactions = self._transactions

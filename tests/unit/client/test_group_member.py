@@ -39,7 +39,7 @@ from kcoord_protocol.messages import (
 from tests.unit.client.fake_broker import Answer
 from tests.unit.client.records_broker import ONE, TOPIC, TOPIC_ID, ZERO, RecordsBroker, numbers
 from tests.unit.client.test_consuming import offsets
-from tests.unit.client.virtual_loop import now_ms, quiet, running_loop, took_ms
+from tests.unit.client.virtual_loop import cancel_after, now_ms, quiet, running_loop, took_ms
 
 Partitions = frozenset[TopicPartition]
 HEARTBEAT = ApiKey.CONSUMER_GROUP_HEARTBEAT
@@ -618,6 +618,15 @@ class TestLeaving:
                 broker.handlers[ApiKey.OFFSET_COMMIT] = commit
                 consumer.subscribe([TOPIC])
                 await poll_until(consumer, lambda: consumer.assignment)
+
+    @pytest.mark.parametrize("turns", range(1, 36))
+    async def test_a_close_that_is_cancelled_while_it_stops_leaves_nothing(self, turns: int) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True) as consumer:
+            await consumer.position(ZERO)
+            await cancel_after(turns, consumer.close())
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
+            assert running_loop().connections == set()
 
     async def test_a_commit_behind_another_one_ends_at_its_timeout(self) -> None:
         broker = RecordsBroker()

@@ -40,7 +40,7 @@ from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, deco
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.client.fake_broker import NODE_ID, Answer, FakeBroker
 from tests.unit.client.log_broker import LOST_ANSWER, LOST_REQUEST, STORED, TOPIC, TOPIC_ID, LogBroker
-from tests.unit.client.virtual_loop import now_ms, run, running_loop
+from tests.unit.client.virtual_loop import cancel_after, now_ms, run, running_loop
 
 Sent = list[tuple[TopicPartition, str, asyncio.Future[RecordMetadata]]]
 ZERO, ONE = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -846,6 +846,16 @@ class TestLife:
             await producer.send(TOPIC, "a", partition=0)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(producer.close(), 0.2)
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
+            assert running_loop().connections == set()
+
+    @pytest.mark.parametrize("turns", range(1, 16))
+    async def test_a_close_that_is_cancelled_while_it_stops_leaves_nothing(self, turns: int) -> None:
+        async with LogBroker() as broker:
+            producer = Producer(bootstrap_servers=broker.address, linger_ms=0)
+            await producer.start()
+            await producer.send_and_wait(TOPIC, "a", partition=0)
+            await cancel_after(turns, producer.close())
             assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
             assert running_loop().connections == set()
 

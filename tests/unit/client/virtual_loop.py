@@ -12,7 +12,7 @@ import selectors
 import ssl
 from asyncio import sslproto
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -216,3 +216,13 @@ async def took_ms(work: Awaitable[object], *errors: type[BaseException]) -> floa
 async def quiet(seconds: float = 5) -> None:
     """Lets time pass, so that the background tasks can do their work."""
     await asyncio.sleep(seconds)
+
+
+async def cancel_after(turns: int, work: Coroutine[Any, Any, object]) -> None:
+    """Runs the work and cancels it after some turns of the loop, unless it has ended."""
+    task = asyncio.create_task(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
