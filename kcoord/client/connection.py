@@ -178,16 +178,31 @@ class Connection(asyncio.Protocol):
         return failure
 
     async def ready(self) -> None:
-        """Returns when a request can be sent at once, for callers that decide right before it whether to send it."""
-        await self._writable.wait()
+        """Returns when a request can be sent at once, for callers that decide right before it whether to send it.
+
+        Ends the connection if the broker reads too little for that within the request timeout. A request without a
+        response has no other limit.
+        """
+        await self._wait_until_writable()
         if self._session is not None:
             await self._session.wait_for_turn()
+
+    async def _wait_until_writable(self) -> None:
+        if self._writable.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._request_timeout_ms / 1000):
+                await self._writable.wait()
+        except TimeoutError:
+            error = TimeoutException(f"{self.address} did not read requests for {self._request_timeout_ms} ms")
+            self._fail(error)
+            raise error from None
 
     async def call_in_login(self, request: Message, response: type[Response]) -> Response:
         """Sends a request of the authentication, which no other request may delay. Returns the response."""
         version = self.versions.choose(type(request))
         body = _encode(request, version)
-        await self._writable.wait()
+        await self._wait_until_writable()
         return await self._exchange(request, response, version, body)
 
     async def authenticate(self, security: Security) -> None:
@@ -229,7 +244,7 @@ class Connection(asyncio.Protocol):
 
     async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
         """Sends one ApiVersions request. A response with UNSUPPORTED_VERSION is always in version 0."""
-        await self._writable.wait()
+        await self._wait_until_writable()
         waiting = self._send(ApiKey.API_VERSIONS, version, request.encode(version))
         frame = await self._receive(waiting, self._request_timeout_ms, request.message_name)
         body = frame[4:]

@@ -154,6 +154,17 @@ class TestConnection:
             assert [key for key, _, _ in broker.requests[1:]] == [ApiKey.HEARTBEAT, ApiKey.PRODUCE, ApiKey.API_VERSIONS]
             await connection.close()
 
+    async def test_a_request_without_a_response_waits_up_to_the_request_timeout(self) -> None:
+        """A broker that hangs reads nothing, and no response is late."""
+        async with FakeBroker({ApiKey.PRODUCE: lambda *_: None}) as broker:
+            connection = await connect(broker, timeout_ms=300)
+            connection.pause_writing()
+            before = now_ms()
+            with pytest.raises(TimeoutException, match=r"127\.0\.0\.1:\d+ did not read requests for 300 ms"):
+                await connection.send_unanswered(ProduceRequest(acks=0, timeout_ms=1))
+            assert now_ms() - before == 300
+            assert connection.is_closed
+
     async def test_a_call_that_waits_for_a_full_transport_fails_with_the_connection(self) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse()}) as broker:
             connection = await connect(broker)
