@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kcoord.client.results import error_of
-from kcoord.client.types import OffsetAndMetadata, Offsets, TopicPartition
+from kcoord.client.types import HIGHEST_OFFSET, OffsetAndMetadata, Offsets, TopicPartition
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchResponse
 
@@ -19,6 +19,23 @@ LAST_VERSION_WITH_NAMES: Final = 9
 
 LAST_TXN_VERSION_WITH_NAMES: Final = 5
 """TxnOffsetCommit identifies topics by id from v6 on."""
+
+
+def offsets_to_commit(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Returns the offsets with their metadata. Raises ValueError for a number that is not an offset.
+
+    A coordinator stores a negative offset, and then returns that there is none.
+    """
+    checked = {
+        TopicPartition(*partition): OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        for partition, offset in offsets.items()
+    }
+    for partition, committed in checked.items():
+        if not 0 <= committed.offset <= HIGHEST_OFFSET:
+            raise ValueError(f"offset of {partition}: {committed.offset} is not from 0 to {HIGHEST_OFFSET}")
+    return checked
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -46,7 +46,7 @@ from kcoord.client.admin.scram_credentials import (
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.config import AdminConfig, AdminOptions, make_config
 from kcoord.client.leaders import delete_records, list_offsets
-from kcoord.client.offset_messages import GroupOffsets
+from kcoord.client.offset_messages import GroupOffsets, offsets_to_commit
 from kcoord.client.repeat import repeat
 from kcoord.client.results import Results
 from kcoord.client.tasks import to_the_end
@@ -268,12 +268,9 @@ class AdminClient:
         timeout_ms: int | None = None,
     ) -> Results[TopicPartition, None]:
         """Commits offsets for a group without members. If the group has members, the error is UNKNOWN_MEMBER_ID."""
-        offsets_and_metadata = {
-            partition: OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-            for partition, offset in offsets.items()
-        }
+        checked = offsets_to_commit(offsets)
         deadline = self._deadline(timeout_ms)
-        return Results(await group_offsets.alter_group_offsets(self._cluster, deadline, group_id, offsets_and_metadata))
+        return Results(await group_offsets.alter_group_offsets(self._cluster, deadline, group_id, checked))
 
     async def delete_consumer_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None

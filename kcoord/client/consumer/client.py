@@ -28,7 +28,7 @@ from kcoord.client.consumer.session import GroupSession
 from kcoord.client.consumer.subscription import SubscriptionState
 from kcoord.client.errors import IllegalStateException, TimeoutException
 from kcoord.client.leaders import list_offsets
-from kcoord.client.offset_messages import GroupOffsets
+from kcoord.client.offset_messages import GroupOffsets, offsets_to_commit
 from kcoord.client.repeat import repeat
 from kcoord.client.reset_policy import EARLIEST, EARLIEST_TIMESTAMP, LATEST, LATEST_TIMESTAMP, ResetPolicy
 from kcoord.client.results import Results
@@ -392,12 +392,7 @@ class Consumer:
     def _to_commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        if offsets is None:
-            return self._subscription.consumed()
-        return {
-            TopicPartition(*partition): OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-            for partition, offset in offsets.items()
-        }
+        return self._subscription.consumed() if offsets is None else offsets_to_commit(offsets)
 
     async def committed(self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None) -> GroupOffsets:
         """Returns the group's committed offsets, None for a partition without one."""

@@ -17,6 +17,7 @@ from kcoord.client.errors import (
     TimeoutException,
     TransactionAbortedException,
 )
+from kcoord.client.offset_messages import offsets_to_commit
 from kcoord.client.producer.batches import Accumulator, Sequences, record_size
 from kcoord.client.producer.partitioner import StickyPartitions, partition_for_key
 from kcoord.client.producer.sender import Sender
@@ -268,7 +269,8 @@ class Producer:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata
     ) -> None:
         """Adds offsets of a consumer (`Consumer.group_metadata`) to the transaction, which commits them."""
-        await self._transaction().send_offsets(self._cluster.deadline(self._config.max_block_ms), offsets, group)
+        checked = offsets_to_commit(offsets)
+        await self._transaction().send_offsets(self._cluster.deadline(self._config.max_block_ms), checked, group)
 
     async def commit_transaction(self, *, timeout_ms: int | None = None) -> None:
         """Sends the buffered records and commits the transaction.

@@ -13,6 +13,7 @@ from typing import Unpack
 import pytest
 
 from kcoord.client import (
+    AdminClient,
     CommitFailedException,
     Consumer,
     ConsumerGroupMetadata,
@@ -747,6 +748,20 @@ class TestCommits:
             asked = broker.requests_of(ApiKey.OFFSET_FETCH)[-1]
             assert isinstance(asked, OffsetFetchRequest) and asked.require_stable
             assert (asked.groups[0].member_id, asked.groups[0].member_epoch) == ("member", 1)
+
+    @pytest.mark.parametrize("offset", [-1, 1 << 63])
+    async def test_a_number_that_is_no_offset_is_not_committed(self, offset: int) -> None:
+        """The group would have no committed offset after it, and its next owner would begin somewhere else."""
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer, AdminClient(bootstrap_servers=broker.address) as admin:
+            for committed in (offset, OffsetAndMetadata(offset)):
+                with pytest.raises(ValueError, match=f"offset of t-0: {offset} is not from 0 to "):
+                    await consumer.commit({ZERO: committed})
+                with pytest.raises(ValueError, match="offset of t-0"):
+                    consumer.commit_async({ZERO: committed})
+                with pytest.raises(ValueError, match="offset of t-0"):
+                    await admin.alter_consumer_group_offsets("g", {ZERO: committed})
+        assert broker.requests_of(ApiKey.OFFSET_COMMIT) == []
 
     async def test_a_static_member_commits_with_its_instance_id(self) -> None:
         broker = RecordsBroker()

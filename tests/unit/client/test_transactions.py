@@ -412,6 +412,12 @@ class TestDialogues:
             sent = ["produce [('t', 0)]"] * (2 if end == "commit" else 1)
             assert broker.dialogue == ["add [('t', 0)]", *sent, end]
 
+    async def test_a_negative_offset_is_rejected(self) -> None:
+        async with begun() as (broker, producer):
+            with pytest.raises(ValueError, match="offset of in-0: -1 is not from 0 to "):
+                await producer.send_offsets_to_transaction({TopicPartition("in", 0): OffsetAndMetadata(-1)}, GROUP)
+            assert broker.dialogue == []
+
     async def test_a_commit_sends_buffered_records(self) -> None:
         async with begun(linger_ms=10_000) as (broker, producer):
             future = await producer.send(TOPIC, "a", partition=0)
