@@ -55,6 +55,8 @@ class ProducerBatch(Generic[D]):
     producer_id: int = -1
     producer_epoch: int = -1
     base_sequence: int = -1
+    number: int = 0
+    """The batches of a producer are numbered in the order of their first records. The halves of a batch share it."""
 
     def add(self, record: Record, done: D, size: int) -> None:
         """Adds a record of `size` bytes."""
@@ -78,7 +80,7 @@ class ProducerBatch(Generic[D]):
         middle = len(self.records) // 2
         halves = []
         for part in (slice(None, middle), slice(middle, None)):
-            half: ProducerBatch[D] = ProducerBatch(self.partition, self.created_ms)
+            half: ProducerBatch[D] = ProducerBatch(self.partition, self.created_ms, number=self.number)
             for record, done in zip(self.records[part], self.done[part], strict=True):
                 half.add(record, done, record_size(record))
             halves.append(half)
@@ -100,6 +102,8 @@ class Accumulator(Generic[D]):
         self._queues: dict[TopicPartition, _Queue[D]] = {}
         self.buffered_bytes = 0
         self.flushing = 0
+        self.last_number = 0
+        """The number of the newest batch."""
 
     def append(self, partition: TopicPartition, record: Record, done: D, now_ms: float) -> bool:
         """Adds a record to the partition's last batch, or to a new one. Returns whether this closed a batch."""
@@ -109,7 +113,8 @@ class Accumulator(Generic[D]):
         last = queue.batches[-1] if queue.batches else None
         closes = last is not None and (last.attempts > 0 or last.size_bytes + size > self._batch_size)
         if last is None or closes:
-            last = ProducerBatch(partition, now_ms)
+            self.last_number += 1
+            last = ProducerBatch(partition, now_ms, number=self.last_number)
             queue.batches.append(last)
         last.add(record, done, size)
         return closes or last.size_bytes >= self._batch_size
@@ -189,12 +194,19 @@ class Accumulator(Generic[D]):
     def _drop(self, batches: list[ProducerBatch[D]]) -> None:
         self.buffered_bytes -= sum(batch.size_bytes - BATCH_OVERHEAD_BYTES for batch in batches)
 
-    def pending(self) -> list[ProducerBatch[D]]:
-        """Returns all batches without a final outcome."""
+    def pending(self, last_number: int | None = None) -> list[ProducerBatch[D]]:
+        """Returns all batches without a final outcome, or those up to a number."""
         pending = []
         for queue in self._queues.values():
             pending += [queue.sending] if queue.sending is not None else []
             pending += queue.batches
+        return pending if last_number is None else [batch for batch in pending if batch.number <= last_number]
+
+    def drain(self) -> list[ProducerBatch[D]]:
+        """Removes and returns all batches without a final outcome."""
+        pending = self.pending()
+        self._queues.clear()
+        self.buffered_bytes = 0
         return pending
 
 

@@ -172,14 +172,17 @@ class Producer:
         return sorted(await self._partitions_of(topic, None, self._cluster.deadline(self._config.max_block_ms)))
 
     async def _flush(self, deadline: Deadline) -> None:
-        futures = [future for batch in self._accumulator.pending() for future in batch.done]
+        """Waits for the batches, not for the futures: the application may have cancelled those."""
+        last_number = self._accumulator.last_number
         self._accumulator.flushing += 1
         self._sender.wake()
         try:
-            if futures:
-                _, missing = await asyncio.wait(futures, timeout=max(deadline.left_ms(), 0) / 1000)
-                if missing:
-                    raise TimeoutException(f"flush: {len(missing)} records not sent within {deadline.timeout_ms:g} ms")
+            async with asyncio.timeout(max(deadline.left_ms(), 0) / 1000):
+                while self._accumulator.pending(last_number):
+                    await self._sender.progressed()
+        except TimeoutError:
+            count = sum(len(batch.records) for batch in self._accumulator.pending(last_number))
+            raise TimeoutException(f"flush: {count} records not sent within {deadline.timeout_ms:g} ms") from None
         finally:
             self._accumulator.flushing -= 1
 

@@ -85,8 +85,8 @@ class Sender:
         """Ends the tasks. Records without a result fail."""
         await stop([self._loop_task])
         await self._requests.stop()
-        for batch in self._accumulator.pending():
-            self._fail_futures(batch, DisconnectException("the producer was closed before the record was sent"))
+        for batch in self._accumulator.drain():
+            self._report(batch, DisconnectException("the producer was closed before the record was sent"))
         self._moved_on()
 
     def wake(self) -> None:

@@ -40,7 +40,7 @@ from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, deco
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.client.fake_broker import NODE_ID, Answer, FakeBroker
 from tests.unit.client.log_broker import LOST_ANSWER, LOST_REQUEST, STORED, TOPIC, TOPIC_ID, LogBroker
-from tests.unit.client.virtual_loop import cancel_after, now_ms, run, running_loop
+from tests.unit.client.virtual_loop import cancel_after, now_ms, run, running_loop, took_ms
 
 Sent = list[tuple[TopicPartition, str, asyncio.Future[RecordMetadata]]]
 ZERO, ONE = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -920,6 +920,39 @@ class TestLife:
             await asyncio.sleep(1)
             gc.collect()
             assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+    @pytest.mark.parametrize("closes", [True, False])
+    async def test_records_whose_futures_are_cancelled_are_flushed(self, closes: bool) -> None:
+        """A timeout around asyncio.gather or send_and_wait cancels the futures, and the records are still buffered."""
+        async with LogBroker(1, [LOST_ANSWER]) as broker, producer_of(broker, linger_ms=1000) as producer:
+            future = await producer.send(TOPIC, "a")
+            future.cancel()
+            await (producer.close() if closes else producer.flush())
+            assert broker.values(0) == ["a"]
+            assert closes or await took_ms(producer.flush()) == 0
+
+    async def test_a_flush_waits_for_the_records_before_it(self) -> None:
+        """It waits for both halves of a batch that was too large, and not for records that another task sends later."""
+        async with LogBroker(2, [Errors.MESSAGE_TOO_LARGE.name]) as broker:
+            broker.topics[0].partitions[1].leader_id = -1
+            async with producer_of(broker, linger_ms=1000) as producer:
+                for value in ("a", "b"):
+                    await producer.send(TOPIC, value, partition=0)
+                flush = asyncio.create_task(producer.flush())
+                await asyncio.sleep(0)
+                later = await producer.send(TOPIC, "later", partition=1)
+                await flush
+                assert (batch_sizes(broker), later.done()) == ([1, 1], False)
+                broker.topics[0].partitions[1].leader_id = broker.node_id
+
+    async def test_a_flush_ends_with_the_producer(self) -> None:
+        async with LogBroker(1) as broker, producer_of(broker, linger_ms=1000) as producer:
+            broker.handlers[ApiKey.PRODUCE] = lambda *_: None
+            await producer.send(TOPIC, "a")
+            flush = asyncio.create_task(producer.flush())
+            await asyncio.sleep(0.1)
+            assert await took_ms(producer.close(timeout_ms=100)) == 100
+            assert await took_ms(flush) == 0
 
     async def test_a_cancelled_future_is_left_alone(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=10) as producer:
