@@ -282,8 +282,12 @@ class Consumer:
 
     @property
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """The group, member id and epoch of the consumer, for `Producer.send_offsets_to_transaction`."""
-        return self._commits.client.group_metadata()
+        """The group, member id and epoch of the consumer, for `Producer.send_offsets_to_transaction`.
+
+        A member that was fenced, or that left after `max_poll_interval_ms`, has its last epoch, which the coordinator
+        rejects.
+        """
+        return self._commits.client.metadata_for_transaction(as_member=self._subscription.uses_group)
 
     @property
     def group_creation_time_ms(self) -> int | None:

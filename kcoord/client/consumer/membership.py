@@ -105,6 +105,8 @@ class Membership:
         self.instance_id = instance_id
         self.state = MembershipState.UNSUBSCRIBED
         self.member_epoch = JOIN_EPOCH
+        self.last_epoch = JOIN_EPOCH
+        """The last epoch that the coordinator gave, also if the member has been fenced or has left since."""
         self.group_creation_time_ms = UNKNOWN_TIME_MS
         self.new_partitions: Partitions | None = None
         """The partitions of the target that are newer than the group; None if the coordinator does not list them."""
@@ -292,7 +294,7 @@ class Membership:
             self._offer.acknowledge()
         if self._is_acking:
             self._ack_is_due = False
-        self.member_epoch = response.member_epoch
+        self.member_epoch = self.last_epoch = response.member_epoch
         self._take_creation_time(response)
         self._heartbeat_interval_ms = response.heartbeat_interval_ms
         self._due_ms = now_ms + response.heartbeat_interval_ms

@@ -63,6 +63,18 @@ class GroupOffsetsClient:
             return ConsumerGroupMetadata(self._group_id, group_instance_id=member.instance_id)
         return ConsumerGroupMetadata(self._group_id, member.member_id, member.member_epoch, member.instance_id)
 
+    def metadata_for_transaction(self, *, as_member: bool) -> ConsumerGroupMetadata:
+        """Returns what names the consumer in the request of a producer that commits its offsets.
+
+        A member that was fenced or has left keeps its id and its last epoch, so the coordinator rejects the offsets.
+        Without them it would accept them as soon as the group is empty, although another member may have processed the
+        same records.
+        """
+        member = self._membership
+        if not as_member or member.may_commit or not member.last_epoch:
+            return self.group_metadata()
+        return ConsumerGroupMetadata(self._group_id, member.member_id, member.last_epoch, member.instance_id)
+
     async def commit(self, offsets: Offsets, deadline: Deadline, *, as_member: bool) -> None:
         """Commits offsets, and retries retriable errors until the deadline.
 

@@ -749,6 +749,25 @@ class TestCommits:
             assert isinstance(asked, OffsetFetchRequest) and asked.require_stable
             assert (asked.groups[0].member_id, asked.groups[0].member_epoch) == ("member", 1)
 
+    @pytest.mark.parametrize("is_fenced", [True, False])
+    async def test_a_former_member_is_named_to_a_transaction(self, is_fenced: bool) -> None:
+        """A coordinator would accept its offsets without a member, after the members that took over have left."""
+        nobody = ConsumerGroupMetadata("g", group_instance_id="i")
+        broker = RecordsBroker()
+        async with settled(broker, 0, max_poll_interval_ms=2000, group_instance_id="i") as consumer:
+            member = consumer.group_metadata
+            assert member == ConsumerGroupMetadata("g", "member", broker.member_epoch, "i")
+            if is_fenced:
+                broker.errors[HEARTBEAT] = [Errors.FENCED_MEMBER_EPOCH]
+            await quiet(3)
+            assert consumer.group_metadata == member
+            with pytest.raises(CommitFailedException):
+                await consumer.commit({ZERO: 1})
+            await consumer.unsubscribe()
+            assert consumer.group_metadata == nobody
+            consumer.assign([ZERO])
+            assert consumer.group_metadata == nobody
+
     @pytest.mark.parametrize("offset", [-1, 1 << 63])
     async def test_a_number_that_is_no_offset_is_not_committed(self, offset: int) -> None:
         """The group would have no committed offset after it, and its next owner would begin somewhere else."""
