@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first metadata log of an imported data folder. Its one broker leads every partition.
 
-Topic ids, partition counts, configs, SCRAM credentials, delegation tokens, ACLs and the next producer id are kept.
-Leader epochs increase by 1. Creation times are -1 if the source did not record them (KIP-1327).
+Topic ids, partition counts, configs, levels of features, SCRAM credentials, delegation tokens, ACLs and the next
+producer id are kept. Leader epochs increase by 1. Creation times are -1 if the source did not record them (KIP-1327).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kcoord.logtools.topic_clues import GuessedTopic
 from kcoord.metadata import records
 from kcoord.metadata.client_quotas import records_of_quotas
 from kcoord.metadata.delegation_tokens import records_of_tokens
+from kcoord.metadata.features import METADATA_VERSION, SERVED
 from kcoord.metadata.image import (
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
@@ -24,7 +25,6 @@ from kcoord.metadata.image import (
     TOPIC_RESOURCE,
     MetadataImage,
     PartitionImage,
-    TopicImage,
 )
 from kcoord.metadata.scram import records_of_credentials
 from kcoord.metadata.topics import internal_topic_configs
@@ -46,10 +46,8 @@ class MetadataImport:
 
     def from_image(self, image: MetadataImage) -> list[CoordinatorRecord]:
         """Returns the records for the content of a source's metadata log."""
-        made: list[CoordinatorRecord] = []
-        offsets_topic = image.topics.get(GROUP_METADATA_TOPIC)
-        topic_id = offsets_topic.id if offsets_topic is not None else self.new_uuid()
-        made += self._offsets_topic(topic_id, offsets_topic)
+        made = list(self._features(image.features))
+        made += self._offsets_topic(image)
         for name, topic in sorted(image.topics.items()):
             if topic.internal:
                 if name != GROUP_METADATA_TOPIC:
@@ -69,7 +67,7 @@ class MetadataImport:
 
     def from_clues(self, topics: Iterable[GuessedTopic], next_producer_id: int) -> list[CoordinatorRecord]:
         """Returns the records for topics that were guessed from the group records."""
-        made = list(self._offsets_topic(self.new_uuid(), None))
+        made = list(self._offsets_topic(MetadataImage.empty()))
         for topic in topics:
             topic_id = self.new_uuid() if topic.id == ZERO_UUID else topic.id
             made.append(records.new_topic_record(topic.name, topic_id))
@@ -78,14 +76,30 @@ class MetadataImport:
             made.append(records.new_producer_ids_record(self.config.node_id, -1, next_producer_id))
         return made
 
-    def _offsets_topic(self, topic_id: bytes, source: TopicImage | None) -> Iterator[CoordinatorRecord]:
+    def _features(self, levels: Mapping[str, int]) -> Iterator[CoordinatorRecord]:
+        """Yields the levels of the features that kcoord implements. Without any, a folder counts as new at its start.
+
+        `metadata.version` is at least that of the records that are written here. A source without levels was never
+        served.
+        """
+        supported = records.supported_features(self.config.kcoord_release)
+        for name, lowest in {**dict.fromkeys(SERVED, 0), METADATA_VERSION: records.METADATA_VERSION}.items():
+            level = min(max(levels.get(name, 0), lowest), supported[name][1])
+            if levels and level:
+                yield records.new_feature_level_record(name, level)
+
+    def _offsets_topic(self, image: MetadataImage) -> Iterator[CoordinatorRecord]:
         """Yields the offsets topic with the partition count of this broker's configuration.
 
         The import routes the groups to their new partitions.
         """
-        configs = internal_topic_configs(self.config, GROUP_METADATA_TOPIC)
+        source = image.topics.get(GROUP_METADATA_TOPIC)
+        topic_id = source.id if source is not None else self.new_uuid()
         yield records.new_topic_record(GROUP_METADATA_TOPIC, topic_id)
-        yield from records.new_config_records(TOPIC_RESOURCE, GROUP_METADATA_TOPIC, {}, configs)
+        configs = image.topic_configs(GROUP_METADATA_TOPIC)
+        if source is None:
+            configs = internal_topic_configs(self.config, GROUP_METADATA_TOPIC)
+        yield from self._configs(TOPIC_RESOURCE, GROUP_METADATA_TOPIC, configs)
         creation_time_ms = source.partitions[0].creation_time_ms if source is not None and source.partitions else -1
         for number in range(self.config.offsets_topic_num_partitions):
             yield self._new_partition(topic_id, number, creation_time_ms)
@@ -112,15 +126,25 @@ class MetadataImport:
                 yield from self._configs(resource_type, name, configs)
 
     def _configs(self, resource_type: int, name: str, configs: Mapping[str, str]) -> list[CoordinatorRecord]:
-        """Returns the configs that this broker would accept from a client, and counts the others."""
+        """Returns the configs that this broker would accept from a client, and counts the others.
+
+        A config may be valid only together with others. So those that are left are checked again after each addition.
+        """
         kept: dict[str, str] = {}
-        for key, value in sorted(configs.items()):
-            try:
-                self._check(resource_type, {**kept, key: value})
-            except ConfigError as error:
-                self.skipped[f"config {key}={shown_config(resource_type, key, value)}: {error}"] += 1
-            else:
-                kept[key] = value
+        errors: dict[str, ConfigError] = {}
+        while True:
+            before = len(kept)
+            for key in sorted(configs.keys() - kept.keys()):
+                try:
+                    self._check(resource_type, {**kept, key: configs[key]})
+                except ConfigError as error:
+                    errors[key] = error
+                else:
+                    kept[key] = configs[key]
+            if len(kept) == before:
+                break
+        for key in sorted(configs.keys() - kept.keys()):
+            self.skipped[f"config {key}={shown_config(resource_type, key, configs[key])}: {errors[key]}"] += 1
         return records.new_config_records(resource_type, name, {}, kept)
 
     def _check(self, resource_type: int, configs: Mapping[str, str]) -> None:

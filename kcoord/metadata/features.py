@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 GROUP_VERSION: Final = "group.version"
 METADATA_VERSION: Final = "metadata.version"
 TRANSACTION_VERSION: Final = "transaction.version"
-_SERVED: Final = frozenset((GROUP_VERSION, METADATA_VERSION, TRANSACTION_VERSION))
-"""The features whose levels kcoord implements.
-
-Imported metadata may have levels of other supported features. These can be removed, but not raised.
-"""
+SERVED: Final = frozenset((GROUP_VERSION, METADATA_VERSION, TRANSACTION_VERSION))
+"""The features whose levels kcoord implements. Those of other features cannot be raised."""
 _LAST_VERSION_WITH_RESULTS: Final = 1
 _NO_ERROR_TEXT: Final = "NONE"
 """The error message that Kafka 4.3.1 returns in a result without an error."""
@@ -75,7 +72,7 @@ def _reason_to_refuse(config: BrokerConfig, current: int, update: UpdateFeatures
         return f"{invalid} Feature {name} not found."
     if supported is not None and not supported[0] <= level <= supported[1]:
         return f"{invalid} Local controller {node_id} only supports versions {supported[0]}-{supported[1]}"
-    if supported is None or (level > current and name not in _SERVED):
+    if supported is None or (level > current and name not in SERVED):
         return f"{invalid} Local controller {node_id} does not support this feature."
     if level >= current:
         return None

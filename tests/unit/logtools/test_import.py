@@ -235,6 +235,54 @@ def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
     assert skipped[2] == "configs of broker 9"
 
 
+def test_configs_that_are_valid_only_together_are_imported(tmp_path: Path) -> None:
+    """They must not be checked one by one: the key that needs the other may come first."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    made = metadata_records()
+    configs = {"consumer.heartbeat.interval.ms": "50000", "consumer.session.timeout.ms": "60000"}
+    made += records.new_config_records(32, "readers", {}, {**configs, "no.such.config": "1"})
+    log_dir = open_folder(str(source))
+    write_metadata(log_dir, made)
+    log_dir.close()
+    report = run(source, target, group_consumer_max_heartbeat_interval_ms="60000")
+    assert image_of(target).group_configs("readers") == configs
+    assert list(report.skipped) == ["config no.such.config=1: Unknown group config name: no.such.config"]
+
+
+def test_configs_of_the_offsets_topic_are_imported(tmp_path: Path) -> None:
+    """`min.compaction.lag.ms` decides how far back offsets can be restored."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    configs = {"cleanup.policy": "compact", "min.compaction.lag.ms": "5000", "segment.bytes": "104857600"}
+    log_dir = open_folder(str(source))
+    write_metadata(log_dir, [*metadata_records(), *records.new_config_records(2, "__consumer_offsets", {}, configs)])
+    log_dir.close()
+    run(source, target)
+    assert image_of(target).topic_configs("__consumer_offsets") == configs
+
+
+@pytest.mark.parametrize(
+    ("release", "levels", "imported"),
+    [
+        ("4.4", {"metadata.version": 30}, {"metadata.version": 30}),
+        ("4.4", {"metadata.version": 33, "transaction.version": 1}, {"metadata.version": 33, "transaction.version": 1}),
+        ("4.3", {"metadata.version": 33, "group.version": 9}, {"metadata.version": 30, "group.version": 1}),
+        ("4.4", {"metadata.version": 20, "share.version": 1}, {"metadata.version": 30}),
+        ("4.4", {}, {}),
+    ],
+)
+def test_levels_of_features_are_imported(
+    tmp_path: Path, release: str, levels: Mapping[str, int], imported: Mapping[str, int]
+) -> None:
+    """Without levels, a start takes the folder for a new cluster: it would also set the first passwords again."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    log_dir = open_folder(str(source))
+    features = [records.new_feature_level_record(name, level) for name, level in levels.items()]
+    write_metadata(log_dir, [*features, *metadata_records()])
+    log_dir.close()
+    run(source, target, kcoord_release=release)
+    assert image_of(target).features == imported
+
+
 ACL = Acl(ResourceType.TOPIC, "o", PatternType.PREFIXED, "User:a", "*", AclOperation.READ, PermissionType.ALLOW)
 
 
