@@ -290,7 +290,7 @@ class LogImport:
         for partition in partitions:
             if partition.topic.startswith("__"):
                 continue
-            if metadata.image.partition(partition.topic, partition.number) is None:
+            if not importer.is_known(partition, metadata.image):
                 self.report.skipped[f"folder {partition.name}: the metadata does not know it"] += 1
                 continue
             start = starts.get((partition.topic, partition.number), 0)

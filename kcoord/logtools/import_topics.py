@@ -40,6 +40,12 @@ class TopicImporter:
         self._prepared = prepared
         self.notes: list[str] = []
 
+    def is_known(self, partition: PartitionFolder, image: MetadataImage) -> bool:
+        """Whether the folder is of a topic of the image. It may be of a deleted topic of the same name."""
+        if image.partition(partition.topic, partition.number) is None:
+            return False
+        return PartitionFiles(self._fs, partition.path).topic_id() in (None, image.topics[partition.topic].id)
+
     def copy(self, partition: PartitionFolder, image: MetadataImage, start_offset: int) -> int:
         """Copies a partition and returns the number of transactions that it ended."""
         target = self._log_dir.partition_path(partition.topic, partition.number)

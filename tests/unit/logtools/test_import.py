@@ -23,6 +23,7 @@ from kcoord.runtime.serde import CoordinatorSerde, partition_for
 from kcoord.storage.checkpoints import LOCK_FILE, write_offset_checkpoint
 from kcoord.storage.errors import CorruptLogError, DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
+from kcoord.topics.partition_files import PartitionFiles
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
 from kcoord_protocol.record_batch import (
@@ -345,6 +346,17 @@ def test_a_moved_start_offset_is_kept(tmp_path: Path) -> None:
     log_dir = open_folder(str(target))
     assert log_dir.recovery_of("orders", 0).start_offset == 4
     log_dir.close()
+
+
+def test_the_folder_of_a_deleted_topic_of_the_same_name_is_left_out(tmp_path: Path) -> None:
+    """A broker that is killed after a topic was deleted and created again may still have the old folder."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_small_folder(str(source))
+    PartitionFiles(FS, str(source / "orders-1")).create(bytes(16))
+    report = run(source, target)
+    assert list(report.skipped) == ["folder orders-1: the metadata does not know it"]
+    assert not (target / "orders-1").exists()
+    assert (target / "orders-0").exists()
 
 
 def test_a_torn_end_is_left_out_and_damage_is_an_error(tmp_path: Path) -> None:
