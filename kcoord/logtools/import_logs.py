@@ -32,12 +32,20 @@ from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde, partition_for
-from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint, read_properties
+from kcoord.storage.checkpoints import (
+    CLEANER_OFFSET_FILE,
+    LOG_START_OFFSET_FILE,
+    TopicPartition,
+    read_properties,
+    write_offset_checkpoint,
+)
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent
+from kcoord.storage.handover import read_handover
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
 from kcoord.storage.segment import LogConfig
+from kcoord.storage.worker_checkpoints import read_merged_checkpoint, worker_folders
 from kcoord_protocol.errors import DecodeError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
@@ -96,7 +104,9 @@ class LogImport:
         """Writes the new folder. Raises DirectoryLockedError if a broker uses a source."""
         sources = list(sources)
         partitions = self._find(sources)
-        with locked(self._fs, {parent(partition.path) for partition in partitions}):
+        folders = {parent(partition.path) for partition in partitions}
+        workers = [worker for folder in sorted(folders) for worker in worker_folders(self._fs, folder)]
+        with locked(self._fs, [*sorted(folders), *workers]):
             metadata = self._source_metadata(partitions)
             prepared = self._prepared_producers(partitions)
             identity = Identity(self._cluster_id(sources), self._config.node_id, uuid_to_string(self._new_uuid()))
@@ -283,9 +293,8 @@ class LogImport:
         prepared: dict[int, int],
         sources: list[str],
     ) -> None:
-        starts: dict[tuple[str, int], int] = {}
-        for folder in {*sources, *(parent(partition.path) for partition in partitions)}:
-            starts.update(read_offset_checkpoint(self._fs, join(folder, LOG_START_OFFSET_FILE)))
+        folders = {*sources, *(parent(partition.path) for partition in partitions)}
+        starts = self._merged(folders, LOG_START_OFFSET_FILE) or {}
         importer = TopicImporter(self._fs, log_dir, self._config, self._now_ms, prepared)
         for partition in partitions:
             if partition.topic.startswith("__"):
@@ -293,10 +302,23 @@ class LogImport:
             if not importer.is_known(partition, metadata.image):
                 self.report.skipped[f"folder {partition.name}: the metadata does not know it"] += 1
                 continue
-            start = starts.get((partition.topic, partition.number), 0)
+            handover = read_handover(self._fs, partition.path)
+            start = starts.get((partition.topic, partition.number), 0) if handover is None else handover.start_offset
             self.report.ended_transactions += importer.copy(partition, metadata.image, start)
             self.report.copied_partitions += 1
         self.report.notes += importer.notes
+        cleaned = self._merged(folders, CLEANER_OFFSET_FILE)
+        if cleaned is not None:
+            # Without the file, the checks of the new folder take offsets that a cleaner has removed for lost.
+            kept = {key: cleaned[key] for key in log_dir.partitions() if key in cleaned}
+            kept = {key: offset for key, offset in kept.items() if not key[0].startswith("__")}
+            write_offset_checkpoint(self._fs, join(log_dir.path, CLEANER_OFFSET_FILE), kept)
+
+    def _merged(self, folders: Iterable[str], name: str) -> dict[TopicPartition, int] | None:
+        """Returns the entries of a checkpoint in all folders, also of workers. None if no folder has the file."""
+        checkpoints = [read_merged_checkpoint(self._fs, folder, name) for folder in folders]
+        present = [entries for entries in checkpoints if entries is not None]
+        return {key: offset for entries in present for key, offset in entries.items()} if present else None
 
     def _count(self, made: list[CoordinatorRecord]) -> None:
         names = Counter(record.value.message_name for record in made if record.value is not None)

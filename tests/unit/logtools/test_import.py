@@ -20,9 +20,15 @@ from kcoord.metadata import records
 from kcoord.metadata.image import MetadataImage, ScramCredential
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde, partition_for
-from kcoord.storage.checkpoints import LOCK_FILE, write_offset_checkpoint
+from kcoord.storage.checkpoints import (
+    CLEANER_OFFSET_FILE,
+    LOCK_FILE,
+    read_offset_checkpoint,
+    write_offset_checkpoint,
+)
 from kcoord.storage.errors import CorruptLogError, DirectoryLockedError, StorageError
 from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.handover import Handover, write_handover
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
@@ -43,6 +49,7 @@ from tests.support.shared import shared
 from tests.unit.logtools.support import (
     NOW_MS,
     OFFSETS_ID,
+    SMALL,
     TOPIC_ID,
     append,
     broker_config,
@@ -348,6 +355,36 @@ def test_a_moved_start_offset_is_kept(tmp_path: Path) -> None:
     log_dir.close()
 
 
+def test_start_offsets_of_workers_are_kept(tmp_path: Path) -> None:
+    """Otherwise records that were deleted would reappear if the workers were killed."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_small_folder(str(source))
+    worker = source / ".workers" / "0"
+    worker.mkdir(parents=True)
+    write_offset_checkpoint(FS, str(worker / "log-start-offset-checkpoint"), {("orders", 0): 4})
+    write_handover(FS, str(source / "orders-1"), Handover(0, 7, 0, True))
+    run(source, target)
+    log_dir = open_folder(str(target))
+    assert [log_dir.recovery_of("orders", number).start_offset for number in range(2)] == [4, 7]
+    log_dir.close()
+
+
+def test_the_checks_of_an_imported_folder_accept_the_gaps_of_cleaned_logs(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    log_dir = open_folder(str(source))
+    write_metadata(log_dir, metadata_records())
+    log = log_dir.open_log("orders", 0, SMALL, NOW_MS)
+    for offset in (0, 5):
+        log.append(encode_batch([Record(b"k", b"v", timestamp_ms=NOW_MS)], base_offset=offset), now_ms=NOW_MS)
+    log.close()
+    log_dir.write_topic_id("orders", 0, TOPIC_ID)
+    log_dir.close()
+    write_offset_checkpoint(FS, str(source / CLEANER_OFFSET_FILE), {("orders", 0): 6, ("__consumer_offsets", 0): 3})
+    run(source, target)
+    assert list(FolderCheck(FS, str(target)).run()) == []
+    assert read_offset_checkpoint(FS, str(target / CLEANER_OFFSET_FILE)) == {("orders", 0): 6}
+
+
 def test_the_folder_of_a_deleted_topic_of_the_same_name_is_left_out(tmp_path: Path) -> None:
     """A broker that is killed after a topic was deleted and created again may still have the old folder."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -379,14 +416,17 @@ def test_a_torn_end_is_left_out_and_damage_is_an_error(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_not_imported(tmp_path: Path) -> None:
     source = tmp_path / "source"
     make_small_folder(str(source))
-    lock = FS.lock(str(source / LOCK_FILE))
-    try:
-        for path in (source, source / "__consumer_offsets-0"):
-            work = LogImport(FS, broker_config(), str(tmp_path / "target"), NOW_MS, uuids())
-            with pytest.raises(DirectoryLockedError, match="is in use by another process"):
-                work.run([str(path)])
-    finally:
-        lock.release()
+    worker = source / ".workers" / "0"
+    worker.mkdir(parents=True)
+    for folder in (source, worker):
+        lock = FS.lock(str(folder / LOCK_FILE))
+        try:
+            for path in (source, source / "__consumer_offsets-0"):
+                work = LogImport(FS, broker_config(), str(tmp_path / "target"), NOW_MS, uuids())
+                with pytest.raises(DirectoryLockedError, match="is in use by another process"):
+                    work.run([str(path)])
+        finally:
+            lock.release()
 
 
 def test_an_import_needs_a_new_target(tmp_path: Path) -> None:
