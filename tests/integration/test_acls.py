@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tests.support.kcoord_process import KcoordProcess
 
 VERSION = 3
 CHANGES = 12
+TIMEOUT_SECONDS = 30
 METADATA_OF_T = MetadataRequest(
     topics=[MetadataRequest.MetadataRequestTopic(name="t")], allow_auto_topic_creation=False
 )
@@ -155,6 +157,26 @@ def test_a_worker_that_hangs_never_serves_with_removed_acls(tmp_path: Path) -> N
             with pytest.raises((ConnectionClosed, ConnectionResetError)):
                 client.receive_frame()
         with WireClient(broker.ports[1]) as client:
+            assert topic_error(client) == Errors.TOPIC_AUTHORIZATION_FAILED
+    finally:
+        broker.kill()
+
+
+def test_after_a_crash_of_the_controller_a_change_waits_for_workers_that_run(tmp_path: Path) -> None:
+    """They have the ACLs of before the crash until they have connected to the new controller."""
+    broker = authorizing_process(tmp_path, group_coordinator_threads="2").start()
+    try:
+        withdraw_super_user(broker)
+        assert create(broker.port, "t", principal="User:ANONYMOUS") == [0]
+        with WireClient(broker.ports[1]) as client, ThreadPoolExecutor(1) as other:
+            controller, late = broker.worker_pids()
+            os.kill(late, signal.SIGSTOP)
+            os.kill(controller, signal.SIGKILL)
+            deleting = other.submit(delete, broker.port, "t")
+            with pytest.raises(TimeoutError):
+                deleting.result(1.5)
+            os.kill(late, signal.SIGCONT)
+            assert deleting.result(TIMEOUT_SECONDS) == 1
             assert topic_error(client) == Errors.TOPIC_AUTHORIZATION_FAILED
     finally:
         broker.kill()

@@ -17,7 +17,9 @@ the follower may continue: it serves the old metadata until it has read the new 
 
 A follower whose connection breaks delays nothing, nor does a worker that is being started. A worker that starts applies
 the whole log before it accepts clients. A worker that runs serves with its newest image until it has connected again.
-So after a crash of the controller it may use old ACLs for as long as that takes.
+So after the start of the controller, responses also wait for workers that have not connected yet: they may run since an
+earlier controller. If a response stops waiting after `APPLY_SECONDS`, later responses do not wait for these workers. A
+worker that hangs for so long after a crash of the controller may use old ACLs until it has connected.
 
 If the controller crashes between two steps, durable batches stay in the log. The followers get them when they connect
 again. A batch is sent only after it is durable, so a follower can be ahead of the log only if the log was damaged. The
@@ -30,7 +32,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from typing import Final, TypeVar
@@ -82,6 +84,12 @@ class MetadataFollowers:
         self._followers: list[Follower] = []
         self._holding: dict[int, asyncio.Future[None]] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._absent: set[int] = set()
+        """The broker ids of workers that may run, and that have not connected since the start of the controller."""
+
+    def expect(self, broker_ids: Iterable[int]) -> None:
+        """Makes responses wait for workers that have not connected yet. Called when the workers can connect."""
+        self._absent.update(broker_ids)
 
     def add(
         self,
@@ -98,6 +106,7 @@ class MetadataFollowers:
         """
         follower = Follower(broker_id, process_id, write, offset, offset)
         self._followers.append(follower)
+        self._absent.discard(broker_id)
         # HOLD must arrive before the log: the worker may accept clients as soon as it has applied the log.
         for ticket, limit_ms in self._order.join(follower, broker_id, newest_ms, monotonic_ms()).items():
             write(encode_hold(FrameKind.HOLD, ticket, limit_ms))
@@ -184,12 +193,12 @@ class MetadataFollowers:
         follower.write(encode_offset(FrameKind.BATCHES, end_offset, b"".join(parts)))
 
     def when_applied(self, *, is_security: bool) -> asyncio.Future[None] | None:
-        """Returns a future that ends when all followers have applied the current log; None if they have already.
+        """Returns a future that ends when all workers have applied the current log; None if they have already.
 
         It also ends after `APPLY_SECONDS`. If `is_security`, followers that have not applied the log are killed then.
         """
         offset = self.log.end_offset
-        if all(follower.applied_offset >= offset for follower in self._followers):
+        if not self._absent and all(follower.applied_offset >= offset for follower in self._followers):
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((offset, future))
@@ -215,9 +224,19 @@ class MetadataFollowers:
                     follower.broker_id,
                     APPLY_SECONDS,
                 )
+        if self._absent:
+            _logger.warning(
+                "The brokers %s have not connected within %.0f s: responses are sent without them",
+                sorted(self._absent),
+                APPLY_SECONDS,
+            )
+            self._absent.clear()
         future.set_result(None)
+        self._release_responses()
 
     def _release_responses(self) -> None:
+        if self._absent:
+            return
         applied = min((follower.applied_offset for follower in self._followers), default=None)
         still: list[tuple[int, asyncio.Future[None]]] = []
         for offset, future in self._waiting:

@@ -197,6 +197,11 @@ class WorkerProcess(BrokerProcess):
             await self.broker.metadata.start()
         else:
             await super()._join_cluster()
+        if isinstance(self.broker.metadata, ControllerMetadataService):
+            # The registrations cannot wait for workers, which connect only now.
+            self.broker.metadata.followers.expect(
+                worker.config.node_id for worker in self._launch.workers if worker is not self._launch.own
+            )
         await self._peer_listener.start()
 
     # --- in and out of service ----------------------------------------------------------------------------------------

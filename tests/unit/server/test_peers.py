@@ -38,7 +38,13 @@ from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import AllocateProducerIdsRequest, CreateTopicsRequest, CreateTopicsResponse, Message
+from kcoord_protocol.messages import (
+    AllocateProducerIdsRequest,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteAclsRequest,
+    Message,
+)
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import broker_of
 from tests.unit.server.harness import Harness
@@ -223,6 +229,34 @@ async def test_a_response_waits_at_most_apply_seconds(controller: Controller, mo
     monkeypatch.setattr(controller_metadata, "APPLY_SECONDS", 0.01)
     controller.add_mute_follower(os.getpid())
     assert (await asyncio.wait_for(controller.create("a"), 5)).topics[0].error_code == 0
+
+
+async def test_after_a_start_a_response_waits_for_workers_that_have_not_connected(controller: Controller) -> None:
+    """They may run since an earlier controller, with ACLs that were removed since."""
+    followers = [await Follower(controller, broker_id=2).start()]
+    controller.service.followers.expect([2, 3])
+    changing = controller.change_nothing(DeleteAclsRequest())
+    await asyncio.wait([changing], timeout=0.05)
+    assert not changing.done()
+    followers.append(await Follower(controller, broker_id=3).start())
+    await asyncio.wait_for(changing, 5)
+    followers.pop().close()
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(controller.change_nothing(DeleteAclsRequest()), 5)
+    followers.pop().close()
+
+
+async def test_a_worker_that_does_not_connect_delays_responses_once(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller.service.followers.expect([2])
+    monkeypatch.setattr(controller_metadata, "APPLY_SECONDS", 0.01)
+    first = controller.change_nothing(DeleteAclsRequest())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(controller_metadata, "APPLY_SECONDS", 600.0)
+    second = controller.change_nothing(DeleteAclsRequest())
+    await asyncio.wait_for(asyncio.gather(first, second), 5)
+    await asyncio.wait_for(controller.change_nothing(DeleteAclsRequest()), 5)
 
 
 @pytest.mark.parametrize("request_class", controller_metadata.SECURITY_CHANGES)
