@@ -317,3 +317,13 @@ def test_unsynced_bytes_of_any_segment_are_written_again_if_the_last_leader_fail
     fs.crash()
     assert read_file(fs, LOG_FILE) == data[0]
     assert content(open_log(fs)) == data
+
+
+def test_the_offset_after_any_batch_of_a_slice_is_found() -> None:
+    """Every batch has an index entry, so the slice ends where an entry points to."""
+    data = [batch(0, records=3), batch(3), batch(4, records=2)]
+    log = filled_log(MemoryFileSystem(), data, new_config(index_interval_bytes=0))
+    for count, next_offset in ((1, 3), (2, 4), (3, 6)):
+        batches = log.find(0, sum(map(len, data[:count])))
+        assert batches is not None
+        assert batches.next_offset() == next_offset

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
+
+import pytest
 
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES
+from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
 from kcoord.coordinator.group.records import new_offset_commit_record
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord_protocol.messages import OffsetFetchRequest, OffsetFetchResponse
@@ -59,3 +63,23 @@ def test_many_offsets_of_a_deleted_topic_are_deleted_in_portions() -> None:
     assert "t" in topic_ids_of_all(context)
     context.sleep(0)
     assert topic_ids_of_all(context) == {}
+
+
+@pytest.mark.parametrize(("stored", "by_id"), [(b"n" * 16, -1), (ZERO_UUID, 5), (None, 5)])
+def test_an_offset_of_another_topic_of_this_name_is_found_by_name_only(stored: bytes | None, by_id: int) -> None:
+    """`stored` is the id in the record: of another topic, unknown, or the topic's own. The fast path does the same."""
+    context = GroupContext({"t3": 3})
+    own_id = context.topic_id("t3")
+    offset = CommittedOffset(5, 0, "", 0, topic_id=stored or own_id)
+    context.log.append(new_offset_commit_record("g", "t3", 0, offset))
+    context.restart()
+    for version, topic_id, expected in ((9, ZERO_UUID, 5), (10, own_id, by_id)):
+        topic = OffsetFetchRequest.OffsetFetchRequestTopics(name="t3", topic_id=topic_id, partition_indexes=[0])
+        request = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=[topic])
+        group: OffsetFetchResponse.OffsetFetchResponseGroup = context.run(
+            partial(context.shard.fetch_offsets, request=request, require_stable=False), version
+        )
+        assert group.topics[0].partitions[0].committed_offset == expected
+        packed = context.shard.fetch_packed(PackedFetch(request, version), require_stable=False)
+        assert packed is not None
+        assert packed in OffsetFetchResponse(groups=[group]).encode(version)

@@ -61,6 +61,14 @@ def test_each_poll_makes_a_limited_number_of_completions(bench: Bench) -> None:
     assert not bench.runtime.has_replies() and not bench.runtime.has_ready(bench.now_ms) and bench.runtime.is_idle()
 
 
+def test_a_poll_gives_a_limited_number_of_replies(bench: Bench) -> None:
+    for token in range(1, WAITING + 1):
+        bench.run(Ledger.complete, token, f"response {token}")
+    polls = [bench.replies(bench.poll()) for _ in range(4)]
+    assert [len(replies) for replies in polls] == [REPLIES_AT_ONCE, REPLIES_AT_ONCE, 3, 0]
+    assert [reply for replies in polls for reply in replies] == responses(1, WAITING)
+
+
 def test_completions_share_a_poll_with_earlier_replies(bench: Bench) -> None:
     late = bench.run(Ledger.wait), bench.run(Ledger.wait)
     assert late == (WAIT, WAIT)
