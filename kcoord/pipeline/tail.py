@@ -3,11 +3,16 @@
 
 That stable offset is the end of the last sound batch. With read_committed it is the first offset of the first open
 transaction, if there is one. Each call reads only the batches appended since the last call.
+
+A transaction that wrote nothing for long is abandoned. Its age is the time from its last batch to the newest time in the
+log. A time in the future, of a coordinator whose clock was ahead, counts as the present.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kcoord.pipeline.log_files import BatchPlace, Folder, LogFolder
@@ -15,6 +20,10 @@ from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
 from kcoord.pipeline.transactions import OpenTransactions
 
 _BLOCK_BYTES: Final = 4 << 20
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
 
 
 class Mark(NamedTuple):
@@ -31,12 +40,21 @@ class LogTail:
     It ignores batches below its first offset, so no transaction should be open there.
     """
 
-    def __init__(self, folder: Folder, offset: int, *, is_read_committed: bool, abandoned_ms: int) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        offset: int,
+        *,
+        is_read_committed: bool,
+        abandoned_ms: int,
+        clock: Callable[[], int] = _now_ms,
+    ) -> None:
         self.folder = folder
         self.offset = offset
         self._log = LogFolder(folder)
         self._is_read_committed = is_read_committed
         self._abandoned_ms = abandoned_ms
+        self._clock = clock
         self._open = OpenTransactions()
         self._newest_ms = 0
         self._hint: BatchPlace | None = None
@@ -48,7 +66,7 @@ class LogTail:
         """The offset below which every transaction is decided or abandoned."""
         if not self._is_read_committed:
             return self.offset
-        return self._open.first_open(self.offset, self._newest_ms - self._abandoned_ms)
+        return self._open.first_open(self.offset, min(self._newest_ms, self._clock()) - self._abandoned_ms)
 
     def advance(self, budget_bytes: int, limit: int = END_OF_LOG) -> int:
         """Reads up to about `budget_bytes` of new batches below `limit`. Returns the number of bytes read."""

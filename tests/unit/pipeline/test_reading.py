@@ -379,7 +379,7 @@ def test_a_tail_stops_before_an_open_transaction_and_continues_after_its_end(tmp
     writer = LogWriter(tmp_path)
     writer.append(commits(2))
     folder = Folder(0, str(writer.folder))
-    tail = LogTail(folder, 0, is_read_committed=True, abandoned_ms=1000)
+    tail = LogTail(folder, 0, is_read_committed=True, abandoned_ms=1000, clock=lambda: NOW_MS + 1001)
     uncommitted = LogTail(folder, 0, is_read_committed=False, abandoned_ms=1000)
 
     def ends() -> tuple[int, int]:
@@ -399,6 +399,23 @@ def test_a_tail_stops_before_an_open_transaction_and_continues_after_its_end(tmp
     assert ends() == (6, 7)
     writer.append(encode_batch([commit_record("g", "t", 0, 2, NOW_MS + 1001)]))
     assert ends() == (8, 8), "the transaction was abandoned"
+    writer.close()
+
+
+def test_a_time_in_the_future_abandons_no_transaction(tmp_path: Path) -> None:
+    """The clock of a coordinator was an hour ahead for a while. The transaction is new, and its marker is to come."""
+    hour_ms = 3_600_000
+    writer = LogWriter(tmp_path)
+    writer.append(encode_batch([commit_record("g", "t", 0, 1, NOW_MS + hour_ms)]))
+    record = commit_record("g", "t", 0, 2, NOW_MS)
+    writer.append(encode_batch([record], is_transactional=True, producer_id=5, producer_epoch=0))
+    now_ms = NOW_MS
+    folder = Folder(0, str(writer.folder))
+    tail = LogTail(folder, 0, is_read_committed=True, abandoned_ms=1000, clock=lambda: now_ms)
+    tail.advance(1 << 20)
+    assert tail.stable_offset == 1
+    now_ms = NOW_MS + 1001
+    assert tail.stable_offset == 2
     writer.close()
 
 
