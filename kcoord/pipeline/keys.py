@@ -27,7 +27,8 @@ KEY_CLASSES: Final[dict[int, type[Message]]] = {
 }
 NO_TYPE: Final = -1
 OFFSET_TYPES: Final = (0, 1)
-GROUP_TYPES: Final = (2, 3)
+GROUP_TYPES: Final = (2, 3, 17)
+"""The records of classic, KIP-848 and streams groups. Their tombstones end a group, or move it to another type."""
 _OFFSET_COMMIT: Final = b"\0\1"
 _LONGEST_TEXT: Final = 0x7FFF
 _MOST_KEYS: Final = 1 << 20

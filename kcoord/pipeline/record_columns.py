@@ -173,7 +173,7 @@ def _topic_id(chunk: RecordChunk) -> pa.Array:
 def _group_end(chunk: RecordChunk) -> pa.Array:
     """True if a group's tombstone ends the group.
 
-    It does not if the same batch has a new record of the group: then the group moves to the other protocol.
+    It does not if the same batch has a new record of the group: then the group moves to another protocol.
     """
     types = chunk.keys.types
     rows = np.flatnonzero(np.isin(types, GROUP_TYPES) & ~chunk.is_control)

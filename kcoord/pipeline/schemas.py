@@ -130,8 +130,8 @@ _TOMBSTONE: Final = (
 _GROUP_END: Final = Column(
     "group_end",
     pa.bool_(),
-    "True on the tombstone that ends the group. False on a tombstone that only moves the group between the classic and "
-    "the consumer protocol; the group's new record is in the same batch. Null on all other records.",
+    "True on the tombstone that ends the group. False on a tombstone that only moves the group between the classic, "
+    "the consumer and the streams protocol; the group's new record is in the same batch. Null on all other records.",
 )
 _OFFSET: Final = (
     Column("topic", pa.string(), "Topic whose offset is committed."),

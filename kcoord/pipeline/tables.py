@@ -87,10 +87,12 @@ class _Rows:
     """Iterates over the records of some types in a chunk."""
 
     def __init__(self, chunk: RecordChunk, types: tuple[int, ...]) -> None:
-        self.chunk = chunk.rows(np.isin(chunk.keys.types, types) & ~chunk.is_control)
+        chosen = np.isin(chunk.keys.types, types) & ~chunk.is_control
+        self.chunk = chunk.rows(chosen)
         self._reasons: list[str | None] = column(self.chunk, "tombstone_reason").to_pylist()
         self._principals: list[str | None] = column(self.chunk, "tombstone_principal").to_pylist()
-        self._ends: list[bool | None] = column(self.chunk, "group_end").to_pylist()
+        # Whether a tombstone ends the group depends on the records of other types.
+        self._ends: list[bool | None] = column(chunk, "group_end").filter(pa.array(chosen)).to_pylist()
 
     def __iter__(self) -> Iterator[tuple[int, Row, object | None]]:
         """Yields (record type, columns that all tables have, entry of the value).
@@ -172,9 +174,7 @@ def _group_epochs(chunk: RecordChunk) -> list[Row]:
 
 
 def _classic_groups(chunk: RecordChunk) -> list[Row]:
-    # `group_end` of a tombstone depends on the group's records of the other protocol, so both types are read.
-    rows = _Rows(chunk, (_CLASSIC, _GROUP))
-    return [{**columns, **cast(Row, entry or {})} for record_type, columns, entry in rows if record_type == _CLASSIC]
+    return [{**columns, **cast(Row, entry or {})} for _, columns, entry in _Rows(chunk, (_CLASSIC,))]
 
 
 def _regular_expressions(chunk: RecordChunk) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 from itertools import chain
 from pathlib import Path
 
@@ -221,6 +222,22 @@ def test_a_group_that_moves_to_the_other_protocol_does_not_end(tmp_path: Path) -
     writer.close()
     assert [row["group_end"] for row in table_rows(str(tmp_path))] == [False, None, True, True]
     assert [row["group_end"] for row in table_rows(str(tmp_path), "group_epochs")] == [False, None, True, True]
+
+
+def test_streams_groups_end_and_move_like_other_groups(tmp_path: Path) -> None:
+    """Their values are not read. DeleteGroups writes tombstones of types 20, 17 and 23 in one batch (Kafka 4.3)."""
+
+    def streams(record_type: int, group: str, value: bytes | None) -> Record:
+        return Record(struct.pack(">hh", record_type, len(group)) + group.encode(), value, timestamp_ms=NOW_MS)
+
+    moved = record_of(CoordinatorRecord(GroupMetadataKey(group="moved"), None))
+    writer = LogWriter(tmp_path)
+    writer.append(encode_batch([moved, streams(17, "moved", b"\0\0")]))
+    writer.append(encode_batch([streams(record_type, "gone", None) for record_type in (20, 17, 23)]))
+    writer.close()
+    assert [row["group_end"] for row in table_rows(str(tmp_path))] == [False, None, None, True, None]
+    for table in ("group_epochs", "classic_groups"):
+        assert [row["group_end"] for row in table_rows(str(tmp_path), table)] == [False]
 
 
 def test_log_append_times_and_missing_times_are_read(tmp_path: Path) -> None:
