@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.pipeline.buffers import Flags, Ints
 from kcoord.pipeline.chunk import RecordChunk
 from kcoord.pipeline.columns import (
@@ -173,17 +174,27 @@ def _topic_id(chunk: RecordChunk) -> pa.Array:
 def _group_end(chunk: RecordChunk) -> pa.Array:
     """True if a group's tombstone ends the group.
 
-    It does not if the same batch has a new record of the group: then the group moves to another protocol.
+    It does not if the recorded reason is a migration. Without a reason, it does not if a record of another type follows
+    in the same batch: then the group moves to another protocol. A record of the same type is that of a later group.
     """
     types = chunk.keys.types
     rows = np.flatnonzero(np.isin(types, GROUP_TYPES) & ~chunk.is_control)
     tombstone = chunk.is_tombstone
-    moved = set()
-    for row in rows[~tombstone[rows]].tolist():
-        moved.add((int(chunk.records.batch[row]), chunk.keys[row].group))
-    ends = rows[tombstone[rows]]
-    groups = ((int(chunk.records.batch[row]), chunk.keys[row].group) for row in ends.tolist())
-    return spread([group not in moved for group in groups], ends, len(chunk), pa.bool_())
+    gone = rows[tombstone[rows]]
+    reasons = _tombstone_header(chunk.rows(gone), REASON_HEADER).to_pylist()
+    ends: list[bool] = []
+    following: dict[tuple[int, str | None], int] = {}
+    """The type of the next record of each group in its batch."""
+    for row in reversed(rows.tolist()):
+        place = int(chunk.records.batch[row]), chunk.keys[row].group
+        record_type = int(types[row])
+        if not tombstone[row]:
+            following[place] = record_type
+            continue
+        reason = reasons.pop()
+        moves = following.get(place, record_type) != record_type
+        ends.append(not moves if reason is None else reason != TombstoneReason.MIGRATION.value)
+    return spread(ends[::-1], gone, len(chunk), pa.bool_())
 
 
 def _value_json(chunk: RecordChunk) -> pa.Array:

@@ -131,7 +131,8 @@ _GROUP_END: Final = Column(
     "group_end",
     pa.bool_(),
     "True on the tombstone that ends the group. False on a tombstone that only moves the group between the classic, "
-    "the consumer and the streams protocol; the group's new record is in the same batch. Null on all other records.",
+    "the consumer and the streams protocol; the group's new record follows in the same batch. Null on all other "
+    "records.",
 )
 _OFFSET: Final = (
     Column("topic", pa.string(), "Topic whose offset is committed."),

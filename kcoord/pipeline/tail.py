@@ -4,8 +4,8 @@
 That stable offset is the end of the last sound batch. With read_committed it is the first offset of the first open
 transaction, if there is one. Each call reads only the batches appended since the last call.
 
-A transaction that wrote nothing for long is abandoned. Its age is the time from its last batch to the newest time in the
-log. A time in the future, of a coordinator whose clock was ahead, counts as the present.
+A transaction that wrote nothing for long is abandoned. Its age is the time from its last batch to the newest time in
+the log. A time in the future, of a coordinator whose clock was ahead, counts as the present.
 """
 
 from __future__ import annotations

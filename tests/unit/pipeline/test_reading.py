@@ -14,6 +14,7 @@ import pytest
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.client_assignors import ClientAssignor
 from kcoord.coordinator.group.consumer.group import ConsumerGroupMember, TargetMetadata
+from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.log_files import Folder, LogFolder, NoLogError, folders_at, long_name_in, open_file_system
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
@@ -22,7 +23,7 @@ from kcoord.pipeline.planning import log_ranges, pack, prune
 from kcoord.pipeline.range_reader import LogRange, read_range
 from kcoord.pipeline.tail import LogTail
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import partition_for
+from kcoord.runtime.serde import REASON_HEADER, partition_for
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.messages import (
@@ -222,6 +223,32 @@ def test_a_group_that_moves_to_the_other_protocol_does_not_end(tmp_path: Path) -
     writer.close()
     assert [row["group_end"] for row in table_rows(str(tmp_path))] == [False, None, True, True]
     assert [row["group_end"] for row in table_rows(str(tmp_path), "group_epochs")] == [False, None, True, True]
+
+
+def test_a_group_that_is_deleted_beside_other_changes_ends(tmp_path: Path) -> None:
+    """A coordinator writes the records of several requests in one batch: here of a leave, a deletion and a join."""
+    left = CoordinatorRecord(ConsumerGroupMetadataKey(group_id="g"), ConsumerGroupMetadataValue(epoch=2))
+    gone = CoordinatorRecord(ConsumerGroupMetadataKey(group_id="g"), None)
+    joined = CoordinatorRecord(ConsumerGroupMetadataKey(group_id="g"), ConsumerGroupMetadataValue(epoch=1))
+    writer = LogWriter(tmp_path)
+    writer.append(encode_batch([record_of(left), record_of(gone), record_of(joined)]))
+    classic = CoordinatorRecord(GroupMetadataKey(group="g"), GroupMetadataValue(generation=1))
+    # The group moves, and is deleted afterwards.
+    moves = [gone, classic, CoordinatorRecord(GroupMetadataKey(group="g"), None)]
+    writer.append(encode_batch([record_of(record) for record in moves]))
+    writer.close()
+    assert [row["group_end"] for row in table_rows(str(tmp_path))] == [None, True, None, False, None, True]
+
+
+def test_the_recorded_reason_of_a_tombstone_tells_whether_the_group_ends(tmp_path: Path) -> None:
+    """The cleaner removes the new record of a group that has moved before it removes the tombstone."""
+    tombstone = record_of(CoordinatorRecord(GroupMetadataKey(group="g"), None))
+    writer = LogWriter(tmp_path)
+    for reason in (TombstoneReason.MIGRATION, TombstoneReason.GROUP_DELETE):
+        tombstone.headers = [(REASON_HEADER, reason.value.encode())]
+        writer.append(encode_batch([tombstone]))
+    writer.close()
+    assert [row["group_end"] for row in table_rows(str(tmp_path))] == [False, True]
 
 
 def test_streams_groups_end_and_move_like_other_groups(tmp_path: Path) -> None:
