@@ -9,7 +9,8 @@ parts that `commits` has already are replaced. `ingest` never writes these again
 With a moment it also removes what no answer about that moment or later needs:
 
 * of the records and commits before the moment, all but the last one of each key. The log cleaner keeps the same. The
-  last one goes too if it is a tombstone. Tombstones that end a group stay, because incarnations are counted by them;
+  last one goes too if it is a tombstone, unless it follows a record that stays: the clock of a coordinator may have
+  gone back. Tombstones that end a group stay, because incarnations are counted by them;
 * markers, and records that do not count, such as those of aborted transactions;
 * entries of audit logs before the moment, and samples before its day. The newest day of samples stays, and `topics`.
 
@@ -160,7 +161,7 @@ class Compaction:
         is_old = F.coalesce(F.expr(_TIMES.get(name, "timestamp")) < F.lit(before), F.lit(False))
         if name not in _TIMES:
             return rows.withColumn("goes", is_old)
-        last = _last_places(name, rows.where(is_old)).localCheckpoint()
+        last = _last_places(name, rows, is_old).localCheckpoint()
         stays = F.col("is_last").isNotNull()
         if name == "records":
             stays = stays | ((F.col("kind") == "group") & F.col("group_end"))
@@ -168,18 +169,21 @@ class Compaction:
         return rows.withColumn("goes", is_old & ~F.coalesce(stays, F.lit(False)))
 
 
-def _last_places(name: str, rows: DataFrame) -> DataFrame:
-    """Returns the places of the last row of each key, unless it is a tombstone, with `is_last`."""
+def _last_places(name: str, rows: DataFrame, is_old: Column) -> DataFrame:
+    """Returns the places of the last old row of each key, with `is_last`. Leaves out tombstones that nothing needs."""
     key: list[Column | str] = [*KEY]
     if name == "records":
         key += ["kind", F.when(F.col("kind") == "group", F.col("key")).alias("group_key")]
-    place = F.struct("log_partition", "log_offset", "is_tombstone")
+    place = F.struct("log_partition", "log_offset", "is_tombstone", "effective_offset")
+    order = F.when(is_old, F.struct("effective_offset", "log_offset"))
     last = (
         rows.where("effective_offset IS NOT NULL")
         .groupBy(*key)
-        .agg(F.max_by(place, F.struct("effective_offset", "log_offset")).alias("last"))
+        .agg(
+            F.max_by(place, order).alias("last"), F.min(F.when(~is_old, F.col("effective_offset"))).alias("first_kept")
+        )
     )
-    return last.where("NOT last.is_tombstone").select(
+    return last.where("NOT last.is_tombstone OR first_kept < last.effective_offset").select(
         "last.log_partition", "last.log_offset", F.lit(True).alias("is_last")
     )
 

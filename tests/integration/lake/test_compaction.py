@@ -294,6 +294,25 @@ def test_every_answer_about_later_times_stays(lake: Lake) -> None:
     assert not any(table.removed_rows for table in compact(lake, moment(BEFORE_S)).values())
 
 
+def test_a_tombstone_stays_while_a_commit_before_it_does(spark: SparkSession, tmp_path: Path) -> None:
+    """A new coordinator has a clock that is behind, so the tombstone seems older than the commit that it removes."""
+    log, other = MadeLog(0), MadeLog(1)
+    log.commit("g", 0, 5, BEFORE_S + 5)
+    log.commit("g", 0, None, BEFORE_S - 5)
+    log.member("g", "m", BEFORE_S + 5)
+    log.member_gone("g", "m", BEFORE_S - 5)
+    log.commit("g", 1, 7, BEFORE_S - 6)
+    log.commit("g", 1, None, BEFORE_S - 5)
+    lake = Lake(spark, str(tmp_path), cluster="one")
+    fill(spark, lake, 0, log, other)
+
+    done = compact(lake, moment(BEFORE_S))
+
+    assert (done["commits"].removed_rows, done["records"].removed_rows) == (2, 4)
+    then = snapshot(lake, jobs(lake), moment(DAY))
+    assert then.offsets.collect() == then.members.collect() == []
+
+
 def places(lake: Lake, name: str) -> set[tuple[int, int]]:
     return set(map(tuple, lake.read(name).select("log_partition", "log_offset").collect()))
 
