@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -299,17 +300,21 @@ def _compact(options: argparse.Namespace) -> int:
 
     compactions = [Compaction(lake, jobs, options.older_than) for lake, jobs in LakeRun(options).each_cluster()]
     tables = []
-    for compaction in compactions:
-        for done in compaction.run(dry_run=options.dry_run):
-            tables.append(done)
-            if not options.json and done.files:
-                print(compaction_line(done))
-    if options.json:
-        print(json.dumps([asdict(done) for done in tables], indent=2))
-    if not options.dry_run and any(done.merged for done in tables):
-        time.sleep(options.grace)
+    with ExitStack() as leases:
         for compaction in compactions:
-            compaction.remove_replaced()
+            if not options.dry_run:
+                # Another one would remove the replaced files before their time.
+                leases.enter_context(compaction.alone())
+            for done in compaction.run(dry_run=options.dry_run):
+                tables.append(done)
+                if not options.json and done.files:
+                    print(compaction_line(done))
+        if options.json:
+            print(json.dumps([asdict(done) for done in tables], indent=2))
+        if not options.dry_run and any(done.merged for done in tables):
+            time.sleep(options.grace)
+            for compaction in compactions:
+                compaction.remove_replaced()
     return 0
 
 

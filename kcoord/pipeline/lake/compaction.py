@@ -4,7 +4,8 @@
 Theory of operation. `ingest` writes a part of the layout (`batch=N`) for each micro-batch, and a sample writes a file.
 `Compaction` replaces adjacent parts by one, whose number is the greatest of theirs, and the files of a past day by one
 file. Each replacement is one step (`Store.rewrite`), so a killed job loses nothing, and nothing is there twice. Only
-parts that `commits` has already are replaced. `ingest` never writes these again, so it may run meanwhile.
+parts that `commits` has already are replaced. `ingest` never writes these again, so it may run meanwhile. The lease
+`compaction` keeps another compaction from removing files that are hidden for a moment only.
 
 With a moment it also removes what no answer about that moment or later needs:
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
@@ -75,24 +76,31 @@ class Compaction:
         self._jobs = jobs
         self._before = before
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Keeps other processes from compacting the cluster. Raises LeaseError if one does for a minute."""
+        return self._lake.lease("compaction").held()
+
     def run(self, *, dry_run: bool = False) -> Iterator[TableCompaction]:
         """Compacts table by table, or only finds out what there is to do.
 
         Raises LakeError for a lake without records.
         """
         self._lake.check_records()
-        if not dry_run:
-            # Tombstones may go once this table has them.
-            self._jobs.ensure("current_offsets")
-        for name in (*_MADE_FROM, *_SAMPLED):
+        with nullcontext() if dry_run else self.alone():
             if not dry_run:
-                self._lake.remove_replaced(name)
-            yield self._compact(name, dry_run=dry_run)
+                # Tombstones may go once this table has them.
+                self._jobs.ensure("current_offsets")
+            for name in (*_MADE_FROM, *_SAMPLED):
+                if not dry_run:
+                    self._lake.lease("compaction").check()
+                    self._lake.remove_replaced(name)
+                yield self._compact(name, dry_run=dry_run)
 
     def remove_replaced(self) -> None:
         """Removes the replaced files. Readers that began before `run` may still need them."""
-        for name in (*_MADE_FROM, *_SAMPLED):
-            self._lake.remove_replaced(name)
+        with self.alone():
+            for name in (*_MADE_FROM, *_SAMPLED):
+                self._lake.remove_replaced(name)
 
     def _compact(self, name: str, *, dry_run: bool) -> TableCompaction:
         files = self._lake.stored_files(name)

@@ -41,6 +41,7 @@ PURPOSES: Final = {
     "audit": "copies audit logs",
     "tables": "updates tables",
     "samples": "adds a sample",
+    "compaction": "compacts tables",
 }
 WAIT_SECONDS: Final = 60.0
 """How long a process waits for the holder. Most jobs need seconds."""

@@ -25,6 +25,7 @@ from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.formats.parquet import ParquetStore
 from kcoord.pipeline.lake.jobs import Jobs
+from kcoord.pipeline.lake.lease import LeaseError
 from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES, LakeTable
@@ -237,6 +238,22 @@ def test_two_compactions_at_once_lose_nothing(spark: SparkSession, lake: Lake) -
         slower.rewrite(TABLES["commits"], lake.read("commits"), ["0", "1"])
     compact(lake)
     assert rows(lake, "commits") == before
+
+
+def test_one_compaction_at_a_time_works_on_a_cluster(
+    spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one would take new files for replaced ones in the moment before the last step, and remove them."""
+    monkeypatch.setattr("kcoord.pipeline.lake.lease.WAIT_SECONDS", 0)
+    other = Compaction(Lake(spark, str(tmp_path)), jobs(lake))
+    running = Compaction(lake, jobs(lake)).run()
+    next(running)
+    for again in (lambda: [*other.run()], other.remove_replaced):
+        with pytest.raises(LeaseError, match="compacts tables since"):
+            again()
+    assert [table.table for table in running if table.merged]
+    other.remove_replaced()
+    assert len(lake.stored_files("commits")) == 1
 
 
 @pytest.mark.parametrize(
