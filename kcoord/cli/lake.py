@@ -48,9 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     _check_source(parser, options)
     try:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from kcoord.pipeline.lake.errors import LakeError
+        from kcoord.pipeline.lake.errors import LakeError, java_reason
 
     except ImportError as error:
         print(f"kcoord lake: {error.name} is missing: pip install '.[spark]' in a checkout of kcoord", file=sys.stderr)
@@ -69,6 +70,11 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
     except (LakeError, CommandError, ClientException, OSError, ValueError, PySparkException) as error:
         print(f"kcoord lake: {_reason(str(error))}", file=sys.stderr)
+        return EXIT_FAILED
+    except Py4JError as error:
+        # PySpark has no exception of its own for most of Java's, such as that of a task on a full disk.
+        own = own_error(str(error))
+        print(f"kcoord lake: {java_reason(str(error)) if own is None else own[1]}", file=sys.stderr)
         return EXIT_FAILED
     assert isinstance(code, int)
     return code

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from kcoord.cli.lake_output import own_error, print_made
@@ -147,7 +148,7 @@ class LakeRun:
                     while not stop.is_set() and (done := ingest.next()) is not None:
                         self._report(done)
                         self._update_silver_now()
-                except (BrokerUnavailableError, TablesUnavailableError, PySparkException) as error:
+                except (BrokerUnavailableError, TablesUnavailableError, PySparkException, Py4JError) as error:
                     reason = _reason_of_outage(error)
                     if reason is None:
                         raise
@@ -249,9 +250,9 @@ class LakeRun:
             print(progress_line(progress, done.total / seconds), file=sys.stderr)
 
 
-def _reason_of_outage(error: BrokerUnavailableError | TablesUnavailableError | PySparkException) -> str | None:
+def _reason_of_outage(error: Exception) -> str | None:
     """Returns the reason if brokers or tables are away, which a worker of Spark may have found out. Else None."""
-    if not isinstance(error, PySparkException):
+    if not isinstance(error, PySparkException | Py4JError):
         return str(error)
     name, reason = own_error(str(error)) or ("", "")
     return reason if name == BrokerUnavailableError.__name__ else None

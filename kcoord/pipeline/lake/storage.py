@@ -37,7 +37,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.errors import LakeError, java_reason
 from kcoord.pipeline.lake.files import names_in, replace_text
 from kcoord.pipeline.lake.formats import Format, check_library, open_store
 from kcoord.pipeline.lake.formats.place import LakePlace
@@ -377,7 +377,7 @@ class Lake:
             _ = spark.read.text(f"{self.uri}/{NOTES}/format").schema
         except (PySparkException, Py4JError) as error:
             raise LakeError(
-                f"lake {self.uri}: Spark cannot read it, but pyarrow can: {_reason(error)}. "
+                f"lake {self.uri}: Spark cannot read it, but pyarrow can: {java_reason(str(error))}. "
                 'docs/guides/pipeline-on-a-cluster.md, "Keep logs and tables on object storage", lists what Spark needs'
             ) from error
 
@@ -444,10 +444,3 @@ class Lake:
 
     def _write_text(self, path: str, text: str) -> None:
         replace_text(self._files, f"{self._place.root}/{path}", text)
-
-
-def _reason(error: Exception) -> str:
-    """Returns the line of a Java exception that has the cause, without the stack."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes else next((line for line in lines if "Exception" in line), lines[0])

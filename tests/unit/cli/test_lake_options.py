@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 
 from kcoord.cli.lake import main, make_parser
 from kcoord.cli.lake_source import LakeSource, source_of
@@ -140,3 +141,24 @@ def test_a_name_that_is_too_long_for_a_folder_is_an_error_of_its_option(
     text = f"cluster '{name[:248]}': a name has 1 to 247 letters, digits, '.', '_' and '-'"
     assert capsys.readouterr().err == f"kcoord lake: {text}\n"
     assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        ("java.io.IOException: No space left on device", "java.io.IOException: No space left on device"),
+        ("x.PythonException: in a worker\nkcoord.pipeline.errors.DataLossError: a log is gone\n", "a log is gone"),
+    ],
+)
+def test_an_exception_of_java_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cause: str, message: str
+) -> None:
+    """PySpark passes on what Java throws if a task cannot write, with the stacks of all causes."""
+    text = "An error occurred while calling o52.parquet.\n: org.apache.spark.SparkException: [TASK_WRITE_FAILED]"
+
+    def fail(_: object) -> int:
+        raise Py4JError(f"{text}\n\tat o.a.s.Writer.commit(Writer.scala:823)\nCaused by: {cause}\n\tat j.io.write()")
+
+    monkeypatch.setattr("kcoord.cli.lake._answer", fail)
+    assert main(["losses", "--lake", "lake"]) == 1
+    assert capsys.readouterr().err == f"kcoord lake: {message}\n"
