@@ -14,5 +14,5 @@ def java_reason(text: str) -> str:
     """Returns the line of a Java exception that has the cause, without the stack."""
     lines = [line.strip() for line in text.splitlines()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    found = next((line for line in lines if "Exception" in line), lines[0] if lines else "")
-    return causes[-1] if causes else found.removeprefix(": ")
+    exception = next((line for line in lines if "Exception" in line), lines[0] if lines else "")
+    return causes[-1] if causes else exception.removeprefix(": ")
