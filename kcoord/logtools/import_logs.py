@@ -295,6 +295,7 @@ class LogImport:
     ) -> None:
         folders = {*sources, *(parent(partition.path) for partition in partitions)}
         starts = self._merged(folders, LOG_START_OFFSET_FILE) or {}
+        cleaned = self._merged(folders, CLEANER_OFFSET_FILE)
         importer = TopicImporter(self._fs, log_dir, self._config, self._now_ms, prepared)
         for partition in partitions:
             if partition.topic.startswith("__"):
@@ -303,11 +304,16 @@ class LogImport:
                 self.report.skipped[f"folder {partition.name}: the metadata does not know it"] += 1
                 continue
             handover = read_handover(self._fs, partition.path)
-            start = starts.get((partition.topic, partition.number), 0) if handover is None else handover.start_offset
+            key = (partition.topic, partition.number)
+            start = starts.get(key, 0)
+            if handover is not None:
+                # The worker that led the partition before has removed its own entries.
+                start = handover.start_offset
+                if handover.cleaned_offset:
+                    cleaned = {**(cleaned or {}), key: handover.cleaned_offset}
             self.report.ended_transactions += importer.copy(partition, metadata.image, start)
             self.report.copied_partitions += 1
         self.report.notes += importer.notes
-        cleaned = self._merged(folders, CLEANER_OFFSET_FILE)
         if cleaned is not None:
             # Without the file, the checks of the new folder take offsets that a cleaner has removed for lost.
             kept = {key: cleaned[key] for key in log_dir.partitions() if key in cleaned}

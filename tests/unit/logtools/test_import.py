@@ -369,7 +369,8 @@ def test_start_offsets_of_workers_are_kept(tmp_path: Path) -> None:
     log_dir.close()
 
 
-def test_the_checks_of_an_imported_folder_accept_the_gaps_of_cleaned_logs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_the_checks_of_an_imported_folder_accept_the_gaps_of_cleaned_logs(tmp_path: Path, is_handed_over: bool) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     log_dir = open_folder(str(source))
     write_metadata(log_dir, metadata_records())
@@ -379,7 +380,10 @@ def test_the_checks_of_an_imported_folder_accept_the_gaps_of_cleaned_logs(tmp_pa
     log.close()
     log_dir.write_topic_id("orders", 0, TOPIC_ID)
     log_dir.close()
-    write_offset_checkpoint(FS, str(source / CLEANER_OFFSET_FILE), {("orders", 0): 6, ("__consumer_offsets", 0): 3})
+    if is_handed_over:
+        write_handover(FS, str(source / "orders-0"), Handover(6, 0, 6, True))
+    else:
+        write_offset_checkpoint(FS, str(source / CLEANER_OFFSET_FILE), {("orders", 0): 6, ("__consumer_offsets", 0): 3})
     run(source, target)
     assert list(FolderCheck(FS, str(target)).run()) == []
     assert read_offset_checkpoint(FS, str(target / CLEANER_OFFSET_FILE)) == {("orders", 0): 6}
