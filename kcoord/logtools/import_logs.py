@@ -39,7 +39,7 @@ from kcoord.storage.checkpoints import (
     read_properties,
     write_offset_checkpoint,
 )
-from kcoord.storage.errors import StorageError
+from kcoord.storage.errors import MalformedCheckpointError, StorageError
 from kcoord.storage.file_system import FileSystem, join, parent
 from kcoord.storage.handover import read_handover
 from kcoord.storage.log import Log
@@ -321,10 +321,24 @@ class LogImport:
             write_offset_checkpoint(self._fs, join(log_dir.path, CLEANER_OFFSET_FILE), kept)
 
     def _merged(self, folders: Iterable[str], name: str) -> dict[TopicPartition, int] | None:
-        """Returns the entries of a checkpoint in all folders, also of workers. None if no folder has the file."""
-        checkpoints = [read_merged_checkpoint(self._fs, folder, name) for folder in folders]
-        present = [entries for entries in checkpoints if entries is not None]
-        return {key: offset for entries in present for key, offset in entries.items()} if present else None
+        """Returns the entries of a checkpoint in all folders, also of workers. None if no folder has the file.
+
+        An empty file does not count: Kafka creates it at its first start, and writes it later.
+        """
+        merged: dict[TopicPartition, int] | None = None
+        for folder in folders:
+            path = join(folder, name)
+            if self._fs.exists(path) and self._fs.size(path) == 0:
+                continue
+            try:
+                entries = read_merged_checkpoint(self._fs, folder, name)
+            except MalformedCheckpointError:
+                if name != CLEANER_OFFSET_FILE:
+                    raise
+                entries = {}  # No log counts as cleaned, but the checks accept gaps in the offsets.
+            if entries is not None:
+                merged = {**(merged or {}), **entries}
+        return merged
 
     def _count(self, made: list[CoordinatorRecord]) -> None:
         names = Counter(record.value.message_name for record in made if record.value is not None)

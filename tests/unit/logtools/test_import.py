@@ -23,6 +23,7 @@ from kcoord.runtime.serde import CoordinatorSerde, partition_for
 from kcoord.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     LOCK_FILE,
+    LOG_START_OFFSET_FILE,
     read_offset_checkpoint,
     write_offset_checkpoint,
 )
@@ -387,6 +388,22 @@ def test_the_checks_of_an_imported_folder_accept_the_gaps_of_cleaned_logs(tmp_pa
     run(source, target)
     assert list(FolderCheck(FS, str(target)).run()) == []
     assert read_offset_checkpoint(FS, str(target / CLEANER_OFFSET_FILE)) == {("orders", 0): 6}
+
+
+@pytest.mark.parametrize(("content", "is_noted"), [("", False), ("x", True)], ids=["empty", "damaged"])
+def test_the_cleaner_checkpoint_of_a_source_may_be_empty_or_damaged(
+    tmp_path: Path, content: str, is_noted: bool
+) -> None:
+    """Kafka creates checkpoints empty. If this one is damaged, a cleaner has run, so the checks have to accept gaps."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    log_dir = open_folder(str(source))
+    write_metadata(log_dir, metadata_records())
+    log_dir.close()
+    (source / CLEANER_OFFSET_FILE).write_text(content)
+    (source / LOG_START_OFFSET_FILE).write_text("")
+    run(source, target)
+    assert list(FolderCheck(FS, str(target)).run()) == []
+    assert (target / CLEANER_OFFSET_FILE).exists() is is_noted
 
 
 def test_the_folder_of_a_deleted_topic_of_the_same_name_is_left_out(tmp_path: Path) -> None:
